@@ -1,0 +1,118 @@
+"""One block as integers: what the solver, the simulator and the chain program exchange.
+
+A :class:`BlockProblem` is canonical: it holds no global ids, so identical blocks (the layers of a
+Transformer) are equal and hash alike. A :class:`BlockBinding` ties it to the ops of one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ForwardOp:
+    """Forward or optional op c: local value indexes it reads and writes, its time and temporary."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    time: int
+    temp: int
+    optional: bool = False
+    recomputable: bool = True
+
+
+@dataclass(frozen=True)
+class BackwardStep:
+    """Backward step b_j: adjacent backward ops merged, because they need the same forward values.
+
+    Attributes
+    ----------
+    reads
+        Local values that the step needs.
+    during
+        Most gradient bytes alive while ops that need ``reads`` run, temporaries included.
+    tail
+        Most gradient bytes alive while the merged ops that need no forward value run (0 if none):
+        ``reads`` may be gone by then.
+    after
+        Gradient bytes alive when the step is over.
+    """
+
+    reads: tuple[int, ...]
+    during: int
+    tail: int
+    after: int
+
+
+@dataclass(frozen=True)
+class BlockProblem:
+    """One block in canonical form.
+
+    ``value_bytes[d]`` are the bytes of local value d; ``ops`` are the forward and optional ops in
+    execution order; ``outputs`` are the local values that leave the block (kept with every ordinary
+    option, dropped by solo options); ``held_forward`` live to the end of the block's first forward
+    (released step outputs) without being saved; ``gradient_in`` are the gradient bytes that enter.
+
+    Values that are alive anyway (block inputs, the chain's ``always``) are not part of the block.
+    """
+
+    value_bytes: tuple[int, ...]
+    ops: tuple[ForwardOp, ...]
+    steps: tuple[BackwardStep, ...]
+    outputs: frozenset[int]
+    gradient_in: int
+    held_forward: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class BlockBinding:
+    """A problem at one place of the chain: global ids of its ops, values and backward ops."""
+
+    problem: BlockProblem
+    ops: tuple[int, ...]
+    values: tuple[int, ...]
+    steps: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a block, with exact figures from the simulator (bytes, nanoseconds).
+
+    Attributes
+    ----------
+    saved_bytes
+        Alive after the block's forward: saved values and outputs.
+    forward_peak, backward_peak
+        Peak of each phase, without the block's input; the backward one with saved values and
+        gradients (``gradient_in`` and those produced, without parameter gradients already counted
+        for later blocks).
+    time
+        Extra time: recomputations, and optional ops in either phase.
+    saved
+        Local values saved (outputs included; for a solo option empty).
+    optional_forward
+        Optional ops that run in the forward.
+    recompute
+        For each backward step, the local ops run before it, in order.
+    """
+
+    saved_bytes: int
+    forward_peak: int
+    backward_peak: int
+    time: int
+    saved: tuple[int, ...]
+    optional_forward: tuple[int, ...]
+    recompute: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class OptionSet:
+    """Pareto set of one block: ordinary options, and solo options (nothing saved, output not made).
+
+    ``unproved`` counts solves that ended without a proof of optimality; ``solves`` counts all.
+    """
+
+    options: tuple[Option, ...]
+    solo: tuple[Option, ...]
+    solves: int = 0
+    unproved: int = 0

@@ -1,0 +1,148 @@
+"""The joint forward+backward graph of one training step, as plain data.
+
+Nothing here imports torch: a graph can be written by hand in a test, saved, compared, and planned
+on a machine without an accelerator. :mod:`hybridremat.graph.capture` makes one from a model.
+
+Units: bytes and nanoseconds, always integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Where an op belongs in the step.
+
+    ``FORWARD`` ops are what the model's outputs need, ``BACKWARD`` ops depend on the tangents, and
+    ``OPTIONAL`` ops depend only on forward values but are read only by the backward: they may run
+    in either phase.
+    """
+
+    FORWARD = "forward"
+    OPTIONAL = "optional"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One storage. Views of it belong to it.
+
+    ``producer`` is the op that writes it; None for graph inputs (resident, they cost nothing) and
+    for tangents (``tangent=True``: alive from the start of the backward to its end, since autograd's
+    frame holds them).
+    """
+
+    id: int
+    bytes: int
+    producer: int | None
+    name: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    tangent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One kernel call of the joint graph.
+
+    Attributes
+    ----------
+    reads, writes
+        Value ids. ``writes`` holds only values that this op produces; a mutation of a resident
+        buffer (BatchNorm statistics) has ``mutates=True`` and writes nothing.
+    recomputable
+        False for mutations, collectives, effectful and impure custom ops: they run exactly once.
+    random
+        Draws from the generator; a recomputation replays the saved generator state.
+    flops
+        Matrix-product, convolution and attention flops.
+    io_bytes
+        Bytes read plus bytes written.
+    time
+        Nanoseconds, by the cost model that was chosen.
+    temp
+        Bytes that the kernel allocates beyond its outputs while it runs.
+    module, source
+        Where it comes from in the model: module path, and ``file:line``.
+    """
+
+    id: int
+    name: str
+    phase: Phase
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    target: str = ""
+    flops: int = 0
+    io_bytes: int = 0
+    time: int = 0
+    temp: int = 0
+    random: bool = False
+    mutates: bool = False
+    recomputable: bool = True
+    module: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """Ops in topological order (forward first among equals) and the values that join them.
+
+    ``ops[i].id == i`` and ``values[i].id == i``.
+
+    Attributes
+    ----------
+    held_outputs
+        Values of step outputs that live to the end of the step (their first version does).
+    released_outputs
+        Values of step outputs that the caller drops once the forward has returned: their first
+        version lives to the end of the forward, and beyond only if the backward reads it.
+    gradients
+        Values that the backward returns (parameter gradients and the like): their last version
+        lives to the end of the step.
+    rng_state_bytes
+        Bytes of one saved generator state (for each random op that runs more than once).
+    """
+
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...]
+    held_outputs: frozenset[int] = frozenset()
+    released_outputs: frozenset[int] = frozenset()
+    gradients: frozenset[int] = frozenset()
+    rng_state_bytes: int = 0
+
+    def producer(self, value: int) -> Op | None:
+        """The op that writes ``value``; None for graph inputs and tangents."""
+        op = self.values[value].producer
+        return None if op is None else self.ops[op]
+
+    def phase_ops(self, phase: Phase) -> tuple[int, ...]:
+        """Ids of the ops of one phase, in topological order."""
+        return tuple(op.id for op in self.ops if op.phase is phase)
+
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For every value, the ids of the ops that read it, in topological order."""
+        lists: list[list[int]] = [[] for _ in self.values]
+        for op in self.ops:
+            for value in op.reads:
+                lists[value].append(op.id)
+        return tuple(map(tuple, lists))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The flat list of op executions of one step, recomputations included.
+
+    ``steps[:num_forward]`` run in the forward graph, the rest in the backward graph.
+    """
+
+    steps: tuple[int, ...]
+    num_forward: int
+
+
+def plain_schedule(graph: JointGraph) -> Schedule:
+    """Every op once: the forward ops, then the optional and backward ops as captured."""
+    forward = graph.phase_ops(Phase.FORWARD)
+    rest = tuple(op.id for op in graph.ops if op.phase is not Phase.FORWARD)
+    return Schedule(forward + rest, len(forward))

@@ -1,0 +1,1 @@
+"""Rematerialization plans for PyTorch training steps."""

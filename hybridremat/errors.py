@@ -1,0 +1,44 @@
+"""Typed errors: each says what was asked, what is possible and what to do."""
+
+from __future__ import annotations
+
+
+class HybridRematError(Exception):
+    """Base of every error that hybridremat raises on purpose."""
+
+
+class LimitError(HybridRematError, ValueError):
+    """A memory limit, overhead or reserve that cannot be read or makes no sense."""
+
+
+class InfeasibleLimitError(HybridRematError):
+    """No plan fits the limit. ``limit`` and ``least`` are bytes; ``least`` is the least feasible limit."""
+
+    def __init__(self, message: str, *, limit: int, least: int) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.least = least
+
+
+class CaptureError(HybridRematError):
+    """The model's joint graph could not be captured: a graph break, or a model that cannot be traced."""
+
+
+class ModelError(HybridRematError, ValueError):
+    """The model has nothing to plan for (no trainable parameters), or is already wrapped, or not wrapped."""
+
+
+class InputError(HybridRematError, TypeError):
+    """The sample inputs do not fit the model."""
+
+
+class PlanError(HybridRematError):
+    """An emitted plan was refused by the checker, or does not belong to this graph. It was not run."""
+
+
+class PlanMismatchError(PlanError):
+    """A plan made for another model, input or set of outputs."""
+
+
+class PlanFormatError(PlanError):
+    """A plan file that is damaged or has another schema version."""
