@@ -1,1 +1,89 @@
-"""Rematerialization plans for PyTorch training steps."""
+"""Rematerialization plans for PyTorch training steps.
+
+``import hybridremat`` is light: torch, the solver and the plotting load when a name that needs them is
+first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from hybridremat.errors import (
+    CaptureError,
+    HybridRematError,
+    InfeasibleLimitError,
+    InputError,
+    LimitError,
+    ModelError,
+    PlanError,
+    PlanFormatError,
+    PlanMismatchError,
+)
+
+if TYPE_CHECKING:
+    from hybridremat.api import frontier, get_plan, plan, unwrap, wrap
+    from hybridremat.curve import Frontier
+    from hybridremat.measurement import Measurement, measure
+    from hybridremat.plan import Plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CaptureError",
+    "Frontier",
+    "HybridRematError",
+    "InfeasibleLimitError",
+    "InputError",
+    "LimitError",
+    "Measurement",
+    "ModelError",
+    "Plan",
+    "PlanError",
+    "PlanFormatError",
+    "PlanMismatchError",
+    "frontier",
+    "get_plan",
+    "measure",
+    "plan",
+    "unwrap",
+    "wrap",
+]
+
+# Public name → the module that defines it.
+_HOME = {
+    "wrap": "hybridremat.api",
+    "unwrap": "hybridremat.api",
+    "plan": "hybridremat.api",
+    "get_plan": "hybridremat.api",
+    "frontier": "hybridremat.api",
+    "Plan": "hybridremat.plan",
+    "Frontier": "hybridremat.curve",
+    "measure": "hybridremat.measurement",
+    "Measurement": "hybridremat.measurement",
+}
+
+
+class _Face(ModuleType):
+    """This module: a public name loads its home when it is first read."""
+
+    def __getattr__(self, name: str) -> object:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module 'hybridremat' has no attribute {name!r}")
+        value: object = getattr(import_module(home), name)
+        setattr(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # the import system sets every submodule on its package; hybridremat.plan stays the function
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Face

@@ -1,0 +1,57 @@
+# Everything runs in .venv, which is made and kept up to date by itself. Needed: make, Python 3.11 or
+# newer with venv, and pip's package index.
+
+# The first of these that runs and is new enough; or say which: make test PYTHON=/path/to/python3.12
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
+# Test processes. One is easier to debug: make test WORKERS=0
+WORKERS ?= 2
+# Anything more for pytest: make test PYTEST_ARGS="-k limits"
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := .venv/.installed
+
+.PHONY: help demo test lint types wheel-check check marks clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
+
+demo: $(STAMP) ## train real models under a memory limit, plain and planned side by side
+	$(BIN)/hybridremat demo
+
+test: $(STAMP) ## the tests
+	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff: rules and format of imports
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## mypy --strict over the four packages
+	$(BIN)/python tools/typing_tree.py
+	$(BIN)/mypy
+
+wheel-check: $(STAMP) ## build the wheel, install it elsewhere, import every module
+	$(BIN)/python tools/check_wheel.py
+
+check: lint types test wheel-check ## all of the above but the demo
+
+marks: $(STAMP) ## frontiers of the reference models beside the recorded ones
+	$(BIN)/python benchmarks/compare_marks.py
+
+clean: ## remove .venv and everything that was built
+	rm -rf .venv .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch is named with its exact version: a bare "torch" may bring several GB for accelerators. setuptools
+# comes first, from constraints.txt too, so that the package is built with nothing unpinned.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "hybridremat needs Python 3.11 or newer, and none was found as python3," \
+		"python3.13, python3.12, python3.11 or python. Install one, or: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "hybridremat needs Python 3.11 or newer; $(PYTHON) is not, or does not run." >&2; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(PIP) install --quiet -c constraints.txt setuptools
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation "$$(grep '^torch==' constraints.txt)" -e '.[dev]'
+	@touch $@
