@@ -1,0 +1,44 @@
+"""The chain of blocks: a dynamic program over the options of its blocks, and its frontier.
+
+:func:`frontier` is the way in: chain, bindings and option sets to a Pareto set of exact schedules. Its
+stages stand alone: :func:`chain_problem`, :func:`chain_table`, :func:`rebuild`, :class:`Flattener`.
+"""
+
+from hybridremat.sequence.decisions import (
+    Backward,
+    BlockDecision,
+    Decision,
+    Forward,
+    ForwardOption,
+    Solo,
+    block_decisions,
+)
+from hybridremat.sequence.dynamic import ChainTable, InfeasibleSlotError, chain_table, rebuild
+from hybridremat.sequence.flatten import Flattener, remove_dead
+from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point
+from hybridremat.sequence.problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures, chain_problem
+
+__all__ = [
+    "Backward",
+    "BlockDecision",
+    "BlockFigures",
+    "ChainProblem",
+    "ChainTable",
+    "Decision",
+    "Flattener",
+    "Forward",
+    "ForwardOption",
+    "InfeasibleSlotError",
+    "OptionFigures",
+    "SchedulePoint",
+    "Solo",
+    "SoloFigures",
+    "block_decisions",
+    "chain_problem",
+    "chain_table",
+    "frontier",
+    "merge_frontiers",
+    "rebuild",
+    "remove_dead",
+    "schedule_point",
+]

@@ -1,0 +1,111 @@
+"""From decisions about blocks to a flat schedule of op executions, without dead ones.
+
+The first forward of a block runs all its forward ops, and the optional ops whose results are kept
+anyway. Re-runs leave out what is kept or must not happen twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridremat.blocks.types import BlockBinding, OptionSet
+from hybridremat.graph.chain import Chain
+from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
+from hybridremat.sequence.problem import runs_once
+
+
+class Flattener:
+    """Turns decisions about one chain into schedules; what a block runs is worked out once."""
+
+    def __init__(
+        self, chain: Chain, bindings: Sequence[BlockBinding], option_sets: Sequence[OptionSet]
+    ) -> None:
+        self._chain = chain
+        self._bindings = bindings
+        self._option_sets = option_sets
+        self._known: dict[tuple[Decision, bool], tuple[int, ...]] = {}
+
+    def __call__(self, decisions: Sequence[Decision]) -> Schedule:
+        """The schedule that carries out ``decisions`` (not empty), dead executions removed."""
+        steps: list[int] = []
+        seen: set[int] = set()
+        num_forward: int | None = None
+        for decision in decisions:
+            backward = isinstance(decision, Backward | Solo)
+            if backward and num_forward is None:
+                num_forward = len(steps)
+            key = (decision, not backward and decision.block not in seen)
+            seen.add(decision.block)
+            if key not in self._known:
+                self._known[key] = self._executions(*key)
+            steps.extend(self._known[key])
+        return remove_dead(self._chain.graph, Schedule(tuple(steps), num_forward or 0))
+
+    def _executions(self, decision: Decision, first: bool) -> tuple[int, ...]:
+        match decision:
+            case Forward(block):
+                return self._forward(block, (), first)
+            case ForwardOption(block, option):
+                chosen = self._option_sets[block].options[option].optional_forward
+                return self._forward(block, chosen, first)
+            case Backward(block, option):
+                return self._backward(block, self._option_sets[block].options[option].recompute)
+            case Solo(block, option):
+                return self._backward(block, self._option_sets[block].solo[option].recompute)
+
+    def _forward(self, block: int, chosen: Sequence[int], first: bool) -> tuple[int, ...]:
+        """Forward ops of a block with the optional ops ``chosen`` (local indexes) among them."""
+        chain, binding = self._chain, self._bindings[block]
+        ops = [op for op in chain.blocks[block].forward if first or not runs_once(chain, op)]
+        extra = {binding.ops[local] for local in chosen}
+        if first:
+            extra |= {op for op in chain.blocks[block].optional if self._must_run_early(op)}
+        # the binding's order is the one whose peak was computed
+        bound = {op: position for position, op in enumerate(binding.ops)}
+        for op in sorted(extra, key=lambda o: (bound.get(o, -1), o)):
+            before = set(binding.ops[: bound[op]]) if op in bound else set()
+            ops.insert(self._place(ops, op, before), op)
+        return tuple(ops)
+
+    def _must_run_early(self, op: int) -> bool:
+        """Optional ops that no option knows: their results are kept, or are gradients themselves."""
+        writes = self._chain.graph.ops[op].writes
+        return bool(writes) and all(
+            value in self._chain.always or value in self._chain.graph.gradients for value in writes
+        )
+
+    def _place(self, ops: list[int], op: int, before: set[int]) -> int:
+        """First position of ``op`` in ``ops`` after what it reads and what precedes it in the binding."""
+        graph = self._chain.graph
+        needed = before | {graph.values[value].producer for value in graph.ops[op].reads}
+        return max((index + 1 for index, other in enumerate(ops) if other in needed), default=0)
+
+    def _backward(self, block: int, recompute: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        binding = self._bindings[block]
+        steps: list[int] = []
+        for locals_, ops in zip(recompute, binding.steps, strict=True):
+            steps.extend(binding.ops[local] for local in locals_)
+            steps.extend(ops)
+        return tuple(steps)
+
+
+def remove_dead(graph: JointGraph, schedule: Schedule) -> Schedule:
+    """``schedule`` without the recomputations and optional ops that nobody reads.
+
+    What runs in the forward as part of the forward stays (outputs, mutations), and so does every
+    backward op and every op that must run exactly once.
+    """
+    needed = set(graph.gradients)
+    kept: list[int] = []
+    kept_forward = 0
+    for now in range(len(schedule.steps) - 1, -1, -1):
+        op = graph.ops[schedule.steps[now]]
+        forward = now < schedule.num_forward
+        stays = op.phase is Phase.BACKWARD or not op.recomputable or (forward and op.phase is Phase.FORWARD)
+        if stays or not needed.isdisjoint(op.writes):
+            kept.append(op.id)
+            kept_forward += forward
+            needed.difference_update(op.writes)
+            needed.update(op.reads)
+    return Schedule(tuple(reversed(kept)), kept_forward)

@@ -1,0 +1,97 @@
+"""The frontier of a chain: every breakpoint of the table, rebuilt and simulated exactly.
+
+The table's peaks are never too low but up to a few percent too high, so the frontier keeps only
+figures of flat schedules, to the byte and nanosecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hybridremat.blocks.types import BlockBinding, OptionSet
+from hybridremat.graph.chain import Chain
+from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
+from hybridremat.graph.memory import schedule_flops, schedule_time, step_memory
+from hybridremat.sequence.decisions import Decision
+from hybridremat.sequence.dynamic import chain_table, rebuild
+from hybridremat.sequence.flatten import Flattener
+from hybridremat.sequence.problem import chain_problem
+
+
+@dataclass(frozen=True)
+class SchedulePoint:
+    """One schedule and its exact figures.
+
+    Attributes
+    ----------
+    peak
+        Bytes of step memory.
+    time
+        Nanoseconds of all executions.
+    flops
+        Matrix-product, convolution and attention flops of all executions.
+    schedule
+        Flat list of op executions.
+    decisions
+        What it decides for each block; empty for the plain step.
+    """
+
+    peak: int
+    time: int
+    flops: int
+    schedule: Schedule
+    decisions: tuple[Decision, ...] = ()
+
+
+def frontier(
+    chain: Chain, bindings: Sequence[BlockBinding], option_sets: Sequence[OptionSet]
+) -> tuple[SchedulePoint, ...]:
+    """The Pareto set of peak against time that the options of the blocks allow, sorted by peak.
+
+    The plain schedule is among the candidates, and its peak is the largest limit looked at.
+
+    Raises
+    ------
+    ValueError
+        If there is not one binding and one option set for each block.
+    """
+    graph = chain.graph
+    plain = schedule_point(graph, plain_schedule(graph))
+    problem = chain_problem(chain, bindings, option_sets)
+    flatten = Flattener(chain, bindings, option_sets)
+    candidates: dict[tuple[Decision, ...], SchedulePoint] = {(): plain}
+    if len(problem):
+        table = chain_table(problem, memory=plain.peak)
+        for slot in table.breakpoints():
+            decisions = rebuild(table, slot)
+            if decisions not in candidates:
+                candidates[decisions] = schedule_point(graph, flatten(decisions), decisions)
+    return pareto(candidates.values())
+
+
+def merge_frontiers(*frontiers: Sequence[SchedulePoint]) -> tuple[SchedulePoint, ...]:
+    """The Pareto set of the points of several frontiers of one graph."""
+    return pareto(point for points in frontiers for point in points)
+
+
+def pareto(points: Iterable[SchedulePoint]) -> tuple[SchedulePoint, ...]:
+    """Points that no other point equals or beats in both peak and time, sorted by peak."""
+    kept: list[SchedulePoint] = []
+    for point in sorted(points, key=lambda p: (p.peak, p.time, p.flops)):
+        if not kept or point.time < kept[-1].time:
+            kept.append(point)
+    return tuple(kept)
+
+
+def schedule_point(
+    graph: JointGraph, schedule: Schedule, decisions: tuple[Decision, ...] = ()
+) -> SchedulePoint:
+    """The exact figures of one schedule."""
+    return SchedulePoint(
+        step_memory(graph, schedule).peak,
+        schedule_time(graph, schedule),
+        schedule_flops(graph, schedule),
+        schedule,
+        decisions,
+    )
