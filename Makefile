@@ -51,7 +51,8 @@ $(STAMP): pyproject.toml constraints.txt
 		"python3.13, python3.12, python3.11 or python. Install one, or: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "hybridremat needs Python 3.11 or newer; $(PYTHON) is not, or does not run." >&2; exit 1; }
-	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
-	$(PIP) install --quiet -c constraints.txt setuptools
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation "$$(grep '^torch==' constraints.txt)" -e '.[dev]'
+	@echo "Setting up .venv: a few minutes the first time, most of it for torch"
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	@$(PIP) install -qq -c constraints.txt setuptools
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation "$$(grep '^torch==' constraints.txt)" -e '.[dev]'
 	@touch $@

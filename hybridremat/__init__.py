@@ -67,7 +67,7 @@ _HOME = {
 
 
 class _Face(ModuleType):
-    """This module: a public name loads its home when it is first read."""
+    """The class of the package itself: a public name loads its home when it is first read."""
 
     def __getattr__(self, name: str) -> object:
         home = _HOME.get(name)

@@ -7,6 +7,7 @@ come from the environment that runs this script, through a ``.pth`` file, withou
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +23,7 @@ PACKAGES = {
     "blocks": "hybridremat/blocks",
     "sequence": "hybridremat/sequence",
 }
+META = ("pyproject.toml", "README.md", "LICENSE")
 
 IMPORT_ALL = """
 import importlib, pathlib, sys
@@ -39,20 +41,23 @@ if missing:
 """
 
 
+def copy_source(target: Path) -> Path:
+    """Copy what a distribution is made of, so that the build leaves nothing in the checkout, nor finds it."""
+    for name in (*PACKAGES, *META):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            target.mkdir(exist_ok=True)
+            shutil.copy2(ROOT / name, target)
+    return target
+
+
 def expected_files() -> set[str]:
     """Paths that the wheel must hold: every module of the four folders, and each ``py.typed``."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split("\n")
-    paths = [PurePosixPath(line) for line in listed if line and (ROOT / line).exists()]
     files = {
-        f"{PACKAGES[path.parts[0]]}/{path.relative_to(path.parts[0])}"
-        for path in paths
-        if path.suffix == ".py" or path.name == "py.typed"
+        f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, package in PACKAGES.items()
+        for path in (ROOT / folder).rglob("*.py")
     }
     return files | {f"{package}/py.typed" for package in PACKAGES.values()}
 
@@ -90,8 +95,10 @@ def main() -> None:
     """Build, look inside, install, import."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-        subprocess.run([*build, str(ROOT)], check=True, stdout=subprocess.DEVNULL)
+        source = copy_source(folder / "source")
+        # without --wheel the wheel is built from the source archive, so that one is checked too
+        build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
+        subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
         (wheel,) = folder.glob("*.whl")
         modules = check_content(wheel)
         elsewhere = folder / "elsewhere"
