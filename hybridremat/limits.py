@@ -14,7 +14,7 @@ from numbers import Integral
 
 from hybridremat.errors import LimitError
 
-_UNITS = {
+_UNITS: dict[str, int] = {
     "": 1,
     "b": 1,
     "byte": 1,
@@ -105,7 +105,9 @@ def format_bytes(size: int) -> str:
 
 def _read_bytes(size: object, name: str, possible: str) -> int:
     """Return the bytes of an integer or of a string without a percent sign."""
-    if isinstance(size, Integral) and not isinstance(size, bool):
+    if isinstance(size, bool):
+        raise _unreadable(name, size, "", possible)
+    if isinstance(size, Integral):
         if size < 0:
             raise LimitError(f"{name}={size!r} is negative: give {possible}.")
         return int(size)
