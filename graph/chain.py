@@ -13,7 +13,13 @@ from hybridremat.graph.joint import JointGraph
 
 @dataclass(frozen=True)
 class Block:
-    """Global op ids of one block, each tuple in execution order."""
+    """Global op ids of one block, each tuple in execution order.
+
+    ``forward`` holds forward ops, and optional ops whose values are always kept: these run in the
+    forward, once. An op in ``optional`` stands in every block whose backward reads it: each block makes
+    its own copy. ``backward`` holds backward ops, and optional ops too expensive to be made by several
+    blocks or returned as gradients: these run once, and their values are handed down like gradients.
+    """
 
     forward: tuple[int, ...]
     optional: tuple[int, ...]

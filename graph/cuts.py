@@ -1,0 +1,138 @@
+"""Where to cut the forward line into blocks: a dynamic program over positions.
+
+A block is a run of *groups*; a group is one real op (it makes a value that is not always kept) with the
+unreal ops behind it. The price of a block is the sum of
+
+- what its end costs: boundary bytes, number of boundary values, and a fixed charge for one more block;
+- the share of the forward's time that must be spent again to rebuild, from the block's input and
+  output alone, what its backward reads. Without this term a cut after the attention instead of after the
+  MLP forces a wide matrix product to be computed again.
+
+Prices do not depend on the position, so repeated layers are cut alike wherever the line allows it; see
+:mod:`hybridremat.graph.period` for what makes them alike for certain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridremat.graph.joint import JointGraph, Phase
+from hybridremat.graph.line import ForwardLine, alive_after
+
+BYTES_WEIGHT = 4.0
+"""Price of a boundary of mean bytes."""
+
+COUNT_WEIGHT = 0.2
+"""Price of one more value in a boundary."""
+
+BLOCK_WEIGHT = 1.0
+"""Price of one more block."""
+
+SMALL_BLOCK_WEIGHT = 0.5
+"""Price of a block of at most :data:`SMALL_BLOCK` groups: it has nothing to trade."""
+
+SMALL_BLOCK = 2
+
+REBUILD_WEIGHT = 10.0
+"""Price of rebuilding the whole forward once."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The line as groups: ``start[k]`` is the first position of group k; ``start[-1]`` the line's length."""
+
+    start: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+
+def groups_of(line: ForwardLine) -> Groups:
+    """One group per real op; unreal ops ahead of the first real op belong to the first group."""
+    starts = [position for position, real in enumerate(line.real) if real]
+    return Groups((0, *starts[1:], len(line.ops)))
+
+
+def end_prices(graph: JointGraph, line: ForwardLine, groups: Groups) -> list[float]:
+    """Price of a cut before every group; the ends of the line cost nothing."""
+    sizes = np.array([value.bytes for value in graph.values], dtype=np.int64)
+    last_positions = np.array(groups.start[1:-1], dtype=np.int64) - 1
+    alive_bytes = alive_after(line, sizes)
+    mean = max(1.0, float(alive_bytes.mean())) if len(line.ops) else 1.0
+    count = alive_after(line, np.ones(len(graph.values), dtype=np.int64))
+    price = (
+        BYTES_WEIGHT * alive_bytes[last_positions] / mean
+        + COUNT_WEIGHT * count[last_positions]
+        + BLOCK_WEIGHT
+    )
+    return [0.0, *price.tolist(), 0.0]
+
+
+def block_prices(graph: JointGraph, line: ForwardLine, groups: Groups, max_ops: int) -> list[list[float]]:
+    """``prices[q][n-1]``: price of the block of the n groups before the cut at group q, its end excluded."""
+    backward_reads = _backward_reads(graph)
+    total = max(1, sum(graph.ops[op].time for op in line.ops))
+    prices: list[list[float]] = [[]]
+    for end in range(1, len(groups) + 1):
+        needed: set[int] = set()
+        rebuilt, row = 0, []
+        for size in range(1, min(max_ops, end) + 1):
+            first, stop = groups.start[end - size], groups.start[end - size + 1]
+            for position in range(stop - 1, first - 1, -1):
+                op = graph.ops[line.ops[position]]
+                if _must_run_again(op.writes, needed, backward_reads, line, groups.start[end]):
+                    rebuilt += op.time
+                    needed.update(value for value in op.reads if line.born[value] >= 0)
+            small = SMALL_BLOCK_WEIGHT if size <= SMALL_BLOCK else 0.0
+            row.append(small + REBUILD_WEIGHT * rebuilt / total)
+        prices.append(row)
+    return prices
+
+
+def _backward_reads(graph: JointGraph) -> frozenset[int]:
+    """Values that backward or optional ops read."""
+    return frozenset(value for op in graph.ops if op.phase is not Phase.FORWARD for value in op.reads)
+
+
+def _must_run_again(
+    writes: tuple[int, ...], needed: set[int], backward_reads: frozenset[int], line: ForwardLine, end: int
+) -> bool:
+    """Whether an op of a block that ends before position ``end`` makes a value that must be rebuilt."""
+    return any(
+        value not in line.always and (value in needed or (value in backward_reads and line.last[value] < end))
+        for value in writes
+    )
+
+
+def cheapest_cuts(
+    prices: list[list[float]], ends: list[float], forced: frozenset[int] = frozenset()
+) -> tuple[float, tuple[int, ...]]:
+    """Cheapest way to cut groups 0…n into blocks: its price and the cuts (the last is n, 0 is left out).
+
+    No block runs over a cut in ``forced``. Ties go to the larger block, then to the earlier cut.
+    """
+    best = [0.0] + [np.inf] * (len(prices) - 1)
+    origin = [0] * len(prices)
+    for end in range(1, len(prices)):
+        for size, price in enumerate(prices[end], start=1):
+            total = best[end - size] + price + ends[end]
+            if total <= best[end] + 1e-9:
+                best[end], origin[end] = min(total, best[end]), end - size
+            if end - size in forced:
+                break
+    cuts = []
+    at = len(prices) - 1
+    while at > 0:
+        cuts.append(at)
+        at = origin[at]
+    return best[-1], tuple(reversed(cuts))
+
+
+def choose_cuts(graph: JointGraph, line: ForwardLine, max_ops: int) -> tuple[int, ...]:
+    """Positions where blocks end (exclusive), the last one being the length of the line."""
+    groups = groups_of(line)
+    prices = block_prices(graph, line, groups, max_ops)
+    _, cuts = cheapest_cuts(prices, end_prices(graph, line, groups))
+    return tuple(groups.start[cut] for cut in cuts)

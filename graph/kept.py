@@ -1,0 +1,112 @@
+"""Which values are kept from their production to the end of the step, whatever the plan.
+
+Keeping a value that costs next to nothing takes it out of every block's problem and of every
+boundary. Five kinds are kept: step outputs that live anyway, values of at most
+:data:`PINNED_SHARE` of the plain peak, cheap values that forward ops read all over the net (masks,
+position tables), outputs of ops that must not run twice, and gradients that a forward op makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridremat.graph.joint import JointGraph, Op, Phase
+
+PINNED_SHARE = 0.0007
+"""A value of at most this share of the plain peak is always saved."""
+
+GLOBAL_SHARE = 0.02
+"""A value read all over the net is kept if its bytes are below this share of the plain peak…"""
+
+GLOBAL_TOTAL_SHARE = 0.03
+"""…and all such values together stay below this share."""
+
+GLOBAL_READERS = 4
+"""Least number of forward readers of a value read all over the net."""
+
+GLOBAL_SPAN = 1 / 3
+"""Least share of the forward ops between the first and the last of these readers."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Values that are always kept, and the optional ops that run in the forward because of it."""
+
+    values: frozenset[int]
+    forward_optional: frozenset[int]
+
+
+def kept_values(graph: JointGraph, plain_peak: int) -> Kept:
+    """Find the values that every plan keeps.
+
+    Parameters
+    ----------
+    plain_peak
+        Bytes: the peak of the plain schedule, against which "tiny" and "cheap" are measured.
+    """
+    readers = graph.readers()
+    optional = _forward_optional(graph, plain_peak, readers)
+    kept = {value for value in graph.held_outputs if graph.values[value].producer is not None}
+    for op in graph.ops:
+        if op.phase is Phase.BACKWARD:
+            continue
+        if op.phase is Phase.FORWARD or op.id in optional:
+            kept.update(
+                value for value in op.writes if graph.values[value].bytes <= PINNED_SHARE * plain_peak
+            )
+        if op.id in optional:
+            kept.update(op.writes)
+        elif not op.recomputable:
+            kept.update(value for value in op.writes if readers[value])
+        if op.phase is Phase.FORWARD:
+            kept.update(graph.gradients.intersection(op.writes))
+    kept.update(_global_values(graph, plain_peak, readers, kept))
+    return Kept(frozenset(kept), frozenset(optional))
+
+
+def _forward_optional(graph: JointGraph, plain_peak: int, readers: tuple[tuple[int, ...], ...]) -> set[int]:
+    """Optional ops that run once, in the forward: tiny, or not to run twice, or read by one of these."""
+    small = PINNED_SHARE * plain_peak
+    chosen: set[int] = set()
+    for op in graph.ops:
+        if op.phase is Phase.OPTIONAL and _is_tiny(graph, op, small) and _forward_reads(graph, op, chosen):
+            chosen.add(op.id)
+    for op in reversed(graph.ops):
+        if op.phase is not Phase.OPTIONAL:
+            continue
+        feeds_chosen = any(reader in chosen for value in op.writes for reader in readers[value])
+        if feeds_chosen or not op.recomputable:
+            chosen.add(op.id)
+    return chosen
+
+
+def _is_tiny(graph: JointGraph, op: Op, small: float) -> bool:
+    return bool(op.writes) and all(graph.values[value].bytes <= small for value in op.writes)
+
+
+def _forward_reads(graph: JointGraph, op: Op, chosen: set[int]) -> bool:
+    """Whether the op reads only what the forward makes (``chosen`` optional ops run in the forward)."""
+    producers = (graph.producer(value) for value in op.reads)
+    return all(made is None or made.phase is Phase.FORWARD or made.id in chosen for made in producers)
+
+
+def _global_values(
+    graph: JointGraph, plain_peak: int, readers: tuple[tuple[int, ...], ...], kept: set[int]
+) -> set[int]:
+    """Cheap values that forward ops read all over the net, smallest first, within a total."""
+    position = {op: at for at, op in enumerate(graph.phase_ops(Phase.FORWARD))}
+    found = []
+    for value in graph.values:
+        producer = graph.producer(value.id)
+        if value.id in kept or producer is None or producer.phase is not Phase.FORWARD:
+            continue
+        read_at = [position[op] for op in readers[value.id] if op in position]
+        wide = len(read_at) >= GLOBAL_READERS and read_at[-1] - read_at[0] > GLOBAL_SPAN * len(position)
+        if wide and value.bytes < GLOBAL_SHARE * plain_peak:
+            found.append((value.bytes, value.id))
+    total, chosen = 0, set()
+    for size, value_id in sorted(found):
+        total += size
+        if total <= GLOBAL_TOTAL_SHARE * plain_peak:
+            chosen.add(value_id)
+    return chosen
