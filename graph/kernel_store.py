@@ -1,0 +1,109 @@
+"""What is known about kernels on this device, kept on disk between runs.
+
+One JSON file per device, torch version and thread count, below the user's cache folder
+(``HYBRIDREMAT_CACHE`` names another). Files are written whole under a temporary name and renamed; a
+damaged file is ignored and replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+import platformdirs
+import torch
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+
+
+def cache_folder() -> Path:
+    """Where files are kept: ``HYBRIDREMAT_CACHE``, or the platform's cache folder."""
+    return Path(os.environ.get("HYBRIDREMAT_CACHE") or platformdirs.user_cache_dir("hybridremat"))
+
+
+def device_description(device: str) -> str:
+    """Names what the figures depend on: device, torch, and on CPU the instruction set and threads."""
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}|{torch.__version__}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()}|{_cpu_name()}|{capability}|{torch.get_num_threads()}|{torch.__version__}"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+class KernelStore:
+    """Times (ns) and temporaries (bytes) by kernel signature."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._times: dict[str, int] = {}
+        self._temporaries: dict[str, int] = {}
+        self._changed = False
+        if path is not None:
+            self._load(path)
+
+    @classmethod
+    def for_device(cls, device: str) -> KernelStore:
+        """The store of this device on this machine."""
+        name = hashlib.sha256(device_description(device).encode()).hexdigest()[:16]
+        return cls(cache_folder() / f"kernels-{name}.json")
+
+    def time(self, key: str) -> int | None:
+        """Nanoseconds, or None if not known."""
+        return self._times.get(key)
+
+    def temporary(self, key: str) -> int | None:
+        """Bytes, or None if not known."""
+        return self._temporaries.get(key)
+
+    def add_times(self, times: dict[str, int]) -> None:
+        """Remember measured times."""
+        self._times.update(times)
+        self._changed |= bool(times)
+
+    def add_temporaries(self, temporaries: dict[str, int]) -> None:
+        """Remember measured temporaries."""
+        self._temporaries.update(temporaries)
+        self._changed |= bool(temporaries)
+
+    def _load(self, path: Path) -> None:
+        try:
+            data = json.loads(path.read_text())
+            if data["version"] != _VERSION:
+                return
+            self._times = {str(k): int(v) for k, v in data["times"].items()}
+            self._temporaries = {str(k): int(v) for k, v in data["temporaries"].items()}
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            logger.warning("the kernel figures in %s cannot be read; they are measured again", path)
+
+    def save(self) -> None:
+        """Write the file if anything is new. A folder that cannot be written only costs time later."""
+        if self._path is None or not self._changed:
+            return
+        data = {"version": _VERSION, "times": self._times, "temporaries": self._temporaries}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self._path.parent, prefix=self._path.stem, suffix=".tmp", delete=False
+            ) as file:
+                json.dump(data, file)
+            os.replace(file.name, self._path)
+        except OSError as error:
+            logger.warning("kernel figures could not be kept in %s: %s", self._path.parent, error)

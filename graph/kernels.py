@@ -1,0 +1,138 @@
+"""Run each distinct op of a joint graph once or more on real tensors: temporaries and times.
+
+Two ops are the same kernel if target, scalar arguments, and shapes, strides and dtypes of their
+tensors are equal. A model has some tens of distinct kernels, so this takes about a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import fx
+
+from hybridremat.graph.allocations import peaks_of
+from hybridremat.graph.private_torch import _disable_current_modes
+from hybridremat.graph.trace import TracedStep, storage_bytes, tensors
+
+TIMING_NS = 30_000_000
+MIN_REPEATS, MAX_REPEATS = 3, 20
+
+
+def signature(node: fx.Node) -> str:
+    """What distinguishes one kernel from another, as text (a cache key)."""
+
+    def describe(item: object) -> str:
+        if isinstance(item, fx.Node):
+            value = item.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                extent = storage_bytes(value)
+                return f"{value.dtype}{tuple(value.shape)}{value.stride()}@{value.storage_offset()}/{extent}"
+            return str(value)
+        if isinstance(item, (list, tuple)):
+            return "[" + ",".join(map(describe, item)) + "]"
+        return str(item)
+
+    keywords = ",".join(f"{name}={describe(item)}" for name, item in sorted(node.kwargs.items()))
+    return f"{node.target}({describe(node.args)};{keywords})"
+
+
+def _real(value: object) -> object:
+    """A real tensor like the fake one: any numbers that every kernel accepts."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    extent = int(value.untyped_storage().nbytes()) // value.element_size()
+    if value.dtype.is_floating_point:
+        base = torch.rand(extent, dtype=torch.float32, device=value.device).to(value.dtype)
+    elif value.dtype == torch.bool:
+        base = torch.ones(extent, dtype=torch.bool, device=value.device)
+    else:
+        base = torch.zeros(extent, dtype=value.dtype, device=value.device)
+    return torch.as_strided(base, value.shape, value.stride(), int(value.storage_offset()))
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Distinct kernels of a traced step: ``key_of[op]`` is a signature, ``node_of[key]`` one node."""
+
+    key_of: tuple[str, ...]
+    node_of: dict[str, fx.Node]
+    device: str
+
+
+def distinct_kernels(step: TracedStep) -> Kernels:
+    """Group the ops of a step by kernel. In-place updates are left out: they only touch residents."""
+    keys = tuple("" if step.graph.ops[i].mutates else signature(n) for i, n in enumerate(step.op_nodes))
+    nodes: dict[str, fx.Node] = {}
+    for key, node in zip(keys, step.op_nodes, strict=True):
+        if key:
+            nodes.setdefault(key, node)
+    devices = {t.device.type for n in step.op_nodes for t in tensors(n.meta.get("val"))}
+    return Kernels(keys, nodes, next(iter(sorted(devices - {"cpu"})), "cpu"))
+
+
+def _prepared(node: fx.Node) -> Callable[[], object]:
+    """Make real inputs; the result calls the node's kernel on them."""
+    args = fx.map_arg(node.args, lambda n: _real(n.meta.get("val")))
+    kwargs = fx.map_arg(node.kwargs, lambda n: _real(n.meta.get("val")))
+    target = node.target
+    assert callable(target)
+    return lambda: target(*args, **kwargs)
+
+
+def _output_bytes(node: fx.Node) -> int:
+    storages = {t.untyped_storage()._cdata: storage_bytes(t) for t in tensors(node.meta.get("val"))}
+    return sum(storages.values())
+
+
+@contextmanager
+def _outside_tracing() -> Iterator[None]:
+    """Real execution without touching generators, autograd, or the fake tensors of a running trace."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices), _disable_current_modes(), torch.no_grad():
+        yield
+
+
+def measure_temporaries(kernels: Kernels, keys: Sequence[str]) -> dict[str, int]:
+    """Bytes that each kernel allocates beyond its outputs, from one run of each.
+
+    On the ``meta`` device nothing can run: all zero.
+    """
+    if kernels.device == "meta" or not keys:
+        return dict.fromkeys(keys, 0)
+    nodes = [kernels.node_of[key] for key in keys]
+    with _outside_tracing():
+        figures = peaks_of([partial(_prepared, node) for node in nodes], kernels.device)
+    return {
+        key: max(0, peak - _output_bytes(node)) for key, node, (peak, _) in zip(keys, nodes, figures, strict=True)
+    }
+
+
+def measure_times(kernels: Kernels, keys: Sequence[str], progress: Callable[[int, int], None]) -> dict[str, int]:
+    """Nanoseconds of each kernel: the least of several runs, after a warm-up."""
+    found = {}
+    with _outside_tracing():
+        for done, key in enumerate(keys):
+            progress(done, len(keys))
+            found[key] = _time(_prepared(kernels.node_of[key]), kernels.device)
+    return found
+
+
+def _time(call: Callable[[], object], device: str) -> int:
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    call()
+    least, spent, repeats = None, 0, 0
+    while repeats < MIN_REPEATS or (spent < TIMING_NS and repeats < MAX_REPEATS):
+        synchronize()
+        start = time.perf_counter_ns()
+        result = call()
+        synchronize()
+        elapsed = time.perf_counter_ns() - start
+        del result
+        least = elapsed if least is None else min(least, elapsed)
+        spent, repeats = spent + elapsed, repeats + 1
+    return max(1, least or 1)

@@ -1,0 +1,56 @@
+"""Every private PyTorch name that hybridremat uses, in one place: a new torch release is this file's work.
+
+Read and run with torch 2.13; the names exist in the wheels of 2.11 and 2.15 as well, except where a
+comment says so.
+"""
+
+from __future__ import annotations
+
+from torch._C._profiler import _EventType
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._functorch.partitioners import (
+    CheckpointPolicy,
+    _extract_fwd_bwd_modules,
+    force_save_bw_mutation_src,
+    force_save_collectives,
+    force_save_effectful_ops,
+)
+from torch._guards import detect_fake_mode
+from torch._higher_order_ops.effects import with_effects
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx._lazy_graph_module import _make_graph_module
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+ALLOCATION_EVENT = _EventType.Allocation
+
+__all__ = [
+    "ALLOCATION_EVENT",
+    "BackendCompilerFailed",
+    "CheckpointPolicy",
+    "FakeTensor",
+    "HigherOrderOperator",
+    "OpOverload",
+    "TorchDispatchMode",
+    "TorchRuntimeError",
+    "Unsupported",
+    "_disable_current_modes",
+    "_extract_fwd_bwd_modules",
+    "_make_graph_module",
+    "aot_autograd",
+    "boxed_nop",
+    "detect_fake_mode",
+    "dynamo_config",
+    "force_save_bw_mutation_src",
+    "force_save_collectives",
+    "force_save_effectful_ops",
+    "fx_graph_cse",
+    "run_and_save_rng_state",
+    "run_with_rng_state",
+    "with_effects",
+]

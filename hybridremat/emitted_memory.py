@@ -1,0 +1,145 @@
+"""Exact memory of two emitted graphs, by the storages that are alive at each node.
+
+Written apart from :mod:`hybridremat.graph.memory`, which replays schedules: the two must agree.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from hybridremat.graph.private_torch import run_and_save_rng_state, run_with_rng_state
+from hybridremat.graph.trace import TracedStep, joint_outputs
+
+
+@dataclass(frozen=True)
+class EmittedMemory:
+    """Bytes: peak of each phase, and what is alive between them."""
+
+    forward_peak: int
+    backward_peak: int
+    saved: int
+
+    @property
+    def peak(self) -> int:
+        """Peak of the step."""
+        return max(self.forward_peak, self.backward_peak)
+
+
+@dataclass
+class _Storages:
+    """Storages that nodes hold: for each node, joint value → storage number. ``size[s]`` in bytes."""
+
+    step: TracedStep
+    joint_node: dict[int, fx.Node]
+    op_of: dict[fx.Node, int]
+    size: list[int] = field(default_factory=list)
+    held: dict[fx.Node, dict[int, int]] = field(default_factory=dict)
+    temporary: dict[fx.Node, int] = field(default_factory=dict)
+
+    def new(self, size: int) -> int:
+        self.size.append(size)
+        return len(self.size) - 1
+
+    def add(self, node: fx.Node, term: int) -> None:
+        """Work out what a call node holds, and what it allocates while it runs."""
+        rng = self.step.graph.rng_state_bytes
+        source = node.args[0] if node.target is operator.getitem else None
+        if isinstance(source, fx.Node) and source.target is run_and_save_rng_state:
+            kept = self.held[source]
+            self.held[node] = {-1: kept[-1]} if node.args[1] == 0 else {v: s for v, s in kept.items() if v >= 0}
+            return
+        joint = self._joint(node, term)
+        op = self.op_of.get(joint) if joint is not None else None
+        if op is None:
+            inputs = {v: s for n in node.all_input_nodes for v, s in self.held[n].items()}
+            wanted = self.step.node_values[joint] if joint is not None else ()
+            self.held[node] = {v: inputs[v] for v in wanted if v in inputs}
+            return
+        traced = self.step.graph.ops[op]
+        self.held[node] = {v: self.new(self.step.graph.values[v].bytes) for v in traced.writes}
+        self.temporary[node] = traced.temp + (2 * rng if node.target is run_with_rng_state else 0)
+        if node.target is run_and_save_rng_state:
+            self.held[node][-1] = self.new(rng)
+
+    def _joint(self, node: fx.Node, term: int) -> fx.Node | None:
+        if node.target is not run_and_save_rng_state:
+            return self.joint_node.get(term)
+        result = next(user for user in node.users if user.args[1] == 1)
+        return self.joint_node.get(self._result_terms[result])
+
+    _result_terms: Mapping[fx.Node, int] = field(default_factory=dict)
+
+
+def _peak(module: fx.GraphModule, storages: _Storages, start: set[int], stays: set[int]) -> int:
+    """Highest bytes over the nodes; ``start`` is alive at first, ``stays`` to the end."""
+    nodes = list(module.graph.nodes)
+    last: dict[int, int] = {}
+    for position, node in enumerate(nodes):
+        for used in (node, *node.all_input_nodes):
+            last.update(dict.fromkeys(storages.held.get(used, {}).values(), position))
+    alive = set(start)
+    level = sum(storages.size[s] for s in alive)
+    dying: dict[int, list[int]] = {}
+    for storage, position in last.items():
+        dying.setdefault(position, []).append(storage)
+    highest = level
+    for position, node in enumerate(nodes):
+        for storage in storages.held.get(node, {}).values():
+            if storage not in alive:
+                alive.add(storage)
+                level += storages.size[storage]
+        highest = max(highest, level + storages.temporary.get(node, 0))
+        for storage in dying.get(position, ()):
+            if storage not in stays and storage in alive:
+                alive.discard(storage)
+                level -= storages.size[storage]
+    return highest
+
+
+def emitted_memory(
+    step: TracedStep,
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    joint_terms: Mapping[fx.Node, int],
+    forward_terms: Mapping[fx.Node, int],
+    backward_terms: Mapping[fx.Node, int],
+) -> EmittedMemory:
+    """Replay both graphs. The terms are the checker's: they say which joint node a node computes."""
+    joint_node = {term: node for node, term in joint_terms.items()}
+    storages = _Storages(step, joint_node, step.op_of, _result_terms=forward_terms)
+    for node in forward.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            storages.held[node] = {}
+        elif node.op != "output":
+            storages.add(node, forward_terms[node])
+    results = [node for node in joint_outputs(forward) if isinstance(node, fx.Node)]
+    after = {s for node in results for s in storages.held[node].values()}
+    forward_peak = _peak(forward, storages, set(), after)
+
+    saved = joint_outputs(forward)[step.num_outputs :]
+    inputs = list(backward.graph.find_nodes(op="placeholder"))
+    for node, source in zip(inputs, saved, strict=False):
+        storages.held[node] = storages.held[source]
+    tangents = sum(value.bytes for value in step.graph.values if value.tangent)
+    stays = {storages.new(tangents)}
+    held = step.graph.held_outputs
+    for node in results[: step.num_outputs]:
+        stays |= {s for v, s in storages.held[node].items() if v in held}
+    for node in backward.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            storages.held.setdefault(node, {})
+        elif node.op != "output":
+            storages.add(node, backward_terms[node])
+    start = stays | {s for node in inputs for s in storages.held[node].values()}
+    gradients = {
+        s
+        for node in joint_outputs(backward)
+        if isinstance(node, fx.Node)
+        for s in storages.held[node].values()
+    }
+    backward_peak = _peak(backward, storages, start, stays | gradients)
+    return EmittedMemory(forward_peak, backward_peak, sum(storages.size[s] for s in after))
