@@ -1,7 +1,7 @@
 """The chain of blocks: a dynamic program over the options of its blocks, and its frontier.
 
 :func:`frontier` is the way in: chain, bindings and option sets to a Pareto set of exact schedules. Its
-stages stand alone: :func:`chain_problem`, :func:`chain_table`, :func:`rebuild`, :class:`Flattener`.
+stages stand alone: :func:`chain_problem`, :func:`chain_table`, :class:`Rebuilder`, :class:`Flattener`.
 """
 
 from hybridremat.sequence.decisions import (
@@ -13,10 +13,11 @@ from hybridremat.sequence.decisions import (
     Solo,
     block_decisions,
 )
-from hybridremat.sequence.dynamic import ChainTable, InfeasibleSlotError, chain_table, rebuild
+from hybridremat.sequence.dynamic import ChainTable, chain_table
 from hybridremat.sequence.flatten import Flattener, remove_dead
 from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point
 from hybridremat.sequence.problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures, chain_problem
+from hybridremat.sequence.rebuild import InfeasibleSlotError, Rebuilder
 
 __all__ = [
     "Backward",
@@ -30,6 +31,7 @@ __all__ = [
     "ForwardOption",
     "InfeasibleSlotError",
     "OptionFigures",
+    "Rebuilder",
     "SchedulePoint",
     "Solo",
     "SoloFigures",
@@ -38,7 +40,6 @@ __all__ = [
     "chain_table",
     "frontier",
     "merge_frontiers",
-    "rebuild",
     "remove_dead",
     "schedule_point",
 ]

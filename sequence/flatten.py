@@ -60,7 +60,7 @@ class Flattener:
         ops = [op for op in chain.blocks[block].forward if first or not runs_once(chain, op)]
         extra = {binding.ops[local] for local in chosen}
         if first:
-            extra |= {op for op in chain.blocks[block].optional if self._must_run_early(op)}
+            extra |= self._early(block)
         # the binding's order is the one whose peak was computed
         bound = {op: position for position, op in enumerate(binding.ops)}
         for op in sorted(extra, key=lambda o: (bound.get(o, -1), o)):
@@ -68,12 +68,17 @@ class Flattener:
             ops.insert(self._place(ops, op, before), op)
         return tuple(ops)
 
-    def _must_run_early(self, op: int) -> bool:
-        """Optional ops that no option knows: their results are kept, or are gradients themselves."""
-        writes = self._chain.graph.ops[op].writes
-        return bool(writes) and all(
-            value in self._chain.always or value in self._chain.graph.gradients for value in writes
-        )
+    def _early(self, block: int) -> set[int]:
+        """Optional ops whose results are kept anyway or are gradients, and the optional ops they need."""
+        graph = self._chain.graph
+        kept = self._chain.always | graph.gradients
+        early: set[int] = set()
+        needed: set[int] = set()
+        for op in reversed(self._chain.blocks[block].optional):
+            if any(value in kept or value in needed for value in graph.ops[op].writes):
+                early.add(op)
+                needed.update(graph.ops[op].reads)
+        return early
 
     def _place(self, ops: list[int], op: int, before: set[int]) -> int:
         """First position of ``op`` in ``ops`` after what it reads and what precedes it in the binding."""

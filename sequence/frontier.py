@@ -14,9 +14,10 @@ from hybridremat.graph.chain import Chain
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.memory import schedule_flops, schedule_time, step_memory
 from hybridremat.sequence.decisions import Decision
-from hybridremat.sequence.dynamic import chain_table, rebuild
+from hybridremat.sequence.dynamic import chain_table
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.problem import chain_problem
+from hybridremat.sequence.rebuild import Rebuilder
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ def frontier(
     candidates: dict[tuple[Decision, ...], SchedulePoint] = {(): plain}
     if len(problem):
         table = chain_table(problem, memory=plain.peak)
+        rebuild = Rebuilder(table)
         for slot in table.breakpoints():
-            decisions = rebuild(table, slot)
+            decisions = rebuild(slot)
             if decisions not in candidates:
                 candidates[decisions] = schedule_point(graph, flatten(decisions), decisions)
     return pareto(candidates.values())

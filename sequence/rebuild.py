@@ -1,0 +1,80 @@
+"""The decisions behind an entry of the table, found again from its rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
+from hybridremat.sequence.dynamic import ChainTable
+from hybridremat.sequence.moves import Moves
+
+State = tuple[int, int, int]
+"""(s, t, m): blocks s…t are to be run forward and backward with m slots."""
+
+
+class InfeasibleSlotError(ValueError):
+    """Nothing fits in this number of slots."""
+
+
+class Rebuilder:
+    """Rebuilds decisions from one table; what it has found once it remembers."""
+
+    def __init__(self, table: ChainTable) -> None:
+        self._table = table
+        self._moves = Moves(table.problem, table.unit)
+        self._known: dict[State, list[Decision | State]] = {}
+
+    def __call__(self, slot: int) -> tuple[Decision, ...]:
+        """The decisions behind ``table.top[slot]``; among equals, options before checkpoints.
+
+        Raises
+        ------
+        InfeasibleSlotError
+            If nothing fits in ``slot`` slots.
+        """
+        table = self._table
+        if not np.isfinite(table.top[slot]):
+            raise InfeasibleSlotError(f"no schedule of this chain fits in {table.peak_bytes(slot)} bytes")
+        decisions: list[Decision] = []
+        # a list of what is still to do, not recursion: chains may be longer than Python's stack
+        pending: list[Decision | State] = [(0, len(table.problem) - 1, slot)]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, tuple):
+                if item not in self._known:
+                    self._known[item] = self._expand(*item)
+                pending.extend(reversed(self._known[item]))
+            else:
+                decisions.append(item)
+        return tuple(decisions)
+
+    def _expand(self, s: int, t: int, m: int) -> list[Decision | State]:
+        """What is done at Opt[s,t,m], with the sub-chains that are left to expand."""
+        if s == t:
+            return self._one_block(s, m)
+        wanted = self._table.row(s, t)[m]
+        options = self._moves.options(s, t)
+        fits = np.flatnonzero(options.least <= m)
+        left = m - options.saved[fits]
+        hits = np.flatnonzero(self._table.row(s + 1, t)[left] + options.time[fits] == wanted)
+        if len(hits):
+            number = int(options.number[fits[hits[0]]])
+            return [ForwardOption(s, number), (s + 1, t, int(left[hits[0]])), Backward(s, number)]
+        return self._checkpoint(s, t, m)
+
+    def _one_block(self, s: int, m: int) -> list[Decision | State]:
+        wanted = self._table.row(s, s)[m]
+        options, solos = self._moves.options(s, s), self._moves.solos(s)
+        hits = options.number[(options.least <= m) & (options.time == wanted)].tolist()
+        if hits:
+            return [ForwardOption(s, hits[0]), Backward(s, hits[0])]
+        return [Solo(s, solos.number[(solos.least <= m) & (solos.time == wanted)].tolist()[0])]
+
+    def _checkpoint(self, s: int, t: int, m: int) -> list[Decision | State]:
+        table, splits = self._table, self._moves.splits(s, t)
+        for i in np.flatnonzero(splits.least <= m).tolist():
+            j, later, earlier = int(splits.at[i]), m - int(splits.carried[i]), m - int(splits.grown[i])
+            time = table.row(j, t)[later] + table.row(s, j - 1)[earlier] + splits.time[i]
+            if time == table.row(s, t)[m]:
+                return [*(Forward(k) for k in range(s, j)), (j, t, later), (s, j - 1, earlier)]
+        raise AssertionError(f"Opt[{s},{t},{m}] has no decision behind it")
