@@ -98,13 +98,17 @@ def main() -> None:
         source = copy_source(folder / "source")
         # without --wheel the wheel is built from the source archive, so that one is checked too
         build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
-        subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+        built = subprocess.run(build, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if built.returncode:
+            sys.exit(built.stdout)
         (wheel,) = folder.glob("*.whl")
         modules = check_content(wheel)
         elsewhere = folder / "elsewhere"
         elsewhere.mkdir()
         python = install(wheel, folder)
-        subprocess.run([python, "-c", IMPORT_ALL, *modules], check=True, cwd=elsewhere)
+        imported = subprocess.run([python, "-c", IMPORT_ALL, *modules], check=False, cwd=elsewhere)
+        if imported.returncode:
+            sys.exit("the installed wheel cannot be imported: see above")
         print(f"{wheel.name}: {len(modules)} modules import from the wheel alone")
 
 
