@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hybridremat
+import hybridremat.errors
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("graph", "blocks", "sequence", "hybridremat")  # each may import itself and what stands before it
@@ -95,6 +96,12 @@ def test_every_public_name_loads_and_unknown_ones_do_not():
     for name in hybridremat.__all__:
         assert getattr(hybridremat, name) is not None
     assert not hasattr(hybridremat, "no_such_name")
+
+
+def test_every_error_is_public():
+    kinds = vars(hybridremat.errors).values()
+    errors = {kind.__name__ for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert errors - set(hybridremat.__all__) == set()
 
 
 def test_a_module_never_hides_a_public_name():

@@ -98,9 +98,9 @@ def main() -> None:
         source = copy_source(folder / "source")
         # without --wheel the wheel is built from the source archive, so that one is checked too
         build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
-        built = subprocess.run(build, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        built = subprocess.run(build, check=False, capture_output=True, text=True)
         if built.returncode:
-            sys.exit(built.stdout)
+            sys.exit(built.stdout + built.stderr)
         (wheel,) = folder.glob("*.whl")
         modules = check_content(wheel)
         elsewhere = folder / "elsewhere"
