@@ -1,0 +1,162 @@
+"""The Pareto set of one block: all nondominated ways to run it.
+
+ε-constraint, coarse to fine over both limits at once. A rectangle of limits (saved bytes × peak bytes) is
+done when its tightest corner is hardly slower than its loosest, since least time is monotone in the limits,
+or when it is small. Otherwise it is split, the rectangles with the most at stake first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from hybridremat.blocks.search import BlockSearch
+from hybridremat.blocks.types import BlockProblem, Option, OptionSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How fine to look. Counts and deterministic time only: the result must not depend on the machine.
+
+    Attributes
+    ----------
+    solves, solo_solves
+        Most solves for the ordinary and the solo family.
+    resolution
+        Smallest side of a rectangle, as a share of the whole range.
+    tolerance
+        Time difference not worth a solve, as a share of the block's forward time.
+    deterministic_time
+        Limit of one solve, in CP-SAT's deterministic seconds.
+    """
+
+    solves: int = 200
+    solo_solves: int = 40
+    resolution: float = 0.01
+    tolerance: float = 0.001
+    deterministic_time: float = 0.6
+
+
+DEFAULT_EFFORT = Effort()
+
+
+def enumerate_options(problem: BlockProblem, effort: Effort = DEFAULT_EFFORT) -> OptionSet:
+    """Options of ``problem`` that no other option beats in saved bytes, both peaks and time.
+
+    Returns
+    -------
+    OptionSet
+        ``options`` by time, then saved bytes; ``solo`` by time, empty if the block cannot run again.
+
+    Raises
+    ------
+    ValueError
+        If the block cannot run at all.
+    """
+    ordinary = _explore(problem, effort, solo=False)
+    solo = _explore(problem, effort, solo=True)
+    if not ordinary.options:
+        raise ValueError(f"no option found for a block of {len(problem.ops)} ops")
+    return OptionSet(
+        options=nondominated(ordinary.options),
+        solo=nondominated(solo.options),
+        solves=ordinary.solves + solo.solves,
+        unproved=ordinary.unproved + solo.unproved,
+    )
+
+
+def nondominated(options: Sequence[Option]) -> tuple[Option, ...]:
+    """Options not matched or beaten in all four figures by another, by time, then saved bytes."""
+    kept: list[tuple[int, int, int, int]] = []
+    chosen = []
+    for option in sorted(options, key=lambda o: (*_figures(o), o.saved, o.optional_forward, o.recompute)):
+        figures = _figures(option)
+        if not any(all(a <= b for a, b in zip(other, figures, strict=True)) for other in kept):
+            kept.append(figures)
+            chosen.append(option)
+    return tuple(chosen)
+
+
+def _figures(option: Option) -> tuple[int, int, int, int]:
+    return option.time, option.saved_bytes, option.backward_peak, option.forward_peak
+
+
+@dataclass(frozen=True)
+class _Rectangle:
+    """Limits from the tightest to the loosest: saved bytes and peak bytes."""
+
+    low_saved: int
+    high_saved: int
+    low_peak: int
+    high_peak: int
+
+    def split(self, whole: _Rectangle) -> tuple[_Rectangle, _Rectangle]:
+        """Halve the side that is longer as a share of ``whole``."""
+        saved_share = (self.high_saved - self.low_saved) / max(1, whole.high_saved - whole.low_saved)
+        peak_share = (self.high_peak - self.low_peak) / max(1, whole.high_peak - whole.low_peak)
+        if saved_share >= peak_share:
+            middle = (self.low_saved + self.high_saved) // 2
+            return (
+                _Rectangle(self.low_saved, middle, self.low_peak, self.high_peak),
+                _Rectangle(middle, self.high_saved, self.low_peak, self.high_peak),
+            )
+        middle = (self.low_peak + self.high_peak) // 2
+        return (
+            _Rectangle(self.low_saved, self.high_saved, self.low_peak, middle),
+            _Rectangle(self.low_saved, self.high_saved, middle, self.high_peak),
+        )
+
+    def sides(self, whole: _Rectangle) -> tuple[float, float]:
+        return (
+            (self.high_saved - self.low_saved) / max(1, whole.high_saved - whole.low_saved),
+            (self.high_peak - self.low_peak) / max(1, whole.high_peak - whole.low_peak),
+        )
+
+
+def _explore(problem: BlockProblem, effort: Effort, *, solo: bool) -> BlockSearch:
+    """Solve for the rectangles with the most at stake until none matters or the solves are spent."""
+    forward_time = sum(op.time for op in problem.ops)
+    search = BlockSearch(
+        problem, solo=solo, tolerance=int(effort.tolerance * forward_time), effort=effort.deterministic_time
+    )
+    whole = _whole(problem, search)
+    if whole is None:
+        return search
+    budget = effort.solo_solves if solo else effort.solves
+    heap: list[tuple[float, int, _Rectangle]] = [(0.0, 0, whole)]
+    pushed = 1
+    while heap and search.solves < budget:
+        _, _, rectangle = heappop(heap)
+        fastest = search.query((rectangle.high_saved, rectangle.high_peak))
+        if fastest is None:
+            continue
+        slowest = search.query((rectangle.low_saved, rectangle.low_peak))
+        gap = forward_time if slowest is None else slowest.time - fastest.time
+        sides = rectangle.sides(whole)
+        if gap <= search.tolerance or max(sides) <= effort.resolution:
+            continue
+        for part in rectangle.split(whole):
+            heappush(heap, (-gap * (sides[0] + 0.01) * (sides[1] + 0.01), pushed, part))
+            pushed += 1
+    return search
+
+
+def _whole(problem: BlockProblem, search: BlockSearch) -> _Rectangle | None:
+    """From outputs only and the least peak to the limits that the fastest option needs."""
+    unlimited = search.scale.most_units * search.scale.unit
+    outputs = 0 if search.solo else sum(problem.value_bytes[d] for d in problem.outputs)
+    fastest = search.query((0 if search.solo else unlimited, unlimited))
+    if fastest is None:
+        return None
+    high = max(fastest.forward_peak, fastest.backward_peak)
+    low = max(max(step.during, step.tail) for step in problem.steps) - 1
+    top = max(fastest.saved_bytes, outputs)
+    while high - low > max(1, high // 100):
+        middle = (low + high) // 2
+        found = search.query((top, middle))
+        if found is None:
+            low = middle
+        else:
+            high = max(found.forward_peak, found.backward_peak)
+    return _Rectangle(outputs, top, high, max(fastest.forward_peak, fastest.backward_peak))

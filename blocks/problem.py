@@ -1,0 +1,166 @@
+"""From block i of a chain to the canonical :class:`BlockProblem`, and the ids that tie it to its place.
+
+What is alive anyway costs the block nothing: its inputs (``boundary[i]``), the chain's ``always`` values,
+graph inputs and tangents. An op that makes nothing but such values runs once, in the forward, and is left
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hybridremat.blocks.types import BackwardStep, BlockBinding, BlockProblem, ForwardOp
+from hybridremat.graph.chain import Block, Chain
+from hybridremat.graph.joint import JointGraph, Phase
+
+
+def bind_block(chain: Chain, index: int) -> BlockBinding:
+    """Describe block ``index`` of ``chain`` without global ids.
+
+    Returns
+    -------
+    BlockBinding
+        Its problem (equal for identical blocks) and the global ids of its ops, values and backward ops.
+
+    Raises
+    ------
+    ValueError
+        If an op of the block reads a forward value that is neither made in the block, nor among its inputs,
+        nor always alive.
+    """
+    graph, block = chain.graph, chain.blocks[index]
+    ops = _ordered_ops(chain, block)
+    made = {v for op in ops for v in graph.ops[op].writes} - chain.always
+    _check_reads(chain, index, ops, made)
+    leaving = chain.boundary[index + 1] - chain.boundary[index]
+    read = {v for op in (*ops, *block.backward) for v in graph.ops[op].reads}
+    values = tuple(v for op in ops for v in graph.ops[op].writes if v in made and v in read | leaving)
+    local = {v: d for d, v in enumerate(values)}
+    side = _GradientSide(chain, index)
+    merged = _merge_steps(side.walk(), graph, local, side.gradient_in)
+    released = graph.released_outputs & local.keys()
+    problem = BlockProblem(
+        value_bytes=tuple(graph.values[v].bytes for v in values),
+        ops=tuple(_forward_op(graph, op, local, chain.always) for op in ops),
+        steps=tuple(step.frozen() for step in merged),
+        outputs=frozenset(local[v] for v in leaving & local.keys()),
+        gradient_in=side.gradient_in,
+        held_forward=frozenset(local[v] for v in released - leaving),
+    )
+    return BlockBinding(problem, ops, values, tuple(tuple(step.ops) for step in merged))
+
+
+def _ordered_ops(chain: Chain, block: Block) -> tuple[int, ...]:
+    """Forward ops in order, each optional op right after its last dependency inside the block."""
+    graph = chain.graph
+
+    def matters(op: int) -> bool:
+        return any(v not in chain.always for v in graph.ops[op].writes)
+
+    order = [op for op in block.forward if matters(op)]
+    made = {v for op in (*block.forward, *block.optional) for v in graph.ops[op].writes}
+    for op in filter(matters, block.optional):
+        producers = {graph.values[v].producer for v in graph.ops[op].reads if v in made}
+        after = max((place for place, other in enumerate(order) if other in producers), default=-1)
+        order.insert(after + 1, op)
+    return tuple(order)
+
+
+def _check_reads(chain: Chain, index: int, ops: tuple[int, ...], made: set[int]) -> None:
+    graph = chain.graph
+    for op in (*ops, *chain.blocks[index].backward):
+        for v in graph.ops[op].reads:
+            producer = graph.producer(v)
+            if producer is None or producer.phase is Phase.BACKWARD:
+                continue
+            if v not in made and v not in chain.boundary[index] and v not in chain.always:
+                raise ValueError(
+                    f"block {index}: {graph.ops[op].name} reads {graph.values[v].name or v}, made by "
+                    f"{producer.name}, which is neither made in this block nor kept for it"
+                )
+
+
+def _forward_op(graph: JointGraph, op_id: int, local: dict[int, int], always: frozenset[int]) -> ForwardOp:
+    """Outputs that nobody reads die with the op: they count as its temporary."""
+    op = graph.ops[op_id]
+    unread = sum(graph.values[v].bytes for v in op.writes if v not in local and v not in always)
+    return ForwardOp(
+        reads=tuple(sorted({local[v] for v in op.reads if v in local})),
+        writes=tuple(local[v] for v in op.writes if v in local),
+        time=op.time,
+        temp=op.temp + unread,
+        optional=op.phase is Phase.OPTIONAL,
+        recomputable=op.recomputable,
+    )
+
+
+@dataclass
+class _BackwardOp:
+    """One backward op with the gradient bytes alive while it runs and after it."""
+
+    op: int
+    during: int
+    after: int
+
+
+class _GradientSide:
+    """Live gradient bytes of one block's backward. Values handed on and parameter gradients stay."""
+
+    def __init__(self, chain: Chain, index: int) -> None:
+        self.graph = chain.graph
+        self.backward = chain.blocks[index].backward
+        self.stay = chain.gradient_boundary[index] | chain.graph.gradients | chain.graph.held_outputs
+        self.live = {v for v in chain.gradient_boundary[index + 1] if not chain.graph.values[v].tangent}
+        self.gradient_in = self._bytes(self.live)
+
+    def _bytes(self, values: Iterable[int]) -> int:
+        return sum(self.graph.values[v].bytes for v in values)
+
+    def walk(self) -> list[_BackwardOp]:
+        last = {v: place for place, op in enumerate(self.backward) for v in self.graph.ops[op].reads}
+        seen = []
+        for place, op_id in enumerate(self.backward):
+            op = self.graph.ops[op_id]
+            self.live |= set(op.writes)
+            during = self._bytes(self.live) + op.temp
+            self.live = {v for v in self.live if v in self.stay or last.get(v, -1) > place}
+            seen.append(_BackwardOp(op_id, during, self._bytes(self.live)))
+        return seen
+
+
+@dataclass
+class _MergedStep:
+    """A backward step while it grows."""
+
+    ops: list[int]
+    reads: tuple[int, ...]
+    during: int
+    tail: int
+    after: int
+
+    def extend(self, op: _BackwardOp, reads: tuple[int, ...]) -> None:
+        self.ops.append(op.op)
+        self.after = op.after
+        if reads:
+            # The values are needed up to this op, so what ran since the last need counts with them.
+            self.during, self.tail = max(self.during, self.tail, op.during), 0
+        else:
+            self.tail = max(self.tail, op.during)
+
+    def frozen(self) -> BackwardStep:
+        return BackwardStep(self.reads, self.during, self.tail, self.after)
+
+
+def _merge_steps(
+    walk: list[_BackwardOp], graph: JointGraph, local: dict[int, int], gradient_in: int
+) -> list[_MergedStep]:
+    """Join adjacent backward ops that need the same local values, or none."""
+    merged: list[_MergedStep] = []
+    for op in walk:
+        reads = tuple(sorted({local[v] for v in graph.ops[op.op].reads if v in local}))
+        if merged and (not reads or reads == merged[-1].reads):
+            merged[-1].extend(op, reads)
+        else:
+            merged.append(_MergedStep([op.op], reads, op.during, 0, op.after))
+    return merged or [_MergedStep([], (), gradient_in, 0, gradient_in)]

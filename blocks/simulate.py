@@ -1,0 +1,175 @@
+"""Replay one way to run a block, op by op, and return its exact bytes and nanoseconds.
+
+The judge of every option: it knows nothing of the solver's model, only the rules of memory. A value is one
+storage; every run of its producer makes a new version, which dies after its last reader. Outputs and released
+step outputs live to the end of the block's forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from hybridremat.blocks.types import BlockProblem, Option
+
+
+def simulate_option(
+    problem: BlockProblem,
+    saved: Collection[int],
+    optional_forward: Collection[int],
+    recompute: Sequence[Sequence[int]],
+    *,
+    solo: bool = False,
+) -> Option:
+    """Replay one option of ``problem``.
+
+    Parameters
+    ----------
+    problem
+        The block.
+    saved
+        Local values kept from the forward for the backward. Outputs are always kept and need not be named;
+        a value that the backward never reads from the forward is not kept, whether named or not.
+    optional_forward
+        Optional ops that run in the forward.
+    recompute
+        For each backward step, the local ops that run before it, in order.
+    solo
+        The block's forward has run before and left nothing: only the recomputations and the backward run,
+        and the outputs are not needed.
+
+    Returns
+    -------
+    Option
+        With exact figures: saved bytes, forward and backward peak (bytes), time (nanoseconds).
+
+    Raises
+    ------
+    ValueError
+        If an op or step reads a value that is not alive, an op runs twice that must not, an index is out of
+        range, a forward op is named as optional, or a solo option saves something.
+    """
+    _check_choice(problem, saved, optional_forward, recompute, solo)
+    replay = _Replay(problem, frozenset(saved) | problem.outputs)
+    if not solo:
+        for c, op in enumerate(problem.ops):
+            if not op.optional or c in optional_forward:
+                replay.run(c, gradient=0)
+    split = replay.close_forward()
+    gradient = problem.gradient_in
+    for j, step in enumerate(problem.steps):
+        for c in recompute[j]:
+            replay.run(c, gradient=gradient)
+        replay.step(j)
+        gradient = step.after
+    levels = replay.levels()
+    crossing = sorted(v.value for v in replay.versions if v.birth < split <= v.last)
+    kept = sorted(set(crossing) | (frozenset() if solo else problem.outputs))
+    again = [c for cs in recompute for c in cs] + ([] if solo else sorted(set(optional_forward)))
+    return Option(
+        saved_bytes=sum(problem.value_bytes[d] for d in kept),
+        forward_peak=max(levels[:split], default=0),
+        backward_peak=max(levels[split:], default=problem.gradient_in),
+        time=sum(problem.ops[c].time for c in again),
+        saved=tuple(kept),
+        optional_forward=tuple(sorted(set(optional_forward))),
+        recompute=tuple(tuple(cs) for cs in recompute),
+    )
+
+
+def _check_choice(
+    problem: BlockProblem,
+    saved: Collection[int],
+    optional_forward: Collection[int],
+    recompute: Sequence[Sequence[int]],
+    solo: bool,
+) -> None:
+    if len(recompute) != len(problem.steps):
+        raise ValueError(f"{len(recompute)} lists of recomputations for {len(problem.steps)} backward steps")
+    for d in saved:
+        if not 0 <= d < len(problem.value_bytes):
+            raise ValueError(f"saved value {d} does not exist")
+    for c in (*optional_forward, *(c for cs in recompute for c in cs)):
+        if not 0 <= c < len(problem.ops):
+            raise ValueError(f"op {c} does not exist")
+    for c in optional_forward:
+        if not problem.ops[c].optional:
+            raise ValueError(f"op {c} is not optional")
+    if solo and (saved or optional_forward):
+        raise ValueError("a solo option saves nothing and runs no op in the forward")
+    _check_runs_once(problem, optional_forward, recompute)
+
+
+def _check_runs_once(
+    problem: BlockProblem, optional_forward: Collection[int], recompute: Sequence[Sequence[int]]
+) -> None:
+    """A solo option comes after the block's first forward, so a forward op counts as run there too."""
+    again = [c for cs in recompute for c in cs]
+    for c, op in enumerate(problem.ops):
+        runs = again.count(c) + (not op.optional or c in optional_forward)
+        if not op.recomputable and runs > 1:
+            raise ValueError(f"op {c} must not run more than once, but would run {runs} times")
+
+
+@dataclass
+class _Version:
+    """One run's copy of a value, alive at events ``birth`` to ``last``."""
+
+    value: int
+    birth: int
+    last: int
+
+
+@dataclass
+class _Replay:
+    """Events so far (their bytes beside the block's values) and the versions of the values."""
+
+    problem: BlockProblem
+    saved: frozenset[int]
+    extra: list[int] = field(default_factory=list)
+    tails: dict[int, int] = field(default_factory=dict)
+    versions: list[_Version] = field(default_factory=list)
+    current: dict[int, _Version] = field(default_factory=dict)
+
+    def _read(self, values: Sequence[int], reader: str) -> None:
+        for d in values:
+            if d not in self.current:
+                raise ValueError(f"{reader} reads value {d}, which is not alive")
+            self.current[d].last = len(self.extra)
+
+    def run(self, c: int, gradient: int) -> None:
+        op = self.problem.ops[c]
+        self._read(op.reads, f"op {c}")
+        for d in op.writes:
+            self.current[d] = _Version(d, len(self.extra), len(self.extra))
+            self.versions.append(self.current[d])
+        self.extra.append(op.temp + gradient)
+
+    def step(self, j: int) -> None:
+        step = self.problem.steps[j]
+        self._read(step.reads, f"backward step {j}")
+        self.tails[len(self.extra)] = step.tail
+        self.extra.append(step.during)
+
+    def close_forward(self) -> int:
+        """End the forward: what is not saved is gone. Returns the number of forward events."""
+        stay = self.problem.outputs | self.problem.held_forward
+        for version in self.versions:
+            if version.value in stay:
+                version.last = len(self.extra) - 1
+        self.current = {d: version for d, version in self.current.items() if d in self.saved}
+        return len(self.extra)
+
+    def levels(self) -> list[int]:
+        """Bytes at every event; a step's tail runs when the values that only it still needed are gone."""
+        alive = [0] * len(self.extra)
+        beyond = [0] * len(self.extra)
+        for version in self.versions:
+            size = self.problem.value_bytes[version.value]
+            for now in range(version.birth, version.last + 1):
+                alive[now] += size
+                beyond[now] += size if now < version.last else 0
+        levels = [a + e for a, e in zip(alive, self.extra, strict=True)]
+        for now, tail in self.tails.items():
+            levels[now] = max(levels[now], beyond[now] + tail)
+        return levels

@@ -1,0 +1,97 @@
+"""Solve every distinct block of a chain once, in parallel processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from queue import SimpleQueue
+
+from hybridremat.blocks.types import BlockProblem, OptionSet
+from hybridremat.blocks.worker import Worker, WorkerError
+
+
+def solve_blocks(
+    problems: Sequence[BlockProblem],
+    *,
+    workers: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[BlockProblem, OptionSet]:
+    """Pareto sets of the distinct problems among ``problems``.
+
+    Parameters
+    ----------
+    problems
+        Blocks; equal ones are solved once.
+    workers
+        Processes; default: one for each processor that this process may use. With 1 everything runs here.
+        The result is the same for any number.
+    on_progress
+        Called as ``on_progress(done, total)`` in the calling thread, first with ``done = 0``.
+
+    Returns
+    -------
+    dict
+        Option set of every distinct problem, in order of first appearance.
+
+    Raises
+    ------
+    ValueError
+        If ``workers`` is below 1 or a block cannot run at all.
+    """
+    distinct = list(dict.fromkeys(problems))
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, not {workers}")
+    count = min(workers or _processors(), len(distinct))
+    # Largest first, so that no long solve starts when the others are done.
+    order = sorted(distinct, key=lambda p: -len(p.ops) * len(p.steps))
+    solved: dict[BlockProblem, OptionSet] = {}
+    if on_progress is not None:
+        on_progress(0, len(order))
+    for problem, options in _solve_here(order) if count <= 1 else _solve_in_processes(order, count):
+        solved[problem] = options
+        if on_progress is not None:
+            on_progress(len(solved), len(order))
+    return {problem: solved[problem] for problem in distinct}
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _solve_here(order: Sequence[BlockProblem]) -> Iterator[tuple[BlockProblem, OptionSet]]:
+    from hybridremat.blocks.pareto import enumerate_options
+
+    for problem in order:
+        yield problem, enumerate_options(problem)
+
+
+def _solve_in_processes(
+    order: Sequence[BlockProblem], count: int
+) -> Iterator[tuple[BlockProblem, OptionSet]]:
+    """One thread for each process, which waits for its answers; idle ones take the next problem."""
+    with ExitStack() as stack:
+        idle: SimpleQueue[Worker] = SimpleQueue()
+        pool = stack.enter_context(ThreadPoolExecutor(count))
+        for _ in range(count):
+            idle.put(stack.enter_context(Worker()))
+
+        def run(problem: BlockProblem) -> OptionSet:
+            worker = idle.get()
+            try:
+                return worker.solve(problem)
+            except WorkerError:
+                if worker.closed:
+                    raise
+                # Where processes cannot be had, the answer is the same, only later.
+                return dict(_solve_here([problem]))[problem]
+            finally:
+                idle.put(worker)
+
+        futures = {pool.submit(run, problem): problem for problem in order}
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        for future in as_completed(futures):
+            yield futures[future], future.result()

@@ -1,0 +1,92 @@
+"""A process that solves blocks: pickled problems in on stdin, pickled option sets out on stdout.
+
+Started by :mod:`hybridremat.blocks.solve` as a bare interpreter rather than through ``multiprocessing``,
+which would import the caller's main script again: here a script without ``if __name__ == "__main__"`` and a
+notebook work alike, and torch is never loaded. Only pickles of the two processes themselves are read.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from types import TracebackType
+
+from hybridremat.blocks.types import BlockProblem, OptionSet
+
+# The parent's sys.path comes as arguments, so that the worker finds the same package in the same place.
+_START = "import sys; sys.path[:] = sys.argv[1:]; from hybridremat.blocks.worker import serve; serve()"
+
+
+class WorkerError(RuntimeError):
+    """The worker process could not be started or died before it answered."""
+
+
+def serve() -> None:
+    """Answer every problem on stdin until it closes."""
+    from hybridremat.blocks.pareto import enumerate_options
+
+    answers = os.fdopen(os.dup(1), "wb")
+    # Whatever a library prints must not get between the answers.
+    os.dup2(2, 1)
+    while True:
+        try:
+            problem = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by the parent
+        except EOFError:
+            return
+        reply: OptionSet | ValueError
+        try:
+            reply = enumerate_options(problem)
+        except ValueError as error:
+            reply = error
+        pickle.dump(reply, answers)
+        answers.flush()
+
+
+class Worker:
+    """One worker process, started at the first problem and ended by leaving the ``with`` block."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.closed = False
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.closed = True
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def solve(self, problem: BlockProblem) -> OptionSet:
+        """Options of one block.
+
+        Raises
+        ------
+        ValueError
+            What :func:`enumerate_options` raised.
+        WorkerError
+            If the process could not be started or ended without an answer.
+        """
+        try:
+            reply = self._exchange(problem)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise WorkerError(f"block solver process failed: {error}") from error
+        if isinstance(reply, ValueError):
+            raise reply
+        return reply
+
+    def _exchange(self, problem: BlockProblem) -> OptionSet | ValueError:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        pickle.dump(problem, self._process.stdin)
+        self._process.stdin.flush()
+        reply: OptionSet | ValueError = pickle.load(self._process.stdout)  # noqa: S301 - our child
+        return reply
