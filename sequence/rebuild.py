@@ -6,7 +6,7 @@ import numpy as np
 
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
 from hybridremat.sequence.dynamic import ChainTable
-from hybridremat.sequence.moves import Moves
+from hybridremat.sequence.moves import Choices, Moves
 
 State = tuple[int, int, int]
 """(s, t, m): blocks s…t are to be run forward and backward with m slots."""
@@ -22,6 +22,7 @@ class Rebuilder:
     def __init__(self, table: ChainTable) -> None:
         self._table = table
         self._moves = Moves(table.problem, table.unit)
+        self._options: dict[tuple[int, int], Choices] = {}
         self._known: dict[State, list[Decision | State]] = {}
 
     def __call__(self, slot: int) -> tuple[Decision, ...]:
@@ -53,7 +54,9 @@ class Rebuilder:
         if s == t:
             return self._one_block(s, m)
         wanted = self._table.row(s, t)[m]
-        options = self._moves.options(s, t)
+        if (s, t) not in self._options:
+            self._options[s, t] = self._moves.options(s, t)
+        options = self._options[s, t]
         fits = np.flatnonzero(options.least <= m)
         left = m - options.saved[fits]
         hits = np.flatnonzero(self._table.row(s + 1, t)[left] + options.time[fits] == wanted)
