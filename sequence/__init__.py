@@ -4,6 +4,7 @@
 stages stand alone: :func:`chain_problem`, :func:`chain_table`, :class:`Rebuilder`, :class:`Flattener`.
 """
 
+from hybridremat.sequence.compare import per_block_checkpoint
 from hybridremat.sequence.decisions import (
     Backward,
     BlockDecision,
@@ -40,6 +41,7 @@ __all__ = [
     "chain_table",
     "frontier",
     "merge_frontiers",
+    "per_block_checkpoint",
     "remove_dead",
     "schedule_point",
 ]

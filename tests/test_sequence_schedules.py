@@ -1,0 +1,252 @@
+"""Flat schedules and frontiers on small random training graphs, judged by replays written here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.simulate import simulate_option
+from hybridremat.blocks.types import BlockBinding, BlockProblem, Option, OptionSet
+from hybridremat.graph.chain import Block, Chain
+from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
+from hybridremat.graph.memory import schedule_time, step_memory
+from hybridremat.sequence import (
+    Flattener,
+    Rebuilder,
+    SchedulePoint,
+    block_decisions,
+    chain_problem,
+    chain_table,
+    frontier,
+    merge_frontiers,
+    schedule_point,
+)
+from hybridremat.sequence.compare import per_block_checkpoint
+
+
+class Builder:
+    """Writes a joint graph op by op."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.ops: list[Op] = []
+        self.values: list[Value] = []
+
+    def op(self, phase: Phase, reads: list[int], *, outputs: int = 1, **flags: bool) -> list[int]:
+        writes = tuple(range(len(self.values), len(self.values) + outputs))
+        number = len(self.ops)
+        for value in writes:
+            self.values.append(Value(value, self.random.randint(1, 40), number))
+        time, temp = self.random.randint(1, 30), self.random.choice([0, 0, 7])
+        op = Op(number, f"op{number}", phase, tuple(reads), writes, time=time, temp=temp, **flags)
+        self.ops.append(replace(op, flops=op.time))
+        return list(writes)
+
+
+def training_chain(seed: int) -> Chain:
+    """A random chain of blocks: residual paths, an optional op, random ops, mutations, small outputs."""
+    random = Random(seed)
+    build = Builder(random)
+    count = random.randint(1, 5)
+    forward: list[list[int]] = []
+    made: list[list[int]] = []
+    entering: list[int] = []
+    outputs: list[int] = []
+    boundary: list[set[int]] = [set() for _ in range(count + 1)]
+    for i in range(count):
+        start = len(build.ops)
+        own: list[int] = []
+        for _ in range(random.randint(1, 5)):
+            known = own + entering
+            reads = random.sample(known, min(len(known), random.randint(1, 2)))
+            own += build.op(
+                Phase.FORWARD, reads, outputs=random.choice([1, 1, 2]), random=random.random() < 0.2
+            )
+        if random.random() < 0.5:
+            build.op(Phase.FORWARD, own[-1:], outputs=0, mutates=True, recomputable=False)
+        if random.random() < 0.4 or i == count - 1:
+            outputs += build.op(Phase.FORWARD, own[-1:])
+        riding = [v for v in entering if random.random() < 0.4]
+        entering = own[-1:] + riding
+        if i + 1 < count:
+            boundary[i + 1] = set(entering)
+        forward.append(list(range(start, len(build.ops))))
+        made.append(own)
+    optional, backward, gradients, between = backward_part(build, made, boundary, outputs)
+    graph = JointGraph(
+        tuple(build.ops),
+        tuple(build.values),
+        held_outputs=frozenset(outputs),
+        gradients=frozenset(gradients),
+        rng_state_bytes=random.choice([0, 3]),
+    )
+    blocks = tuple(map(Block, map(tuple, forward), map(tuple, optional), map(tuple, backward)))
+    return Chain(
+        graph, blocks, tuple(map(frozenset, boundary)), tuple(map(frozenset, between)), frozenset(outputs)
+    )
+
+
+def backward_part(
+    build: Builder, made: list[list[int]], boundary: list[set[int]], outputs: list[int]
+) -> tuple[list[list[int]], list[list[int]], list[int], list[set[int]]]:
+    random, count = build.random, len(made)
+    tangent = len(build.values)
+    build.values.append(Value(tangent, 2, None, tangent=True))
+    optional: list[list[int]] = [[] for _ in range(count)]
+    backward: list[list[int]] = [[] for _ in range(count)]
+    between: list[set[int]] = [set() for _ in range(count + 1)]
+    gradients: list[int] = []
+    arriving = [tangent]
+    for i in reversed(range(count)):
+        usable = made[i] + sorted(boundary[i])
+        if random.random() < 0.5:
+            usable = usable + build.op(Phase.OPTIONAL, random.sample(usable, 1))
+            optional[i].append(len(build.ops) - 1)
+        start = len(build.ops)
+        for _ in range(random.randint(1, 4)):
+            arriving = build.op(
+                Phase.BACKWARD, arriving + random.sample(usable, random.randint(0, min(2, len(usable))))
+            )
+            if random.random() < 0.5:
+                gradients += build.op(Phase.BACKWARD, arriving + random.sample(usable, 1))
+        backward[i] = list(range(start, len(build.ops)))
+        between[i] = set(arriving) if i else set()
+    return optional, backward, gradients + arriving, between
+
+
+def random_option(problem: BlockProblem, random: Random, share: float, *, solo: bool = False) -> Option:
+    """Save some values; before each backward step recompute, once, all that it still lacks."""
+    saved = set() if solo else {d for d in range(len(problem.value_bytes)) if random.random() < share}
+    early = {c for c, op in enumerate(problem.ops) if op.optional and not solo and random.random() < share}
+    for c, op in reversed(list(enumerate(problem.ops))):
+        if c in early:
+            early |= {
+                p
+                for p, other in enumerate(problem.ops)
+                if other.optional and set(other.writes) & set(op.reads)
+            }
+    ran = set() if solo else {c for c, op in enumerate(problem.ops) if not op.optional or c in early}
+    alive = (saved | (set() if solo else set(problem.outputs))) & {
+        d for c in ran for d in problem.ops[c].writes
+    }
+    recompute = []
+    for step in problem.steps:
+        lacking: set[int] = set()
+        wanted = set(step.reads) - alive
+        for c in range(len(problem.ops) - 1, -1, -1):
+            if wanted & set(problem.ops[c].writes):
+                lacking.add(c)
+                wanted |= set(problem.ops[c].reads) - alive
+        recompute.append(sorted(lacking))
+        alive |= {d for c in lacking for d in problem.ops[c].writes}
+    return simulate_option(problem, saved, early, recompute, solo=solo)
+
+
+def option_sets(bindings: list[BlockBinding], random: Random) -> list[OptionSet]:
+    return [
+        OptionSet(
+            tuple(random_option(b.problem, random, share) for share in (1.0, 0.6, 0.3, 0.0)),
+            (random_option(b.problem, random, 0.0, solo=True),),
+        )
+        for b in bindings
+    ]
+
+
+def prepared(seed: int) -> tuple[Chain, list[BlockBinding], list[OptionSet]]:
+    chain = training_chain(seed)
+    bindings = [bind_block(chain, i) for i in range(len(chain.blocks))]
+    return chain, bindings, option_sets(bindings, Random(seed))
+
+
+def check_complete(graph: JointGraph, schedule: Schedule) -> None:
+    """Every op that must run runs, in its phase, and what may not run twice does not."""
+    runs = Counter(schedule.steps)
+    early = Counter(schedule.steps[: schedule.num_forward])
+    for op in graph.ops:
+        assert op.phase is Phase.OPTIONAL or runs[op.id] >= 1, op
+        assert op.phase is not Phase.FORWARD or early[op.id] == 1, op
+        assert op.phase is not Phase.BACKWARD or (early[op.id] == 0 and runs[op.id] == 1), op
+        assert op.recomputable or runs[op.id] == 1, op
+
+
+def check_no_dead_execution(graph: JointGraph, schedule: Schedule) -> None:
+    """Each recomputation and optional op has a later reader before the value is made again."""
+    first: set[int] = set()
+    for now, op in enumerate(schedule.steps):
+        again = op in first
+        first.add(op)
+        if not again and graph.ops[op].phase is not Phase.OPTIONAL:
+            continue
+        pending = set(graph.ops[op].writes)
+        for later in schedule.steps[now + 1 :]:
+            if pending & set(graph.ops[later].reads):
+                break
+            pending -= set(graph.ops[later].writes)
+        else:
+            raise AssertionError(f"execution {now} of op {op} is read by nobody")
+
+
+@settings(max_examples=120)
+@given(st.integers(0, 10**6))
+def test_rebuilt_schedules_run_and_keep_to_the_table(seed: int) -> None:
+    chain, bindings, options = prepared(seed)
+    graph, problem = chain.graph, chain_problem(chain, bindings, options)
+    plain = step_memory(graph, plain_schedule(graph)).peak
+    table = chain_table(problem, memory=2 * plain, slots=2 * plain)
+    rebuild, flatten = Rebuilder(table), Flattener(chain, bindings, options)
+    re_run = {op for b in chain.blocks for op in b.forward if set(graph.ops[op].writes) - chain.always}
+    constant = sum(op.time for op in graph.ops if op.phase is not Phase.OPTIONAL and op.id not in re_run)
+    assert table.breakpoints()
+    for slot in table.breakpoints():
+        schedule = flatten(rebuild(slot))
+        check_complete(graph, schedule)
+        check_no_dead_execution(graph, schedule)
+        assert step_memory(graph, schedule).peak <= table.peak_bytes(slot)
+        assert schedule_time(graph, schedule) <= table.top[slot] + constant
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6))
+def test_the_frontier_is_a_pareto_set_of_exact_figures(seed: int) -> None:
+    chain, bindings, options = prepared(seed)
+    points = frontier(chain, bindings, options)
+    plain = schedule_point(chain.graph, plain_schedule(chain.graph))
+    assert points == frontier(chain, bindings, options)
+    assert any(p.peak <= plain.peak and p.time <= plain.time for p in points)
+    for before, after in pairwise(points):
+        assert before.peak < after.peak and before.time > after.time
+    for point in points:
+        assert point.peak == step_memory(chain.graph, point.schedule).peak
+        assert point.time == point.flops == schedule_time(chain.graph, point.schedule)
+        assert not point.decisions or len(block_decisions(point.decisions)) == len(chain.blocks)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6))
+def test_per_block_checkpoint_runs_every_forward_twice_but_the_last(seed: int) -> None:
+    chain, bindings, options = prepared(seed)
+    point = per_block_checkpoint(chain, bindings, options)
+    check_complete(chain.graph, point.schedule)
+    check_no_dead_execution(chain.graph, point.schedule)
+    assert [d.forward_runs for d in block_decisions(point.decisions)] == [2] * (len(bindings) - 1) + [1]
+
+
+def test_merging_keeps_the_better_points() -> None:
+    def point(peak: int, time: int) -> SchedulePoint:
+        return SchedulePoint(peak, time, 0, Schedule((), 0))
+
+    merged = merge_frontiers([point(10, 5), point(20, 1)], [point(12, 6), point(9, 7), point(20, 0)])
+    assert [(p.peak, p.time) for p in merged] == [(9, 7), (10, 5), (20, 0)]
+
+
+def test_one_binding_and_option_set_for_each_block() -> None:
+    chain, bindings, options = prepared(3)
+    with pytest.raises(ValueError, match="a chain needs one of each for every block"):
+        chain_problem(chain, bindings[1:], options)
