@@ -14,12 +14,13 @@ Prices do not depend on the position, so repeated layers are cut alike wherever 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
 from hybridremat.graph.joint import JointGraph, Phase
-from hybridremat.graph.line import ForwardLine, alive_after
+from hybridremat.graph.line import ForwardLine, Groups, alive_after, groups_of
+from hybridremat.graph.period import Stretch, group_kinds, repeated_stretches
 
 BYTES_WEIGHT = 4.0
 """Price of a boundary of mean bytes."""
@@ -38,21 +39,14 @@ SMALL_BLOCK = 2
 REBUILD_WEIGHT = 10.0
 """Price of rebuilding the whole forward once."""
 
+KIND_WEIGHT = 1.0
+"""Price of one more kind of block: equal blocks are solved once."""
 
-@dataclass(frozen=True)
-class Groups:
-    """The line as groups: ``start[k]`` is the first position of group k; ``start[-1]`` the line's length."""
+PHASES = 4
+"""Places in a period that are tried for a periodic cut."""
 
-    start: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.start) - 1
-
-
-def groups_of(line: ForwardLine) -> Groups:
-    """One group per real op; unreal ops ahead of the first real op belong to the first group."""
-    starts = [position for position, real in enumerate(line.real) if real]
-    return Groups((0, *starts[1:], len(line.ops)))
+TOLERANCE = 1e-9
+"""Prices this close are equal."""
 
 
 def end_prices(graph: JointGraph, line: ForwardLine, groups: Groups) -> list[float]:
@@ -118,7 +112,7 @@ def cheapest_cuts(
     for end in range(1, len(prices)):
         for size, price in enumerate(prices[end], start=1):
             total = best[end - size] + price + ends[end]
-            if total <= best[end] + 1e-9:
+            if total <= best[end] + TOLERANCE:
                 best[end], origin[end] = min(total, best[end]), end - size
             if end - size in forced:
                 break
@@ -133,6 +127,35 @@ def cheapest_cuts(
 def choose_cuts(graph: JointGraph, line: ForwardLine, max_ops: int) -> tuple[int, ...]:
     """Positions where blocks end (exclusive), the last one being the length of the line."""
     groups = groups_of(line)
+    kinds = group_kinds(graph, line.ops, groups)
+    ends = end_prices(graph, line, groups)
     prices = block_prices(graph, line, groups, max_ops)
-    _, cuts = cheapest_cuts(prices, end_prices(graph, line, groups))
-    return tuple(groups.start[cut] for cut in cuts)
+    forced: frozenset[int] = frozenset()
+    best_price, best = _priced(prices, ends, kinds, forced)
+    for stretch in repeated_stretches(kinds):
+        found = forced
+        for candidate in _periodic_cuts(stretch, ends, max_ops):
+            price, cuts = _priced(prices, ends, kinds, forced | candidate)
+            if price < best_price - TOLERANCE:
+                best_price, best, found = price, cuts, forced | candidate
+        forced = found
+    return tuple(groups.start[cut] for cut in best)
+
+
+def _priced(
+    prices: list[list[float]], ends: list[float], kinds: tuple[int, ...], forced: frozenset[int]
+) -> tuple[float, tuple[int, ...]]:
+    """The cheapest cuts under ``forced``, with the charge for every kind of block."""
+    price, cuts = cheapest_cuts(prices, ends, forced)
+    distinct = {kinds[start:end] for start, end in zip((0, *cuts), cuts, strict=False)}
+    return price + KIND_WEIGHT * len(distinct), cuts
+
+
+def _periodic_cuts(stretch: Stretch, ends: list[float], max_ops: int) -> Iterator[frozenset[int]]:
+    """Ways to cut a stretch at the same cheap places, every period or every few that fit a block."""
+    inner = stretch.start + (stretch.stop - stretch.start) // stretch.period // 2 * stretch.period
+    places = sorted(range(stretch.period), key=lambda phase: (ends[min(inner + phase, stretch.stop)], phase))
+    for periods in range(1, max(1, max_ops // stretch.period) + 1):
+        step = periods * stretch.period
+        for phase in places[:PHASES]:
+            yield frozenset(range(stretch.start + phase, stretch.stop + 1, step))

@@ -71,3 +71,19 @@ def alive_after(line: ForwardLine, weight: NDArray[np.int64]) -> NDArray[np.int6
         np.add.at(change, np.asarray(line.born)[carried], weight[carried])
         np.subtract.at(change, np.asarray(line.last)[carried], weight[carried])
     return np.cumsum(change)[:-1]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The line as groups: ``start[k]`` is the first position of group k; ``start[-1]`` the line's length."""
+
+    start: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+
+def groups_of(line: ForwardLine) -> Groups:
+    """One group per real op; unreal ops ahead of the first real op belong to the first group."""
+    starts = [position for position, real in enumerate(line.real) if real]
+    return Groups((0, *starts[1:], len(line.ops)))

@@ -15,6 +15,9 @@ from hybridremat.graph.joint import JointGraph, Phase, plain_schedule
 from hybridremat.graph.kept import kept_values
 from hybridremat.graph.line import ForwardLine, forward_line
 from hybridremat.graph.memory import step_memory
+from hybridremat.graph.sizes import block_sizes
+
+__all__ = ["block_sizes", "segment"]
 
 DUPLICATE_SHARE = 0.001
 """An optional op read by several blocks is rebuilt in each if its time is below this share of the step's."""
@@ -176,8 +179,3 @@ def _gradient_boundaries(
                 for crossed in range(block + 1, placed[producer] + 1):
                     sets[crossed].add(value)
     return tuple(map(frozenset, sets))
-
-
-def block_sizes(graph: JointGraph) -> tuple[int, ...]:
-    """Values of ``max_ops`` worth trying; the frontiers of all of them are merged."""
-    return (16, 24)
