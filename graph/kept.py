@@ -1,19 +1,23 @@
 """Which values are kept from their production to the end of the step, whatever the plan.
 
-Keeping a value that costs next to nothing takes it out of every block's problem and of every
-boundary. Five kinds are kept: step outputs that live anyway, values of at most
-:data:`PINNED_SHARE` of the plain peak, cheap values that forward ops read all over the net (masks,
-position tables), outputs of ops that must not run twice, and gradients that a forward op makes.
+Keeping a value that costs next to nothing takes it out of every block's problem and of every boundary.
+Five kinds are kept: step outputs that live anyway, tiny values, cheap values that forward ops read all
+over the net (masks, position tables), outputs of ops that must not run twice, and gradients that a
+forward op makes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hybridremat.graph.joint import JointGraph, Op, Phase
 
 PINNED_SHARE = 0.0007
-"""A value of at most this share of the plain peak is always saved."""
+"""A value of at most this share of the plain peak is always saved…"""
+
+PINNED_TOTAL_SHARE = 0.015
+"""…as long as all of them together stay below this share: in a net of 1,000 layers every value is tiny."""
 
 GLOBAL_SHARE = 0.02
 """A value read all over the net is kept if its bytes are below this share of the plain peak…"""
@@ -45,15 +49,14 @@ def kept_values(graph: JointGraph, plain_peak: int) -> Kept:
         Bytes: the peak of the plain schedule, against which "tiny" and "cheap" are measured.
     """
     readers = graph.readers()
-    optional = _forward_optional(graph, plain_peak, readers)
+    tiny = _tiny_bytes(graph, plain_peak)
+    optional = _forward_optional(graph, tiny, readers)
     kept = {value for value in graph.held_outputs if graph.values[value].producer is not None}
     for op in graph.ops:
         if op.phase is Phase.BACKWARD:
             continue
         if op.phase is Phase.FORWARD or op.id in optional:
-            kept.update(
-                value for value in op.writes if graph.values[value].bytes <= PINNED_SHARE * plain_peak
-            )
+            kept.update(value for value in op.writes if graph.values[value].bytes <= tiny)
         if op.id in optional:
             kept.update(op.writes)
         elif not op.recomputable:
@@ -64,12 +67,28 @@ def kept_values(graph: JointGraph, plain_peak: int) -> Kept:
     return Kept(frozenset(kept), frozenset(optional))
 
 
-def _forward_optional(graph: JointGraph, plain_peak: int, readers: tuple[tuple[int, ...], ...]) -> set[int]:
+def _tiny_bytes(graph: JointGraph, plain_peak: int) -> int:
+    """The largest size of a tiny value. Values of one size are alike, so that layers stay identical."""
+    made = (graph.producer(value.id) for value in graph.values)
+    sizes = Counter(
+        value.bytes
+        for value, op in zip(graph.values, made, strict=True)
+        if op is not None and op.phase is not Phase.BACKWARD and value.bytes <= PINNED_SHARE * plain_peak
+    )
+    total, largest = 0, 0
+    for size in sorted(sizes):
+        total += size * sizes[size]
+        if total > PINNED_TOTAL_SHARE * plain_peak:
+            break
+        largest = size
+    return largest
+
+
+def _forward_optional(graph: JointGraph, tiny: int, readers: tuple[tuple[int, ...], ...]) -> set[int]:
     """Optional ops that run once, in the forward: tiny, or not to run twice, or read by one of these."""
-    small = PINNED_SHARE * plain_peak
     chosen: set[int] = set()
     for op in graph.ops:
-        if op.phase is Phase.OPTIONAL and _is_tiny(graph, op, small) and _forward_reads(graph, op, chosen):
+        if op.phase is Phase.OPTIONAL and _is_tiny(graph, op, tiny) and _forward_reads(graph, op, chosen):
             chosen.add(op.id)
     for op in reversed(graph.ops):
         if op.phase is not Phase.OPTIONAL:
@@ -80,8 +99,8 @@ def _forward_optional(graph: JointGraph, plain_peak: int, readers: tuple[tuple[i
     return chosen
 
 
-def _is_tiny(graph: JointGraph, op: Op, small: float) -> bool:
-    return bool(op.writes) and all(graph.values[value].bytes <= small for value in op.writes)
+def _is_tiny(graph: JointGraph, op: Op, tiny: int) -> bool:
+    return bool(op.writes) and all(graph.values[value].bytes <= tiny for value in op.writes)
 
 
 def _forward_reads(graph: JointGraph, op: Op, chosen: set[int]) -> bool:

@@ -25,7 +25,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx._lazy_graph_module import _make_graph_module
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import arg_tree_leaves
 
 ALLOCATION_EVENT = _EventType.Allocation
 
@@ -36,13 +37,13 @@ __all__ = [
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
-    "TorchDispatchMode",
     "TorchRuntimeError",
     "Unsupported",
     "_disable_current_modes",
     "_extract_fwd_bwd_modules",
     "_make_graph_module",
     "aot_autograd",
+    "arg_tree_leaves",
     "boxed_nop",
     "detect_fake_mode",
     "dynamo_config",

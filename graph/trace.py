@@ -23,6 +23,7 @@ from hybridremat.graph.flops import node_flops
 from hybridremat.graph.joint import JointGraph, Op, Phase, Value
 from hybridremat.graph.origin import module_path, source_line
 from hybridremat.graph.private_torch import (
+    arg_tree_leaves,
     CheckpointPolicy,
     HigherOrderOperator,
     OpOverload,
@@ -73,7 +74,7 @@ class TracedStep:
 def joint_outputs(module: fx.GraphModule) -> list[Any]:
     """The flat outputs of a joint graph: forward outputs, then gradients."""
     output = next(iter(module.graph.find_nodes(op="output")))
-    return list(torch.utils._pytree.arg_tree_leaves(*output.args))
+    return list(arg_tree_leaves(*output.args))
 
 
 def tensors(value: object) -> list[torch.Tensor]:

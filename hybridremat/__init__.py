@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hybridremat.api import frontier, get_plan, plan, unwrap, wrap
     from hybridremat.curve import Frontier
     from hybridremat.measurement import Measurement, measure
-    from hybridremat.plan import Plan
+    from hybridremat.plans import Plan
 
 __version__ = "0.1.0"
 
@@ -59,7 +59,7 @@ _HOME = {
     "plan": "hybridremat.api",
     "get_plan": "hybridremat.api",
     "frontier": "hybridremat.api",
-    "Plan": "hybridremat.plan",
+    "Plan": "hybridremat.plans",
     "Frontier": "hybridremat.curve",
     "measure": "hybridremat.measurement",
     "Measurement": "hybridremat.measurement",
@@ -76,11 +76,6 @@ class _Face(ModuleType):
         value: object = getattr(import_module(home), name)
         setattr(self, name, value)
         return value
-
-    def __setattr__(self, name: str, value: object) -> None:
-        # the import system sets every submodule on its package; hybridremat.plan stays the function
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *__all__})

@@ -1,0 +1,236 @@
+"""The torch.compile backend: what happens between Dynamo's graph and the two graphs that run.
+
+Dynamo hands over a graph; AOTAutograd makes the joint graph of it and asks for a partition; a
+:class:`StepPlanner` chooses the schedule; the emitted graphs are checked and run op by op.
+
+Which outputs take part in the loss is fixed when a step is planned. If an output is a scalar, the loss is
+inside the model: the scalars carry gradients, and every other output is returned detached, so that no
+gradient of its size is ever made for it. A gradient that arrives there all the same raises
+:class:`~hybridremat.errors.PlanMismatchError`; nothing is silently dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from hybridremat.checker import check
+from hybridremat.emission import emit
+from hybridremat.errors import CaptureError, HybridRematError, PlanError, PlanMismatchError
+from hybridremat.graph.allocations import span
+from hybridremat.graph.joint import Schedule
+from hybridremat.graph.private_torch import aot_autograd, boxed_nop
+from hybridremat.graph.trace import TracedStep, TraceError, trace_joint
+from hybridremat.limits import format_bytes
+
+logger = logging.getLogger(__name__)
+
+
+class HeldOutputWarning(UserWarning):
+    """The caller still holds an output during the backward that the plan assumed to be gone."""
+
+
+class CaptureComplete(BaseException):
+    """Raised instead of running a captured graph: nothing has run. Never leaves hybridremat."""
+
+
+class StepPlanner(Protocol):
+    """Chooses the schedule of a traced step."""
+
+    def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
+        """The step with costs, the schedule, and the bytes that the emitted graphs must stay under."""
+        ...
+
+    def emitted(self, step: TracedStep, peak: int) -> None:
+        """Told the exact peak of the checked graphs."""
+        ...
+
+
+@dataclass(frozen=True)
+class OutputRoles:
+    """Which flat outputs of a graph carry gradients, and which are returned detached."""
+
+    detached: tuple[int, ...]
+    loss_inside: bool
+
+
+def _example(node: object) -> torch.Tensor | None:
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def assign_roles(module: fx.GraphModule, *, all_outputs: bool) -> OutputRoles:
+    """Detach, in Dynamo's graph, the outputs that take no part in the loss."""
+    output = next(iter(module.graph.find_nodes(op="output")))
+    results = list(output.args[0])
+    examples = [_example(node) for node in results]
+    differentiable = [i for i, e in enumerate(examples) if e is not None and e.requires_grad]
+    scalars = [i for i in differentiable if (e := examples[i]) is not None and e.dim() == 0]
+    if all_outputs or not scalars:
+        return OutputRoles((), loss_inside=False)
+    detached = tuple(i for i in differentiable if i not in scalars)
+    for index in detached:
+        with module.graph.inserting_before(output):
+            results[index] = module.graph.call_method("detach", (results[index],))
+    output.args = (tuple(results),)
+    module.recompile()
+    return OutputRoles(detached, loss_inside=True)
+
+
+class Backend:
+    """Compiles steps for one wrapped model, or for one use of ``torch.compile``.
+
+    Parameters
+    ----------
+    planner
+        Chooses schedules.
+    hold_outputs
+        Whether the caller keeps outputs that carry no gradient through the backward.
+    all_outputs
+        Whether all outputs may carry gradients even if one is a scalar.
+    armed
+        Whether compiled graphs run. While False they raise :class:`CaptureComplete` before anything
+        has run, which is how a step is planned without executing it.
+    """
+
+    def __init__(
+        self, planner: StepPlanner, *, hold_outputs: bool = False, all_outputs: bool = False, armed: bool = True
+    ) -> None:
+        self.planner = planner
+        self.hold_outputs, self.all_outputs = hold_outputs, all_outputs
+        self.armed = armed
+        self.error: HybridRematError | None = None
+        self.captured = False
+        self._lock = threading.RLock()
+
+    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any], **_: object) -> Callable[..., Any]:
+        with self._lock:
+            _refuse_graph_break(module)
+            roles = assign_roles(module, all_outputs=self.all_outputs)
+            watch = _HeldOutputs(self.hold_outputs)
+            compiled = aot_autograd(
+                fw_compiler=self._compile_forward,
+                bw_compiler=lambda graph, inputs: self._compile_backward(graph, inputs, watch),
+                partition_fn=lambda *args, **kwargs: self._partition(*args, roles=roles, **kwargs),
+                keep_inference_input_mutations=True,
+            )(module, example_inputs)
+        if not roles.detached:
+            return compiled
+
+        def run(*args: object) -> Any:
+            return watch.guard(compiled(*args), roles.detached)
+
+        return run
+
+    def _partition(
+        self,
+        joint: fx.GraphModule,
+        _inputs: object,
+        *,
+        num_fwd_outputs: int,
+        roles: OutputRoles,
+        **_: object,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self.captured = True
+        try:
+            held = self.hold_outputs or not roles.loss_inside
+            step = trace_joint(joint, num_fwd_outputs, hold_outputs=held)
+            step, schedule, limit = self.planner.choose(step)
+            forward, backward = emit(step, schedule)
+            memory = check(step, forward, backward, limit=limit)
+            self.planner.emitted(step, memory.peak)
+            return forward, backward
+        except TraceError as error:
+            self.error = CaptureError(str(error))
+            raise self.error from error
+        except HybridRematError as error:
+            self.error = error
+            raise
+
+    def _runnable(self, graph: fx.GraphModule, inputs: Sequence[Any], before: Callable[[], None], name: str) -> Any:
+        run = boxed_nop(graph, list(inputs))
+
+        def call(args: list[Any]) -> Any:
+            if not self.armed:
+                raise CaptureComplete
+            before()
+            with span(name):
+                return run(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    def _compile_forward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return self._runnable(graph, inputs, lambda: None, "forward")
+
+    def _compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any], watch: _HeldOutputs) -> Any:
+        return self._runnable(graph, inputs, watch.warn_once, "backward")
+
+
+def _refuse_graph_break(module: fx.GraphModule) -> None:
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is not None and reason.graph_break:
+        place = reason.user_stack[-1] if reason.user_stack else None
+        where = f" at {place.filename}:{place.lineno}" if place is not None else ""
+        raise CaptureError(
+            f"the model's graph breaks{where} ({reason.reason}), so the memory of the whole step cannot be "
+            "planned. Nothing has been run. Remove the break (often a print, a call of .item(), or a branch "
+            "on a tensor's value), or wrap the part of the model that has none."
+        )
+
+
+class _HeldOutputs:
+    """Outputs that carry no gradient: refuses gradients for them, notices when they are still held."""
+
+    def __init__(self, expected: bool) -> None:
+        self._warned = expected
+        self._alive: list[weakref.ref[torch.Tensor]] = []
+
+    def guard(self, outputs: Sequence[Any], detached: Sequence[int]) -> Sequence[Any]:
+        """Give detached outputs a gradient edge that raises."""
+        results = list(outputs)
+        self._alive.clear()
+        for index in detached:
+            tensor = results[index].detach().requires_grad_()
+            tensor.register_hook(_refuse_gradient(index, tuple(tensor.shape)))
+            self._alive.append(weakref.ref(tensor))
+            results[index] = tensor
+        return type(outputs)(results) if isinstance(outputs, tuple) else results
+
+    def warn_once(self) -> None:
+        """Warn if an output is still alive when the backward starts."""
+        held = [tensor for ref in self._alive if (tensor := ref()) is not None]
+        self._alive.clear()
+        size = sum(tensor.untyped_storage().nbytes() for tensor in held)
+        if self._warned or size == 0:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{format_bytes(size)} of model outputs that are not part of the loss are still held during the "
+            "backward, beyond what the plan counts. Drop them (loss = model(**batch).loss), or wrap with "
+            "hold_outputs=True to have them counted.",
+            HeldOutputWarning,
+            stacklevel=2,
+        )
+
+
+def _refuse_gradient(index: int, shape: tuple[int, ...]) -> Callable[[torch.Tensor], None]:
+    def hook(_: torch.Tensor) -> None:
+        raise PlanMismatchError(
+            f"a gradient reached output {index} of the model, of shape {shape}. The step was planned for a loss "
+            "inside the model (one of its outputs is a scalar), with no gradient for the other outputs. Wrap "
+            'with grad_outputs="all" to let every output take part in the loss.'
+        )
+
+    return hook
+
+
+__all__ = ["Backend", "CaptureComplete", "HeldOutputWarning", "PlanError", "StepPlanner"]

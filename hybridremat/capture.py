@@ -1,0 +1,172 @@
+"""Compile a model's training step without running it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from hybridremat.backend import Backend, CaptureComplete
+from hybridremat.errors import CaptureError, HybridRematError, InputError, ModelError
+from hybridremat.graph.private_torch import (
+    BackendCompilerFailed,
+    TorchRuntimeError,
+    Unsupported,
+    dynamo_config,
+)
+
+_LOG_METHODS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
+
+
+def _logging_methods() -> set[Callable[..., Any]]:
+    """What writes a log line: the standard methods, and those that libraries add to ``Logger``."""
+    added = [m for n, m in vars(logging.Logger).items() if getattr(m, "__module__", "logging") != "logging"]
+    standard = [getattr(logging.Logger, name) for name in _LOG_METHODS]
+    return {method for method in (*standard, *added) if callable(method)}
+
+
+@contextmanager
+def without_logging() -> Iterator[None]:
+    """Log lines in the model's code do not break the graph; they are left out of the compiled step."""
+    with dynamo_config.patch(
+        ignore_logging_functions=dynamo_config.ignore_logging_functions | _logging_methods()
+    ):
+        yield
+
+
+def fresh_call(model: nn.Module) -> Callable[..., Any]:
+    """A function that runs the model, with a code object of its own.
+
+    Dynamo keeps compiled code, and counts recompilations, by code object; ``Module._call_impl`` is one
+    object for all models of the process.
+    """
+
+    def run_model(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)
+
+    code = run_model.__code__.replace(co_name=f"run_{type(model).__name__}")
+    fresh = FunctionType(code, run_model.__globals__, closure=run_model.__closure__)
+    fresh.__kwdefaults__ = run_model.__kwdefaults__
+    return fresh
+
+
+@contextmanager
+def training_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model in train mode unless it is; every submodule's own flag comes back afterwards."""
+    if model.training:
+        yield
+        return
+    flags = {module: module.training for module in model.modules()}
+    model.train()
+    try:
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+def require_trainable(model: object) -> None:
+    """Refuse what is no module, and a module without trainable parameters.
+
+    Raises
+    ------
+    ModelError
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ModelError(
+            f"{type(model).__name__} has no trainable parameters, so it has no backward pass to plan. "
+            "Set requires_grad on the parameters to be trained before planning."
+        )
+
+
+def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse sample inputs that the model's ``forward`` does not take.
+
+    Raises
+    ------
+    InputError
+    """
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"the sample inputs do not fit {type(model).__name__}.forward: {error}. Pass what one training step "
+            "passes: args=(…) and kwargs={…}."
+        ) from error
+    except ValueError:
+        return  # a forward without a signature: the capture itself will tell
+
+
+def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
+    """The model's call, compiled by ``backend`` as one graph per input shape, limits on neither."""
+    limits = {}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch ≥ 2.12
+        limits["recompile_limit"] = 256
+    return torch.compile(fresh_call(model), backend=backend, dynamic=False, fullgraph=True, **limits)
+
+
+def capture(
+    model: nn.Module, compiled: Callable[..., Any], backend: Backend, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Compile for these sample inputs without running anything.
+
+    Raises
+    ------
+    CaptureError
+        If the model breaks the graph, or no backward was captured.
+    InputError
+        If the inputs' shapes, dtypes or devices do not fit.
+    HybridRematError
+        Whatever planning raised.
+    """
+    backend.armed = False
+    try:
+        with training_mode(model), torch.enable_grad(), translated_errors(model, backend):
+            compiled(*args, **kwargs)
+    except CaptureComplete:
+        pass
+    finally:
+        backend.armed = True
+    if not backend.captured:
+        raise CaptureError(
+            f"no backward graph was captured for {type(model).__name__}: none of its outputs depends on a trainable "
+            "parameter for these inputs"
+        )
+
+
+@contextmanager
+def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
+    """Dynamo's errors as ours; errors of planning come out as they were raised."""
+    backend.error = None
+    try:
+        with without_logging():
+            yield
+    except BackendCompilerFailed as error:
+        inner = backend.error or error.inner_exception
+        if isinstance(inner, HybridRematError):
+            raise inner from None
+        raise CaptureError(f"{type(model).__name__} could not be captured: {_first_lines(inner)}") from error
+    except TorchRuntimeError as error:
+        raise InputError(
+            f"{type(model).__name__} fails on the sample inputs: {_first_lines(error)}. Check their shapes, dtypes "
+            "and devices against what a training step passes."
+        ) from error
+    except Unsupported as error:
+        raise CaptureError(
+            f"the graph of {type(model).__name__} breaks, so the memory of the whole step cannot be planned. Nothing "
+            f"has been run. {_first_lines(error, 12)}\nRemove the break (often a print, a call of .item(), or a "
+            "branch on a tensor's value), or wrap the part of the model that has none."
+        ) from error
+
+
+def _first_lines(error: object, count: int = 3) -> str:
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    return "\n".join(lines[:count]) if count > 3 else " ".join(line.strip() for line in lines[:count])

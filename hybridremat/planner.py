@@ -1,0 +1,189 @@
+"""From a traced step to the frontier of schedules, and from the frontier to one plan.
+
+Each block size gives one chain; the distinct blocks of all chains are solved together, so that a block
+that two chains share is solved once; the frontiers of the chains are merged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.solve import solve_blocks
+from hybridremat.blocks.types import BlockBinding, BlockProblem, OptionSet
+from hybridremat.errors import InfeasibleLimitError
+from hybridremat.graph.chain import Chain
+from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.segment import block_sizes, segment
+from hybridremat.graph.validate import validate_chain
+from hybridremat.limits import format_bytes
+from hybridremat.sequence import SchedulePoint, frontier, merge_frontiers
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """One segmentation with the options of its blocks."""
+
+    chain: Chain
+    bindings: tuple[BlockBinding, ...]
+    option_sets: tuple[OptionSet, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point of the frontier; ``chain_index`` says whose chain's decisions it holds."""
+
+    point: SchedulePoint
+    chain_index: int
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Everything that is known about a step before a limit is chosen.
+
+    Attributes
+    ----------
+    graph
+        The joint graph with costs.
+    chains
+        One for each block size.
+    candidates
+        The frontier, by rising peak and falling time; its last point is the plain step or better.
+    plain
+        The plain step's figures.
+    timings
+        Seconds by stage.
+    """
+
+    graph: JointGraph
+    chains: tuple[ChainPlan, ...]
+    candidates: tuple[Candidate, ...]
+    plain: SchedulePoint
+    timings: dict[str, float] = field(compare=False)
+
+    @property
+    def least(self) -> int:
+        """The least feasible step memory in bytes."""
+        return self.candidates[0].point.peak
+
+    def overhead(self, point: SchedulePoint) -> float:
+        """Extra time as a fraction of the plain step's."""
+        return point.time / self.plain.time - 1.0 if self.plain.time else 0.0
+
+    def extra_flops(self, point: SchedulePoint) -> float:
+        """Extra flops as a fraction of the plain step's."""
+        return point.flops / self.plain.flops - 1.0 if self.plain.flops else 0.0
+
+    def choose(self, limit: int | None, max_overhead: float | None, reserve: int = 0) -> Candidate:
+        """The fastest point under a limit (bytes), or the smallest within an overhead (fraction).
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If no point satisfies what was asked.
+        """
+        fitting = [c for c in self.candidates if limit is None or c.point.peak + reserve <= limit]
+        if not fitting:
+            assert limit is not None
+            raise self._infeasible(limit, reserve)
+        if max_overhead is None:
+            return fitting[-1]
+        within = [c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12]
+        if not within:
+            raise self._too_slow(limit, max_overhead, fitting[-1].point)
+        return within[-1] if limit is not None else within[0]
+
+    def _infeasible(self, limit: int, reserve: int) -> InfeasibleLimitError:
+        least = self.least + reserve
+        share = 100 * least / self.plain.peak
+        kept = f" ({format_bytes(reserve)} of it kept free by reserve=)" if reserve else ""
+        return InfeasibleLimitError(
+            f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes){kept}: the least feasible limit for "
+            f"this model and input is {format_bytes(least)} ({least} bytes, {share:.1f} % of the plain step's "
+            f"{format_bytes(self.plain.peak)}). Raise the limit to that, or make the batch or the input smaller.",
+            limit=limit,
+            least=least,
+        )
+
+    def _too_slow(self, limit: int | None, max_overhead: float, best: SchedulePoint) -> InfeasibleLimitError:
+        assert limit is not None
+        return InfeasibleLimitError(
+            f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: the fastest "
+            f"plan under that limit takes {self.overhead(best):.1%} more time. Raise one of the two, or give only one.",
+            limit=limit,
+            least=limit,
+        )
+
+
+class OptionCache:
+    """Options of block problems solved before, in this process."""
+
+    def __init__(self) -> None:
+        self._known: dict[BlockProblem, OptionSet] = {}
+
+    def solve(
+        self, problems: Sequence[BlockProblem], workers: int | None, on_progress: Callable[[int, int], None]
+    ) -> dict[BlockProblem, OptionSet]:
+        """Options of each problem; only those not known are solved."""
+        missing = [problem for problem in dict.fromkeys(problems) if problem not in self._known]
+        if missing:
+            self._known.update(solve_blocks(missing, workers=workers, on_progress=on_progress))
+        return {problem: self._known[problem] for problem in problems}
+
+
+def plan_graph(
+    graph: JointGraph, *, cache: OptionCache, workers: int | None = None, progress: Progress | None = None
+) -> Planning:
+    """Segment, solve and compose: the whole frontier of a joint graph with costs.
+
+    Parameters
+    ----------
+    workers
+        Processes that solve blocks; None for one a core. The result is the same for any number.
+    progress
+        Called with (stage, done, total).
+    """
+    report = progress or (lambda *_: None)
+    started = time.perf_counter()
+    chains = []
+    for size in block_sizes(graph):
+        report("segmenting", len(chains), len(block_sizes(graph)))
+        chain = segment(graph, max_ops=size)
+        validate_chain(chain)
+        if chain not in chains:
+            chains.append(chain)
+    bindings = [tuple(bind_block(chain, i) for i in range(len(chain.blocks))) for chain in chains]
+    segmented = time.perf_counter()
+    problems = [binding.problem for group in bindings for binding in group]
+    options = cache.solve(problems, workers, lambda done, total: report("solving blocks", done, total))
+    solved = time.perf_counter()
+    plans = tuple(
+        ChainPlan(chain, group, tuple(options[binding.problem] for binding in group))
+        for chain, group in zip(chains, bindings, strict=True)
+    )
+    fronts = []
+    for index, plan in enumerate(plans):
+        report("composing", index, len(plans))
+        fronts.append(frontier(plan.chain, plan.bindings, plan.option_sets))
+    merged = merge_frontiers(*fronts)
+    owner = {id(point): index for index, front in enumerate(fronts) for point in front}
+    composed = time.perf_counter()
+    timings = {
+        "segment": segmented - started,
+        "solve blocks": solved - segmented,
+        "compose": composed - solved,
+    }
+    plain = plain_point(graph)
+    return Planning(graph, plans, tuple(Candidate(p, owner[id(p)]) for p in merged), plain, timings)
+
+
+def plain_point(graph: JointGraph) -> SchedulePoint:
+    """The figures of the plain step."""
+    from hybridremat.graph.joint import plain_schedule
+    from hybridremat.sequence import schedule_point
+
+    return schedule_point(graph, plain_schedule(graph))

@@ -1,0 +1,232 @@
+"""A plan: schedule, figures and the decisions block by block, as data. ``print(plan)`` shows it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from io import StringIO
+
+from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.memory import step_memory
+from hybridremat.limits import format_bytes
+from hybridremat.planner import Candidate, ChainPlan, Planning
+from hybridremat.sequence import BlockDecision, block_decisions
+
+
+@dataclass(frozen=True)
+class ValueRecord:
+    """A value of the model by name, and what becomes of it in this plan."""
+
+    name: str
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    op: str
+    module: str
+
+
+@dataclass(frozen=True)
+class PlannedBlock:
+    """What the plan does with one block.
+
+    Attributes
+    ----------
+    index
+        Its place in the chain.
+    modules
+        Paths of the modules that its forward ops come from, in order.
+    forward_ops, backward_ops
+        How many kernels it has in each phase.
+    option, option_count, solo
+        Number of the option that its backward uses, among how many; ``solo``: its output is not made
+        again and nothing of it was saved.
+    forward_runs
+        How often its whole forward runs (1: no re-run).
+    saved
+        Values alive between its forward and its backward.
+    recomputed
+        Values made more than once, with the number of extra times.
+    saved_bytes, forward_peak, backward_peak
+        Bytes of the option, without what other blocks hold.
+    forward_time, extra_time
+        Nanoseconds of its forward, and of everything that runs more than once.
+    """
+
+    index: int
+    modules: tuple[str, ...]
+    forward_ops: int
+    backward_ops: int
+    option: int | None
+    option_count: int
+    solo: bool
+    forward_runs: int
+    saved: tuple[ValueRecord, ...]
+    recomputed: tuple[tuple[ValueRecord, int], ...]
+    saved_bytes: int
+    forward_peak: int
+    backward_peak: int
+    forward_time: int
+    extra_time: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan for one model, input and limit.
+
+    Attributes
+    ----------
+    memory_limit
+        Bytes of step memory that the plan promises to stay under; None if only an overhead was asked.
+    reserve
+        Bytes of the limit kept free for the caller's own code.
+    predicted_peak
+        Exact step memory of the emitted graphs in bytes, without ``reserve``.
+    plain_peak, least_peak
+        Bytes: the plain step, and the least that any plan needs.
+    overhead, extra_flops
+        Fractions of the plain step's time (by the cost model) and flops.
+    saved_bytes
+        Bytes alive between forward and backward.
+    blocks
+        Decisions, block by block.
+    timings
+        Seconds that planning took, by stage.
+    cost_model
+        The source of times.
+    fingerprint
+        Identifies the joint graph: ops, edges, bytes and flops.
+    schedule
+        Every op execution, recomputations included.
+    """
+
+    memory_limit: int | None
+    reserve: int
+    predicted_peak: int
+    plain_peak: int
+    least_peak: int
+    overhead: float
+    extra_flops: float
+    saved_bytes: int
+    blocks: tuple[PlannedBlock, ...]
+    cost_model: str
+    fingerprint: str
+    schedule: Schedule
+    timings: dict[str, float] = field(compare=False, default_factory=dict)
+
+    def __str__(self) -> str:
+        from hybridremat.report import plan_tables, render
+
+        out = StringIO()
+        render(plan_tables(self), out)
+        return out.getvalue().rstrip("\n")
+
+    @property
+    def planning_seconds(self) -> float:
+        """Seconds that planning took in all."""
+        return sum(self.timings.values())
+
+    def with_timings(self, timings: dict[str, float]) -> Plan:
+        """The same plan with more stages timed."""
+        return replace(self, timings={**self.timings, **timings})
+
+
+def fingerprint(graph: JointGraph) -> str:
+    """A hash of what a plan depends on: ops, edges, phases, bytes, flops and temporaries."""
+    digest = hashlib.sha256()
+    for op in graph.ops:
+        digest.update(repr((op.target, op.phase.value, op.reads, op.writes, op.flops, op.temp, op.random)).encode())
+    for value in graph.values:
+        digest.update(repr((value.bytes, value.producer, value.shape, value.dtype)).encode())
+    for group in (graph.held_outputs, graph.released_outputs, graph.gradients):
+        digest.update(repr(sorted(group)).encode())
+    return digest.hexdigest()[:32]
+
+
+def make_plan(
+    planning: Planning, chosen: Candidate, *, limit: int | None, reserve: int, cost_model: str
+) -> Plan:
+    """The plan that a point of the frontier stands for."""
+    graph, point = planning.graph, chosen.point
+    memory = step_memory(graph, point.schedule)
+    return Plan(
+        memory_limit=limit,
+        reserve=reserve,
+        predicted_peak=point.peak,
+        plain_peak=planning.plain.peak,
+        least_peak=planning.least,
+        overhead=planning.overhead(point),
+        extra_flops=planning.extra_flops(point),
+        saved_bytes=memory.saved,
+        blocks=planned_blocks(planning.chains[chosen.chain_index], point.schedule, point.decisions),
+        cost_model=cost_model,
+        fingerprint=fingerprint(graph),
+        schedule=point.schedule,
+        timings=dict(planning.timings),
+    )
+
+
+def planned_blocks(chain_plan: ChainPlan, schedule: Schedule, decisions: Iterable[object]) -> tuple[PlannedBlock, ...]:
+    """The decisions of a schedule, sorted by block."""
+    graph = chain_plan.chain.graph
+    runs = Counter(schedule.steps)
+    crossing = _crossing(graph, schedule)
+    by_block = {d.block: d for d in block_decisions(tuple(decisions))}  # type: ignore[arg-type]
+    return tuple(
+        _planned_block(chain_plan, index, by_block.get(index), runs, crossing)
+        for index in range(len(chain_plan.chain.blocks))
+    )
+
+
+def _crossing(graph: JointGraph, schedule: Schedule) -> frozenset[int]:
+    """Values whose forward version the backward reads."""
+    made: set[int] = set()
+    crossing: set[int] = set()
+    for op in schedule.steps[schedule.num_forward :]:
+        crossing.update(v for v in graph.ops[op].reads if v not in made and graph.values[v].producer is not None)
+        made.update(graph.ops[op].writes)
+    return frozenset(crossing)
+
+
+def _planned_block(
+    plan: ChainPlan,
+    index: int,
+    decision: BlockDecision | None,
+    runs: Counter[int],
+    crossing: frozenset[int],
+) -> PlannedBlock:
+    graph, block = plan.chain.graph, plan.chain.blocks[index]
+    options = plan.option_sets[index]
+    family = options.solo if decision is not None and decision.solo else options.options
+    option = family[decision.option] if decision is not None else None
+    made = [graph.ops[op] for op in (*block.forward, *block.optional)]
+    saved = [_record(graph, v) for op in made for v in op.writes if v in crossing]
+    again = [(_record(graph, op.writes[0]), runs[op.id] - 1) for op in made if runs[op.id] > 1 and op.writes]
+    return PlannedBlock(
+        index=index,
+        modules=tuple(dict.fromkeys(graph.ops[op].module for op in block.forward if graph.ops[op].module)),
+        forward_ops=len(block.forward),
+        backward_ops=len(block.backward),
+        option=decision.option if decision is not None else None,
+        option_count=len(family),
+        solo=decision.solo if decision is not None else False,
+        forward_runs=decision.forward_runs if decision is not None else 1,
+        saved=tuple(saved),
+        recomputed=tuple(again),
+        saved_bytes=sum(record.bytes for record in saved),
+        forward_peak=option.forward_peak if option is not None else 0,
+        backward_peak=option.backward_peak if option is not None else 0,
+        forward_time=sum(graph.ops[op].time for op in block.forward),
+        extra_time=sum(op.time * (runs[op.id] - 1) for op in made if op.phase is not Phase.BACKWARD and runs[op.id]),
+    )
+
+
+def _record(graph: JointGraph, value: int) -> ValueRecord:
+    item = graph.values[value]
+    op = graph.producer(value)
+    assert op is not None
+    return ValueRecord(item.name, item.bytes, item.shape, item.dtype, op.target, op.module)
+
+
+__all__ = ["Plan", "PlannedBlock", "ValueRecord", "fingerprint", "format_bytes", "make_plan"]

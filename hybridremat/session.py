@@ -1,0 +1,112 @@
+"""Planning inside a compile: a traced step comes in, a schedule goes out, the plan is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from hybridremat.errors import PlanError
+from hybridremat.graph.costs import cost_model, with_costs
+from hybridremat.graph.joint import Schedule, plain_schedule
+from hybridremat.graph.kernel_store import KernelStore
+from hybridremat.graph.kernels import distinct_kernels
+from hybridremat.graph.trace import TracedStep
+from hybridremat.plans import Plan, fingerprint, make_plan
+from hybridremat.planner import OptionCache, Planning, Progress, plan_graph
+from hybridremat.settings import Settings
+
+OPTIONS = OptionCache()
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    pass
+
+
+class Session:
+    """Plans every step of one wrapped model; a :class:`~hybridremat.backend.StepPlanner`.
+
+    Attributes
+    ----------
+    plans
+        By fingerprint of the joint graph, the latest last: one for each input shape.
+    planning
+        Everything known about the step planned last.
+    only_frontier
+        Whether to stop at the frontier and hand out the plain schedule.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        only_frontier: bool = False,
+        on_plan: Callable[[Plan], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.only_frontier = only_frontier
+        self.on_plan = on_plan
+        self.progress: Progress = _silent
+        self.plans: dict[str, Plan] = {}
+        self.planning: Planning | None = None
+        self._latest: str | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the step compiled last."""
+        return self.plans[self._latest] if self._latest is not None else None
+
+    def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
+        """See :class:`~hybridremat.backend.StepPlanner`."""
+        started = time.perf_counter()
+        step = self._with_costs(step)
+        timings = {"costs": time.perf_counter() - started}
+        if self.only_frontier:
+            self.planning = self._planning(step, timings)
+            return step, plain_schedule(step.graph), None
+        key = fingerprint(step.graph)
+        plan = self.plans.pop(key, None) or self._plan(step, timings)
+        self.plans[key] = plan
+        self._latest = key
+        limit = None if plan.memory_limit is None else plan.memory_limit - plan.reserve
+        return step, plan.schedule, limit
+
+    def emitted(self, step: TracedStep, peak: int) -> None:
+        """Hold the prediction against the peak of the emitted graphs, found by other means."""
+        plan = self.plan
+        if self.only_frontier or plan is None:
+            return
+        if peak != plan.predicted_peak:
+            raise PlanError(
+                f"the emitted plan has not been run: its peak is {peak} bytes, where {plan.predicted_peak} were planned"
+            )
+        if self.on_plan is not None:
+            self.on_plan(plan)
+
+    def note_total(self, seconds: float) -> None:
+        """Record how long all of it took; what no stage accounts for is capture, emission and checking."""
+        plan = self.plan
+        if plan is not None and self._latest is not None:
+            rest = max(0.0, seconds - plan.planning_seconds)
+            self.plans[self._latest] = plan.with_timings({"capture and emit": rest})
+
+    def _with_costs(self, step: TracedStep) -> TracedStep:
+        store = KernelStore.for_device(distinct_kernels(step).device)
+        model = cost_model(self.settings.cost_model)
+        step = with_costs(step, model, store, lambda done, total: self.progress("timing kernels", done, total))
+        store.save()
+        return step
+
+    def _planning(self, step: TracedStep, timings: dict[str, float]) -> Planning:
+        planning = plan_graph(
+            step.graph, cache=OPTIONS, workers=self.settings.workers, progress=self.progress
+        )
+        return replace(planning, timings={**timings, **planning.timings})
+
+    def _plan(self, step: TracedStep, timings: dict[str, float]) -> Plan:
+        self.planning = planning = self._planning(step, timings)
+        limit = self.settings.limit_bytes(planning.plain.peak)
+        reserve = self.settings.reserve_bytes()
+        chosen = planning.choose(limit, self.settings.overhead_limit(), reserve)
+        name = cost_model(self.settings.cost_model).name
+        return make_plan(planning, chosen, limit=limit, reserve=reserve, cost_model=name)
