@@ -9,15 +9,20 @@ The rules (they predict measured peaks to the byte on CPU):
 - graph inputs cost nothing; tangents are alive during the whole backward;
 - the memory at an execution is what is alive, its outputs included, plus its temporary;
 - a random op that runs more than once keeps its generator state from its first run to its last.
+
+Hundreds of schedules of one graph are replayed for one plan, so the replay works on arrays.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hybridremat.graph.joint import JointGraph, Schedule
+
+Integers = NDArray[np.int64]
 
 
 class ScheduleError(ValueError):
@@ -44,78 +49,127 @@ class StepMemory:
     profile: tuple[int, ...]
 
 
-def _lifetimes(graph: JointGraph, schedule: Schedule) -> list[tuple[int, int, int]]:
-    """(bytes, first index, last index) for every version of every value."""
-    values, ops = graph.values, graph.ops
-    end = len(schedule.steps)
-    current: dict[int, int] = {}
-    first: dict[int, int] = {}
-    birth: list[int] = []
-    death: list[int] = []
-    value_of: list[int] = []
-    for now, op_id in enumerate(schedule.steps):
-        op = ops[op_id]
-        for value in op.reads:
-            if values[value].producer is None:
-                continue
-            version = current.get(value)
-            if version is None:
-                raise ScheduleError(
-                    f"step {now} ({op.name}) reads {values[value].name or value}, which was not computed before"
-                )
-            death[version] = now
-        for value in op.writes:
-            current[value] = len(birth)
-            first.setdefault(value, len(birth))
-            birth.append(now)
-            death.append(now)
-            value_of.append(value)
-    for value in graph.released_outputs & first.keys():
-        death[first[value]] = max(death[first[value]], schedule.num_forward - 1)
-    for value in graph.held_outputs & first.keys():
-        death[first[value]] = end
-    for value in graph.gradients & current.keys():
-        death[current[value]] = end
-    return [(values[v].bytes, b, d) for v, b, d in zip(value_of, birth, death, strict=True)]
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """Lists of integers, one for each op, laid end to end: op i has ``items[start[i]:start[i+1]]``."""
+
+    start: Integers
+    items: Integers
+
+    @staticmethod
+    def of(lists: list[list[int]]) -> _Lists:
+        start = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+        return _Lists(start, np.array([item for items in lists for item in items], np.int64))
+
+    def along(self, steps: Integers) -> tuple[Integers, Integers]:
+        """The items of every execution in turn, and the index of the execution that each belongs to."""
+        length = self.start[steps + 1] - self.start[steps]
+        now = np.repeat(np.arange(len(steps)), length)
+        within = np.arange(len(now)) - np.repeat(np.cumsum(length) - length, length)
+        return self.items[self.start[steps][now] + within], now
 
 
-def _generator_states(graph: JointGraph, schedule: Schedule) -> list[tuple[int, int, int]]:
-    """Lifetimes of the saved generator states."""
-    runs: dict[int, list[int]] = {}
-    for now, op_id in enumerate(schedule.steps):
-        if graph.ops[op_id].random:
-            runs.setdefault(op_id, []).append(now)
-    return [(graph.rng_state_bytes, r[0], r[-1]) for r in runs.values() if len(r) > 1]
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Things that are alive from execution ``birth`` to execution ``death``, both included."""
+
+    size: Integers
+    birth: Integers
+    death: Integers
+
+
+class Replay:
+    """Replays schedules of one graph."""
+
+    def __init__(self, graph: JointGraph) -> None:
+        self._graph = graph
+        made = [value.producer is not None for value in graph.values]
+        self._reads = _Lists.of([[v for v in op.reads if made[v]] for op in graph.ops])
+        self._writes = _Lists.of([list(op.writes) for op in graph.ops])
+        self._bytes = np.array([value.bytes for value in graph.values], np.int64)
+        self._temp = np.array([op.temp for op in graph.ops], np.int64)
+        self._random = np.array([op.random for op in graph.ops], bool)
+        self._held = self._marks(graph.held_outputs)
+        self._released = self._marks(graph.released_outputs)
+        self._gradients = self._marks(graph.gradients)
+        self._tangent_bytes = sum(value.bytes for value in graph.values if value.tangent)
+
+    def __call__(self, schedule: Schedule) -> StepMemory:
+        """Replay ``schedule`` and return its exact memory.
+
+        Raises
+        ------
+        ScheduleError
+            If an execution reads a value that no earlier execution wrote.
+        """
+        steps, split, end = np.array(schedule.steps, np.int64), schedule.num_forward, len(schedule.steps)
+        if not end:
+            return StepMemory(0, 0, 0, ())
+        change = np.zeros(end + 2, np.int64)
+        saved = 0
+        states, replayed = self._generator_states(steps)
+        for spans in (self._versions(steps, split), states):
+            np.add.at(change, spans.birth, spans.size)
+            np.subtract.at(change, np.minimum(spans.death, end) + 1, spans.size)
+            saved += int(spans.size[(spans.birth < split) & (split <= spans.death)].sum())
+        change[split] += self._tangent_bytes
+        profile = np.cumsum(change[:end]) + self._temp[steps]
+        # a replay holds the caller's state and the current one aside
+        profile[replayed] += 2 * self._graph.rng_state_bytes
+        peak_at = int(np.argmax(profile))
+        return StepMemory(int(profile[peak_at]), peak_at, saved, tuple(profile.tolist()))
+
+    def _marks(self, values: frozenset[int]) -> NDArray[np.bool_]:
+        marks = np.zeros(len(self._graph.values), bool)
+        marks[list(values)] = True
+        return marks
+
+    def _versions(self, steps: Integers, split: int) -> _Spans:
+        """Lifetimes of all versions of all values, sorted by value and birth."""
+        end = len(steps)
+        value, birth = self._writes.along(steps)
+        order = np.argsort(value, kind="stable")
+        value, birth = value[order], birth[order]
+        death = birth.copy()
+        read, now = self._reads.along(steps)
+        # a read sees the last version born before it: the one before its own place in the sorting
+        version = np.searchsorted(value * (end + 1) + birth, read * (end + 1) + now) - 1
+        missing = (version < 0) | (value[version] != read) if len(value) else np.ones(len(read), bool)
+        if missing.any():
+            self._refuse(steps, int(now[missing][0]), int(read[missing][0]))
+        np.maximum.at(death, version, now)
+        new = np.diff(value, prepend=-1) != 0
+        last = np.diff(value, append=-1) != 0
+        released = new & self._released[value]
+        death[released] = np.maximum(death[released], split - 1)
+        death[new & self._held[value]] = end
+        death[last & self._gradients[value]] = end
+        return _Spans(self._bytes[value], birth, death)
+
+    def _refuse(self, steps: Integers, now: int, value: int) -> None:
+        op, name = self._graph.ops[steps[now]].name, self._graph.values[value].name or value
+        raise ScheduleError(f"step {now} ({op}) reads {name}, which was not computed before")
+
+    def _generator_states(self, steps: Integers) -> tuple[_Spans, Integers]:
+        """Lifetimes of the saved generator states, and the executions that replay one."""
+        runs: dict[int, list[int]] = {}
+        for now in np.flatnonzero(self._random[steps]).tolist():
+            runs.setdefault(int(steps[now]), []).append(now)
+        again = [r for r in runs.values() if len(r) > 1]
+        size = np.full(len(again), self._graph.rng_state_bytes, np.int64)
+        birth, death = (np.array([r[i] for r in again], np.int64) for i in (0, -1))
+        return _Spans(size, birth, death), np.array([now for r in again for now in r[1:]], np.int64)
 
 
 def step_memory(graph: JointGraph, schedule: Schedule) -> StepMemory:
-    """Replay ``schedule`` and return its exact memory.
+    """Replay ``schedule`` and return its exact memory. For many schedules of a graph, keep a Replay.
 
     Raises
     ------
     ScheduleError
         If an execution reads a value that no earlier execution wrote.
     """
-    steps, split, end = schedule.steps, schedule.num_forward, len(schedule.steps)
-    change = [0] * (end + 2)
-    saved = 0
-    lifetimes = _lifetimes(graph, schedule) + _generator_states(graph, schedule)
-    lifetimes += [(v.bytes, split, end) for v in graph.values if v.tangent]
-    for size, birth, death in lifetimes:
-        change[birth] += size
-        change[min(death, end) + 1] -= size
-        if birth < split <= death:
-            saved += size
-    levels = accumulate(change[:end])
-    seen: Counter[int] = Counter()
-    profile = []
-    for op_id, level in zip(steps, levels, strict=True):
-        op = graph.ops[op_id]
-        replay = 2 * graph.rng_state_bytes if op.random and seen[op_id] else 0
-        seen[op_id] += 1
-        profile.append(level + op.temp + replay)
-    peak_at = max(range(end), key=profile.__getitem__, default=0)
-    return StepMemory(profile[peak_at] if profile else 0, peak_at, saved, tuple(profile))
+    return Replay(graph)(schedule)
 
 
 def schedule_time(graph: JointGraph, schedule: Schedule) -> int:

@@ -6,18 +6,23 @@ figures of flat schedules, to the byte and nanosecond.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.chain import Chain
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
-from hybridremat.graph.memory import schedule_flops, schedule_time, step_memory
+from hybridremat.graph.memory import Replay, schedule_flops, schedule_time
 from hybridremat.sequence.decisions import Decision
 from hybridremat.sequence.dynamic import chain_table
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.problem import chain_problem
 from hybridremat.sequence.rebuild import Rebuilder
+
+MOST_POINTS: Final = 500
+"""Breakpoints that are rebuilt and simulated."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +63,29 @@ def frontier(
         If there is not one binding and one option set for each block.
     """
     graph = chain.graph
-    plain = schedule_point(graph, plain_schedule(graph))
+    replay = Replay(graph)
+    plain = schedule_point(graph, plain_schedule(graph), replay=replay)
     problem = chain_problem(chain, bindings, option_sets)
     flatten = Flattener(chain, bindings, option_sets)
     candidates: dict[tuple[Decision, ...], SchedulePoint] = {(): plain}
     if len(problem):
         table = chain_table(problem, memory=plain.peak)
         rebuild = Rebuilder(table)
-        for slot in table.breakpoints():
+        for slot in spread(table.breakpoints(), MOST_POINTS):
             decisions = rebuild(slot)
             if decisions not in candidates:
-                candidates[decisions] = schedule_point(graph, flatten(decisions), decisions)
+                candidates[decisions] = schedule_point(graph, flatten(decisions), decisions, replay=replay)
     return pareto(candidates.values())
+
+
+def spread(slots: Sequence[int], most: int) -> tuple[int, ...]:
+    """At most ``most`` of the ascending ``slots``, evenly over memory, the first and the last included."""
+    if len(slots) <= most:
+        return tuple(slots)
+    width = (slots[-1] - slots[0]) / (most - 1)
+    # of every interval the last slot, which is the fastest
+    chosen = {math.ceil((slot - slots[0]) / width): slot for slot in slots}
+    return tuple(sorted(chosen.values()))
 
 
 def merge_frontiers(*frontiers: Sequence[SchedulePoint]) -> tuple[SchedulePoint, ...]:
@@ -87,11 +103,15 @@ def pareto(points: Iterable[SchedulePoint]) -> tuple[SchedulePoint, ...]:
 
 
 def schedule_point(
-    graph: JointGraph, schedule: Schedule, decisions: tuple[Decision, ...] = ()
+    graph: JointGraph,
+    schedule: Schedule,
+    decisions: tuple[Decision, ...] = (),
+    *,
+    replay: Replay | None = None,
 ) -> SchedulePoint:
-    """The exact figures of one schedule."""
+    """The exact figures of one schedule; ``replay`` is the graph's own, where many are made."""
     return SchedulePoint(
-        step_memory(graph, schedule).peak,
+        (replay or Replay(graph))(schedule).peak,
         schedule_time(graph, schedule),
         schedule_flops(graph, schedule),
         schedule,

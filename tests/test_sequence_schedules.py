@@ -29,6 +29,7 @@ from hybridremat.sequence import (
     schedule_point,
 )
 from hybridremat.sequence.compare import per_block_checkpoint
+from hybridremat.sequence.frontier import spread
 
 
 class Builder:
@@ -250,3 +251,13 @@ def test_one_binding_and_option_set_for_each_block() -> None:
     chain, bindings, options = prepared(3)
     with pytest.raises(ValueError, match="a chain needs one of each for every block"):
         chain_problem(chain, bindings[1:], options)
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, unique=True).map(sorted), st.integers(2, 40))
+def test_spread_keeps_the_ends_and_the_speed_for_a_little_more_memory(slots: list[int], most: int) -> None:
+    kept = spread(slots, most)
+    assert len(kept) <= most and set(kept) <= set(slots)
+    assert kept[0] == slots[0] and kept[-1] == slots[-1]
+    width = (slots[-1] - slots[0]) / (most - 1)
+    for slot in slots:
+        assert any(0 <= other - slot < width or other == slot for other in kept)

@@ -1,0 +1,161 @@
+"""The exact memory of schedules: cases computed by hand, and a naive replay that asks who is read when."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
+from hybridremat.graph.memory import Replay, ScheduleError, schedule_flops, schedule_time, step_memory
+
+
+def small_graph(**roles: object) -> JointGraph:
+    """Input 0 → a (10) → b (20) → c (40); backward d (5) reads a, tangent (3) and writes a gradient."""
+    ops = (
+        Op(0, "a", Phase.FORWARD, (0,), (1,), time=1, flops=2),
+        Op(1, "b", Phase.FORWARD, (1,), (2,), time=10, temp=100),
+        Op(2, "c", Phase.FORWARD, (2,), (3,), time=100),
+        Op(3, "d", Phase.BACKWARD, (1, 4), (5,), time=1000, flops=4),
+    )
+    values = (
+        Value(0, 1000, None),
+        Value(1, 10, 0, "a"),
+        Value(2, 20, 1, "b"),
+        Value(3, 40, 2, "c"),
+        Value(4, 3, None, tangent=True),
+        Value(5, 5, 3),
+    )
+    return JointGraph(ops, values, **roles)  # type: ignore[arg-type]
+
+
+def test_plain_step_by_hand() -> None:
+    graph = small_graph(gradients=frozenset({5}))
+    memory = step_memory(graph, plain_schedule(graph))
+    # a; a + b + temporary; a + b + c; a + tangent + gradient
+    assert memory.profile == (10, 130, 70, 18)
+    assert (memory.peak, memory.peak_at, memory.saved) == (130, 1, 10)
+
+
+def test_recomputed_value_is_not_held_between() -> None:
+    graph = small_graph(held_outputs=frozenset({3}), gradients=frozenset({5}))
+    memory = step_memory(graph, Schedule((0, 1, 2, 0, 3), 3))
+    # a; a + b + temporary; b + c; c + a again + tangent; c + a + tangent + gradient
+    assert memory.profile == (10, 130, 60, 53, 58)
+    assert memory.saved == 40
+
+
+def test_released_output_lives_to_the_end_of_the_forward() -> None:
+    graph = small_graph(released_outputs=frozenset({1}))
+    memory = step_memory(graph, Schedule((0, 1, 2, 0, 3), 3))
+    assert memory.profile == (10, 130, 70, 13, 18)
+    assert memory.saved == 0
+
+
+def test_first_version_of_an_output_and_last_of_a_gradient_stay() -> None:
+    graph = small_graph(held_outputs=frozenset({1}), gradients=frozenset({1}))
+    memory = step_memory(graph, Schedule((0, 0, 1, 0, 3), 3))
+    # the middle version dies after b, the others stay
+    assert memory.profile == (10, 20, 140, 10 + 10 + 3, 10 + 10 + 3 + 5)
+
+
+def test_generator_state_is_kept_until_the_last_replay() -> None:
+    ops = (
+        Op(0, "drop", Phase.FORWARD, (), (0,), random=True),
+        Op(1, "mid", Phase.FORWARD, (), (1,)),
+        Op(2, "back", Phase.BACKWARD, (0,), (2,)),
+    )
+    values = (Value(0, 10, 0), Value(1, 1, 1), Value(2, 1, 2))
+    graph = JointGraph(ops, values, rng_state_bytes=7)
+    assert step_memory(graph, Schedule((0, 1, 2), 2)).profile == (10, 11, 11)
+    again = step_memory(graph, Schedule((0, 1, 0, 2), 2))
+    # with two more states while it replays
+    assert again.profile == (17, 8, 10 + 3 * 7, 11)
+    assert again.saved == 7
+
+
+def test_reading_what_was_not_computed_is_refused() -> None:
+    graph = small_graph()
+    with pytest.raises(ScheduleError, match=r"step 1 \(c\) reads b, which was not computed before"):
+        step_memory(graph, Schedule((0, 2), 2))
+    with pytest.raises(ScheduleError, match=r"step 0 \(b\) reads a"):
+        step_memory(graph, Schedule((1, 0), 2))
+
+
+def test_empty_schedule() -> None:
+    memory = step_memory(small_graph(), Schedule((), 0))
+    assert (memory.peak, memory.saved, memory.profile) == (0, 0, ())
+
+
+def test_time_and_flops_count_every_execution() -> None:
+    graph = small_graph()
+    assert schedule_time(graph, Schedule((0, 1, 2, 0, 3), 3)) == 1112
+    assert schedule_flops(graph, Schedule((0, 1, 2, 0, 3), 3)) == 8
+
+
+def random_step(seed: int) -> tuple[JointGraph, Schedule]:
+    """A random graph and a random valid list of executions of it."""
+    random = Random(seed)
+    values = [Value(0, 50, None), Value(1, random.randint(0, 9), None, tangent=True)]
+    ops: list[Op] = []
+    for i in range(random.randint(1, 12)):
+        reads = tuple(random.sample(range(len(values)), random.randint(0, min(3, len(values)))))
+        writes = tuple(range(len(values), len(values) + random.randint(0, 2)))
+        phase = random.choice([Phase.FORWARD, Phase.BACKWARD])
+        values += [Value(v, random.randint(0, 30), i) for v in writes]
+        ops.append(
+            Op(i, f"op{i}", phase, reads, writes, temp=random.randint(0, 9), random=random.random() < 0.3)
+        )
+    steps = list(range(len(ops)))
+    for _ in range(random.randint(0, 10)):
+        again = random.randrange(len(ops))
+        steps.insert(random.randint(steps.index(again) + 1, len(steps)), again)
+    made = [v.id for v in values if v.producer is not None]
+    some = [frozenset(v for v in made if random.random() < 0.2) for _ in range(3)]
+    graph = JointGraph(tuple(ops), tuple(values), some[0], some[1], some[2], random.randint(0, 5))
+    return graph, Schedule(tuple(steps), random.randint(0, len(steps)))
+
+
+def naive_profile(graph: JointGraph, schedule: Schedule) -> list[int]:
+    """Bytes at every execution: for each copy made so far, ask whether anything still needs it."""
+    steps, split = schedule.steps, schedule.num_forward
+
+    def births(value: int) -> list[int]:
+        return [now for now, op in enumerate(steps) if value in graph.ops[op].writes]
+
+    def needed(value: int, birth: int, now: int) -> bool:
+        copies = births(value)
+        later = [b for b in copies if b > birth]
+        readers = range(birth + 1, min(later, default=len(steps) - 1) + 1)
+        if birth == now or any(r >= now and value in graph.ops[steps[r]].reads for r in readers):
+            return True
+        first, last = birth == copies[0], birth == copies[-1]
+        released = first and value in graph.released_outputs and now < split
+        return released or (first and value in graph.held_outputs) or (last and value in graph.gradients)
+
+    profile = []
+    for now, op_id in enumerate(steps):
+        op = graph.ops[op_id]
+        total = op.temp
+        for value in graph.values:
+            if value.tangent and now >= split:
+                total += value.bytes
+            total += sum(value.bytes for b in births(value.id) if b <= now and needed(value.id, b, now))
+        for other in graph.ops:
+            runs = [t for t, o in enumerate(steps) if o == other.id]
+            if other.random and len(runs) > 1 and runs[0] <= now <= runs[-1]:
+                total += graph.rng_state_bytes * (3 if other is op and now > runs[0] else 1)
+        profile.append(total)
+    return profile
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 10**9))
+def test_replay_agrees_with_the_naive_one(seed: int) -> None:
+    graph, schedule = random_step(seed)
+    memory = Replay(graph)(schedule)
+    profile = naive_profile(graph, schedule)
+    assert list(memory.profile) == profile
+    assert memory.peak == max(profile) == profile[memory.peak_at]
