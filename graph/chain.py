@@ -41,6 +41,9 @@ class Chain:
     always
         Values kept from their production to the end of the step: held outputs, tiny values, cheap
         values read all over the net, outputs of ops that must not run twice.
+    rebuilt
+        Forward ops that stand in every block that reads what they make: each makes its own copy, in its
+        forward too, from values that are always kept (a float mask from a boolean one).
     """
 
     graph: JointGraph
@@ -48,3 +51,4 @@ class Chain:
     boundary: tuple[frozenset[int], ...]
     gradient_boundary: tuple[frozenset[int], ...]
     always: frozenset[int]
+    rebuilt: frozenset[int] = frozenset()

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hybridremat.graph.joint import JointGraph, Phase
-from hybridremat.graph.line import ForwardLine, Groups, alive_after, groups_of
+from hybridremat.graph.line import ForwardLine, Groups, alive_after, groups_of, rebuilt_reads
 from hybridremat.graph.period import Stretch, group_kinds, repeated_stretches
 
 BYTES_WEIGHT = 4.0
@@ -71,16 +71,20 @@ def block_prices(graph: JointGraph, line: ForwardLine, groups: Groups, max_ops: 
     prices: list[list[float]] = [[]]
     for end in range(1, len(groups) + 1):
         needed: set[int] = set()
-        rebuilt, row = 0, []
+        copies: set[int] = set()
+        again, row = 0, []
         for size in range(1, min(max_ops, end) + 1):
             first, stop = groups.start[end - size], groups.start[end - size + 1]
             for position in range(stop - 1, first - 1, -1):
                 op = graph.ops[line.ops[position]]
+                copies.update(rebuilt_reads(graph, line, op))
                 if _must_run_again(op.writes, needed, backward_reads, line, groups.start[end]):
-                    rebuilt += op.time
+                    again += op.time
                     needed.update(value for value in op.reads if line.born[value] >= 0)
+            if row and size + len(copies) > max_ops:
+                break
             small = SMALL_BLOCK_WEIGHT if size <= SMALL_BLOCK else 0.0
-            row.append(small + REBUILD_WEIGHT * rebuilt / total)
+            row.append(small + REBUILD_WEIGHT * again / total)
         prices.append(row)
     return prices
 

@@ -25,6 +25,12 @@ GLOBAL_SHARE = 0.02
 GLOBAL_TOTAL_SHARE = 0.03
 """…and all such values together stay below this share."""
 
+REBUILT_BYTES_SHARE = 0.5
+"""A value read all over the net is rebuilt by each block if what it is made of is this much smaller…"""
+
+REBUILT_TIME_SHARE = 0.001
+"""…and making it takes at most this share of the step's time."""
+
 GLOBAL_READERS = 4
 """Least number of forward readers of a value read all over the net."""
 
@@ -34,19 +40,22 @@ GLOBAL_SPAN = 1 / 3
 
 @dataclass(frozen=True)
 class Kept:
-    """Values that are always kept, and the optional ops that run in the forward because of it."""
+    """Values that are always kept, optional ops that run in the forward for it, and ops rebuilt per block."""
 
     values: frozenset[int]
     forward_optional: frozenset[int]
+    rebuilt: frozenset[int] = frozenset()
 
 
-def kept_values(graph: JointGraph, plain_peak: int) -> Kept:
+def kept_values(graph: JointGraph, plain_peak: int, *, rebuild_globals: bool = True) -> Kept:
     """Find the values that every plan keeps.
 
     Parameters
     ----------
     plain_peak
         Bytes: the peak of the plain schedule, against which "tiny" and "cheap" are measured.
+    rebuild_globals
+        Whether blocks may rebuild cheap values read all over the net; they are kept otherwise.
     """
     readers = graph.readers()
     tiny = _tiny_bytes(graph, plain_peak)
@@ -63,8 +72,25 @@ def kept_values(graph: JointGraph, plain_peak: int) -> Kept:
             kept.update(value for value in op.writes if readers[value])
         if op.phase is Phase.FORWARD:
             kept.update(graph.gradients.intersection(op.writes))
-    kept.update(_global_values(graph, plain_peak, readers, kept))
-    return Kept(frozenset(kept), frozenset(optional))
+    rebuilt = set()
+    for value in sorted(_global_values(graph, plain_peak, readers, kept)):
+        producer = graph.producer(value)
+        if rebuild_globals and producer is not None and _worth_rebuilding(graph, producer, kept):
+            rebuilt.add(producer.id)
+            kept.update(read for read in producer.reads if graph.values[read].producer is not None)
+        else:
+            kept.add(value)
+    return Kept(frozenset(kept), frozenset(optional), frozenset(rebuilt))
+
+
+def _worth_rebuilding(graph: JointGraph, op: Op, kept: set[int]) -> bool:
+    """Whether a cheap op makes one large value from small ones: a float mask from a boolean one."""
+    if len(op.writes) != 1 or not op.recomputable or op.random or op.writes[0] in graph.released_outputs:
+        return False
+    sources = {read for read in op.reads if graph.values[read].producer is not None} - kept
+    size = sum(graph.values[read].bytes for read in sources)
+    cheap = op.time <= REBUILT_TIME_SHARE * sum(other.time for other in graph.ops)
+    return cheap and size <= REBUILT_BYTES_SHARE * graph.values[op.writes[0]].bytes
 
 
 def _tiny_bytes(graph: JointGraph, plain_peak: int) -> int:

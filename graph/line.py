@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridremat.graph.joint import JointGraph, Phase
+from hybridremat.graph.joint import JointGraph, Op, Phase
 from hybridremat.graph.kept import Kept
 
 
@@ -19,6 +19,9 @@ class ForwardLine:
     ----------
     ops
         Global op ids: the forward ops, and the optional ops that run in the forward.
+    rebuilt
+        Ops that every block that reads what they make runs for itself: they have no place on the line.
+        For each the position from which on it can run.
     born, last
         For every value id, the positions of its producer and of its last reader on the line; −1
         for values that the line does not make. A value without readers has ``last == born``.
@@ -29,6 +32,7 @@ class ForwardLine:
     """
 
     ops: tuple[int, ...]
+    rebuilt: dict[int, int]
     born: tuple[int, ...]
     last: tuple[int, ...]
     always: frozenset[int]
@@ -37,7 +41,9 @@ class ForwardLine:
 
 def forward_line(graph: JointGraph, kept: Kept) -> ForwardLine:
     """Lay the forward ops out; an optional op among them follows the last op that it reads from."""
-    ops = _execution_order(graph, kept.forward_optional)
+    order = _execution_order(graph, kept.forward_optional)
+    ops = tuple(op for op in order if op not in kept.rebuilt)
+    rebuilt = {op: at - earlier for earlier, (at, op) in enumerate(_places(order, kept.rebuilt))}
     born = [-1] * len(graph.values)
     last = [-1] * len(graph.values)
     for position, op_id in enumerate(ops):
@@ -48,7 +54,11 @@ def forward_line(graph: JointGraph, kept: Kept) -> ForwardLine:
             if born[value] >= 0:
                 last[value] = position
     real = tuple(any(value not in kept.values for value in graph.ops[op].writes) for op in ops)
-    return ForwardLine(ops, tuple(born), tuple(last), kept.values, real)
+    return ForwardLine(ops, rebuilt, tuple(born), tuple(last), kept.values, real)
+
+
+def _places(order: tuple[int, ...], chosen: frozenset[int]) -> list[tuple[int, int]]:
+    return [(at, op) for at, op in enumerate(order) if op in chosen]
 
 
 def _execution_order(graph: JointGraph, forward_optional: frozenset[int]) -> tuple[int, ...]:
@@ -59,6 +69,14 @@ def _execution_order(graph: JointGraph, forward_optional: frozenset[int]) -> tup
             producers = (graph.values[value].producer for value in op.reads)
             rank[op.id] = max((rank[made] for made in producers if made is not None), default=-1.0)
     return tuple(sorted(rank, key=lambda op: (rank[op], op)))
+
+
+def rebuilt_reads(graph: JointGraph, line: ForwardLine, op: Op) -> list[int]:
+    """The rebuilt ops that make what ``op`` reads."""
+    if not line.rebuilt:
+        return []
+    producers = (graph.values[value].producer for value in op.reads)
+    return [made for made in producers if made is not None and made in line.rebuilt]
 
 
 def alive_after(line: ForwardLine, weight: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from hybridremat.graph.chain import Block, Chain
 from hybridremat.graph.cuts import choose_cuts
 from hybridremat.graph.joint import JointGraph, Phase, plain_schedule
 from hybridremat.graph.kept import kept_values
-from hybridremat.graph.line import ForwardLine, forward_line
+from hybridremat.graph.line import ForwardLine, forward_line, rebuilt_reads
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.sizes import block_sizes
 
@@ -23,12 +23,13 @@ DUPLICATE_SHARE = 0.001
 """An optional op read by several blocks is rebuilt in each if its time is below this share of the step's."""
 
 
-def segment(graph: JointGraph, *, max_ops: int) -> Chain:
+def segment(graph: JointGraph, *, max_ops: int, rebuild_globals: bool = True) -> Chain:
     """Cut ``graph`` into blocks of at most ``max_ops`` real forward ops.
 
-    A real op makes a value that is not always kept. An optional op stands in every block whose backward
-    reads it, and each block makes its own copy; if it is expensive or its value is returned as a
-    gradient, it is a backward op instead: it runs once, in one block, and its value is handed down.
+    A real op makes a value that is not always kept; a block's copies of rebuilt ops count. An optional op
+    stands in every block whose backward reads it, and each block makes its own copy; if it is expensive
+    or its value is returned as a gradient, it is a backward op instead: it runs once, in one block, and
+    its value is handed down.
 
     Parameters
     ----------
@@ -36,6 +37,9 @@ def segment(graph: JointGraph, *, max_ops: int) -> Chain:
         Any joint graph with at least one forward op.
     max_ops
         Most real forward ops of a block, at least 1.
+    rebuild_globals
+        Whether each block makes its own copy of a cheap value that is read all over the net and that
+        comes from much smaller ones (a float mask from a boolean one). It is kept throughout otherwise.
 
     Raises
     ------
@@ -45,7 +49,7 @@ def segment(graph: JointGraph, *, max_ops: int) -> Chain:
     if max_ops < 1:
         raise ValueError(f"max_ops must be at least 1, got {max_ops}")
     plain_peak = step_memory(graph, plain_schedule(graph)).peak
-    line = forward_line(graph, kept_values(graph, plain_peak))
+    line = forward_line(graph, kept_values(graph, plain_peak, rebuild_globals=rebuild_globals))
     if not line.ops:
         raise ValueError("the graph has no forward op, so there is nothing to cut")
     ends = choose_cuts(graph, line, max_ops)
@@ -93,7 +97,7 @@ def _assemble(
     roles = _roles(graph, line, handed_down)
     block_of = [block for block, (start, end) in enumerate(_spans(ends)) for _ in range(start, end)]
     available, freedom = settle_availability(
-        graph, roles, _own_availability(line, block_of, num_blocks), num_blocks
+        graph, roles, _own_availability(graph, line, block_of, num_blocks), num_blocks
     )
     placed = place_backward(graph, roles.backward, freedom, num_blocks)
     backward: list[list[int]] = [[] for _ in ends]
@@ -101,11 +105,35 @@ def _assemble(
         backward[placed[op]].append(op)
     optional = _optional_of_blocks(graph, roles, backward, freedom.lowest)
     blocks = tuple(
-        Block(line.ops[start:end], tuple(optional[block]), tuple(backward[block]))
+        Block(
+            _with_rebuilt(graph, line, line.ops[start:end], (*optional[block], *backward[block])),
+            tuple(optional[block]),
+            tuple(backward[block]),
+        )
         for block, (start, end) in enumerate(_spans(ends))
     )
     boundary = _boundaries(line, available, num_blocks)
-    return Chain(graph, blocks, boundary, _gradient_boundaries(graph, placed, num_blocks), line.always)
+    return Chain(
+        graph,
+        blocks,
+        boundary,
+        _gradient_boundaries(graph, placed, num_blocks),
+        line.always,
+        frozenset(line.rebuilt),
+    )
+
+
+def _with_rebuilt(
+    graph: JointGraph, line: ForwardLine, forward: tuple[int, ...], rest: tuple[int, ...]
+) -> tuple[int, ...]:
+    """A block's forward with the rebuilt ops it needs: ahead of their first reader, else behind all."""
+    result: dict[int, None] = {}
+    for op in forward:
+        result.update(dict.fromkeys(rebuilt_reads(graph, line, graph.ops[op])))
+        result[op] = None
+    for op in rest:
+        result.update(dict.fromkeys(rebuilt_reads(graph, line, graph.ops[op])))
+    return tuple(result)
 
 
 def _spans(ends: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -113,7 +141,7 @@ def _spans(ends: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _roles(graph: JointGraph, line: ForwardLine, handed_down: frozenset[int]) -> Roles:
-    on_line = frozenset(line.ops)
+    on_line = frozenset(line.ops).union(line.rebuilt)
     rest = [op for op in graph.ops if op.id not in on_line]
     late = {op.id for op in rest if op.phase is Phase.BACKWARD} | handed_down
     return Roles(
@@ -123,13 +151,19 @@ def _roles(graph: JointGraph, line: ForwardLine, handed_down: frozenset[int]) ->
     )
 
 
-def _own_availability(line: ForwardLine, block_of: list[int], num_blocks: int) -> Availability:
+def _own_availability(
+    graph: JointGraph, line: ForwardLine, block_of: list[int], num_blocks: int
+) -> Availability:
     """From the block that makes a value to that of its last forward reader; everywhere if always kept."""
     first, last = [], []
     for value, (born, final) in enumerate(zip(line.born, line.last, strict=True)):
         kept = value in line.always
         first.append(-1 if born < 0 else 0 if kept else block_of[born])
         last.append(-1 if born < 0 else num_blocks - 1 if kept else block_of[final])
+    for op, position in line.rebuilt.items():
+        for value in graph.ops[op].writes:
+            first[value] = block_of[min(position, len(block_of) - 1)]
+            last[value] = num_blocks - 1
     return Availability(tuple(first), tuple(last))
 
 
@@ -162,7 +196,7 @@ def _optional_ancestors(graph: JointGraph, optional: frozenset[int], ops: list[i
 def _boundaries(line: ForwardLine, available: Availability, num_blocks: int) -> tuple[frozenset[int], ...]:
     sets: list[set[int]] = [set() for _ in range(num_blocks + 1)]
     for value, (first, last) in enumerate(zip(available.first, available.last, strict=True)):
-        if first >= 0 and value not in line.always:
+        if line.born[value] >= 0 and value not in line.always:
             for block in range(first + 1, last + 1):
                 sets[block].add(value)
     return tuple(map(frozenset, sets))

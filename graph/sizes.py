@@ -6,7 +6,7 @@ from math import ceil
 
 from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.kept import kept_values
-from hybridremat.graph.line import forward_line, groups_of
+from hybridremat.graph.line import forward_line, groups_of, rebuilt_reads
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.period import group_kinds, repeated_stretches
 
@@ -38,6 +38,8 @@ def block_sizes(graph: JointGraph) -> tuple[int, ...]:
     if not stretches:
         return (SMALLEST, (SMALLEST + LARGEST) // 2, LARGEST)
     layer = stretches[0].period
+    layer_ops = line.ops[groups.start[stretches[0].start] : groups.start[stretches[0].start + layer]]
+    layer += len({made for op in layer_ops for made in rebuilt_reads(graph, line, graph.ops[op])})
     pieces = ceil(layer / LARGEST)
     piece = layer if pieces == 1 else ceil(SLACK * layer / pieces)
     if not SMALLEST <= piece <= DISTINCT_SHARE * LARGEST:

@@ -47,7 +47,8 @@ def _check_ops(chain: Chain) -> None:
     once = Counter(op for block in chain.blocks for op in block.forward + block.backward)
     rebuilt = Counter(op for block in chain.blocks for op in block.optional)
     for op in ops:
-        if once[op.id] + min(rebuilt[op.id], 1) != 1:
+        copies = min(once[op.id], 1) if op.id in chain.rebuilt else once[op.id]
+        if copies + min(rebuilt[op.id], 1) != 1:
             raise ValueError(
                 f"op {op.name} stands {once[op.id]} times and is optional {rebuilt[op.id]} times"
             )

@@ -132,7 +132,7 @@ def layer_form(chain: Chain, number: int) -> tuple[object, ...]:
     return tuple(form)
 
 
-@pytest.mark.parametrize(("max_ops", "kinds_in_the_middle"), [(11, 1), (10, 1), (24, 1), (6, 2)])
+@pytest.mark.parametrize(("max_ops", "kinds_in_the_middle"), [(12, 1), (11, 1), (24, 1), (7, 2)])
 def test_layers_of_a_transformer_stay_identical(max_ops, kinds_in_the_middle):
     chain = segment(transformer(12), max_ops=max_ops)
     validate_chain(chain)
@@ -143,7 +143,7 @@ def test_layers_of_a_transformer_stay_identical(max_ops, kinds_in_the_middle):
 
 def test_a_transformer_is_cut_at_its_residual_stream():
     graph = transformer(6)
-    chain = segment(graph, max_ops=10)
+    chain = segment(graph, max_ops=11)
     for boundary in chain.boundary[1:-1]:
         assert [graph.values[v].bytes for v in boundary] == [1000]
 
@@ -264,6 +264,28 @@ def test_what_is_always_kept():
     chain = segment(net.joint(released_outputs=frozenset({released})), max_ops=2)
     validate_chain(chain)
     assert chain.always == {once, tiny, out}
+
+
+@pytest.mark.parametrize(("share", "rebuilt"), [(0.25, True), (1, False)])
+def test_a_wide_mask_is_rebuilt_by_each_block_from_a_narrow_one(share, rebuilt):
+    net = Net()
+    source = net.layer("compare", [net.input()], int(400 * share), saves=False)
+    mask = net.layer("where", [source], 400, saves=False, time=1)
+    value = net.input()
+    for _ in range(12):
+        value = net.layer("attention", [value, mask], 4000, time=1000)
+    net.held.add(value)
+    net.derive(value)
+    graph = net.joint()
+    chain = segment(graph, max_ops=4)
+    validate_chain(chain)
+    producer = graph.values[mask].producer
+    assert mask in segment(graph, max_ops=4, rebuild_globals=False).always
+    assert (mask in chain.always) is not rebuilt
+    assert (source in chain.always) is rebuilt
+    assert chain.rebuilt == (frozenset({producer}) if rebuilt else frozenset())
+    assert sum(producer in block.forward for block in chain.blocks) == (len(chain.blocks) if rebuilt else 1)
+    assert run_with_forgetting(chain) == set(range(len(graph.ops)))
 
 
 def test_values_of_a_very_deep_net_are_not_all_tiny():
