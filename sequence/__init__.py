@@ -5,6 +5,7 @@ stages stand alone: :func:`chain_problem`, :func:`chain_table`, :class:`Rebuilde
 """
 
 from hybridremat.sequence.compare import per_block_checkpoint
+from hybridremat.sequence.dead import DeadRemover
 from hybridremat.sequence.decisions import (
     Backward,
     BlockDecision,
@@ -15,7 +16,7 @@ from hybridremat.sequence.decisions import (
     block_decisions,
 )
 from hybridremat.sequence.dynamic import ChainTable, chain_table
-from hybridremat.sequence.flatten import Flattener, remove_dead
+from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point
 from hybridremat.sequence.problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures, chain_problem
 from hybridremat.sequence.rebuild import InfeasibleSlotError, Rebuilder
@@ -26,6 +27,7 @@ __all__ = [
     "BlockFigures",
     "ChainProblem",
     "ChainTable",
+    "DeadRemover",
     "Decision",
     "Flattener",
     "Forward",
@@ -42,6 +44,5 @@ __all__ = [
     "frontier",
     "merge_frontiers",
     "per_block_checkpoint",
-    "remove_dead",
     "schedule_point",
 ]

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.chain import Chain
-from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.joint import Schedule
+from hybridremat.sequence.dead import DeadRemover
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
 from hybridremat.sequence.problem import runs_once
 
@@ -24,6 +25,7 @@ class Flattener:
         self._chain = chain
         self._bindings = bindings
         self._option_sets = option_sets
+        self._remove_dead = DeadRemover(chain.graph)
         self._known: dict[tuple[Decision, bool], tuple[int, ...]] = {}
 
     def __call__(self, decisions: Sequence[Decision]) -> Schedule:
@@ -40,7 +42,7 @@ class Flattener:
             if key not in self._known:
                 self._known[key] = self._executions(*key)
             steps.extend(self._known[key])
-        return remove_dead(self._chain.graph, Schedule(tuple(steps), num_forward or 0))
+        return self._remove_dead(Schedule(tuple(steps), num_forward or 0))
 
     def _executions(self, decision: Decision, first: bool) -> tuple[int, ...]:
         match decision:
@@ -93,24 +95,3 @@ class Flattener:
             steps.extend(binding.ops[local] for local in locals_)
             steps.extend(ops)
         return tuple(steps)
-
-
-def remove_dead(graph: JointGraph, schedule: Schedule) -> Schedule:
-    """``schedule`` without the recomputations and optional ops that nobody reads.
-
-    What runs in the forward as part of the forward stays (outputs, mutations), and so does every
-    backward op and every op that must run exactly once.
-    """
-    needed = set(graph.gradients)
-    kept: list[int] = []
-    kept_forward = 0
-    for now in range(len(schedule.steps) - 1, -1, -1):
-        op = graph.ops[schedule.steps[now]]
-        forward = now < schedule.num_forward
-        stays = op.phase is Phase.BACKWARD or not op.recomputable or (forward and op.phase is Phase.FORWARD)
-        if stays or not needed.isdisjoint(op.writes):
-            kept.append(op.id)
-            kept_forward += forward
-            needed.difference_update(op.writes)
-            needed.update(op.reads)
-    return Schedule(tuple(reversed(kept)), kept_forward)
