@@ -16,8 +16,9 @@ import torch
 from torch import fx
 
 from hybridremat.graph.allocations import peaks_of
+from hybridremat.graph.nodes import storage_bytes, tensors
 from hybridremat.graph.private_torch import _disable_current_modes
-from hybridremat.graph.trace import TracedStep, storage_bytes, tensors
+from hybridremat.graph.trace import TracedStep
 
 TIMING_NS = 30_000_000
 MIN_REPEATS, MAX_REPEATS = 3, 20

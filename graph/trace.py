@@ -12,18 +12,27 @@ differ (masks made under vmap).
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
 
 from hybridremat.graph.flops import node_flops
+from hybridremat.graph.gradients import own_gradients
 from hybridremat.graph.joint import JointGraph, Op, Phase, Value
+from hybridremat.graph.nodes import (
+    ignored_statistics,
+    is_mutation,
+    is_random,
+    is_scalar,
+    joint_outputs,
+    storage_bytes,
+    tensors,
+    updated_statistics,
+)
 from hybridremat.graph.origin import module_path, source_line
 from hybridremat.graph.private_torch import (
-    arg_tree_leaves,
     CheckpointPolicy,
     HigherOrderOperator,
     OpOverload,
@@ -71,66 +80,11 @@ class TracedStep:
         return {node: op for op, node in enumerate(self.op_nodes)}
 
 
-def joint_outputs(module: fx.GraphModule) -> list[Any]:
-    """The flat outputs of a joint graph: forward outputs, then gradients."""
-    output = next(iter(module.graph.find_nodes(op="output")))
-    return list(arg_tree_leaves(*output.args))
-
-
-def tensors(value: object) -> list[torch.Tensor]:
-    """The tensors in a node's ``meta['val']``."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [item for item in value if isinstance(item, torch.Tensor)]
-    return []
-
-
-def storage_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the whole storage (on CUDA rounded up to the allocator's 512)."""
-    size = int(tensor.untyped_storage().nbytes())
-    return -(-size // 512) * 512 if tensor.device.type == "cuda" else size
-
-
-def is_mutation(node: fx.Node) -> bool:
-    """Whether the node writes into one of its arguments."""
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
-def argument(node: fx.Node, name: str) -> Any:
-    """The value bound to schema argument ``name``, or None where the op has no such argument."""
-    if not isinstance(node.target, OpOverload):
-        return None
-    for position, entry in enumerate(node.target._schema.arguments):
-        if entry.name == name:
-            if entry.name in node.kwargs:
-                return node.kwargs[name]
-            return node.args[position] if position < len(node.args) else entry.default_value
-    return None
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether running the node draws from the generator.
-
-    Attention kernels carry the tag even where their dropout probability is 0 and nothing is drawn.
-    """
-    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    return argument(node, "dropout_p") != 0.0
-
-
-def _ignores_running_statistics(node: fx.Node) -> bool:
-    """Whether the outputs that others read do not depend on the running statistics given.
-
-    True for normalizations in training mode: the statistics only enter the updated statistics.
-    """
-    return argument(node, "training") is True and argument(node, "running_mean") is not None
-
-
-def prepare(module: fx.GraphModule) -> None:
-    """Drop dead code, merge common subexpressions, mark what PyTorch wants saved."""
+def prepare(module: fx.GraphModule, num_outputs: int) -> None:
+    """Drop dead code, merge common subexpressions, own the gradients, mark what PyTorch wants saved."""
     module.graph.eliminate_dead_code()
     module.graph = fx_graph_cse(module.graph)
+    own_gradients(module, num_outputs)
     force_save_collectives(module)
     force_save_effectful_ops(module)
     force_save_bw_mutation_src(module)
@@ -248,7 +202,7 @@ def _mutated_values(builder: _Builder) -> set[int]:
     return {v for n in builder.op_nodes if is_mutation(n) for v in builder.node_values[n]}
 
 
-def _runs_once(node: fx.Node, reads: Sequence[int], mutated: set[int]) -> bool:
+def _runs_once(builder: _Builder, node: fx.Node, mutated: set[int]) -> bool:
     """Whether a second run of the node would be wrong, or is forbidden."""
     if is_mutation(node) or node.target is with_effects:
         return True
@@ -256,14 +210,26 @@ def _runs_once(node: fx.Node, reads: Sequence[int], mutated: set[int]) -> bool:
         return True
     if node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE:
         return True
-    return bool(mutated.intersection(reads)) and not _ignores_running_statistics(node)
+    overwritten = {n for n in node.all_input_nodes if mutated.intersection(builder.node_values[n])}
+    if not overwritten:
+        return False
+    return not overwritten <= set(ignored_statistics(node)) or _statistics_matter(node)
+
+
+def _statistics_matter(node: fx.Node) -> bool:
+    """Whether anything but the update itself reads what a normalization makes of its running statistics."""
+    return any(
+        not is_mutation(user) and user.op != "output" and item not in ignored_statistics(user)
+        for item in updated_statistics(node)
+        for user in item.users
+    )
 
 
 def _make_op(builder: _Builder, index: int, needed: set[fx.Node], mutated: set[int]) -> Op:
     node = builder.op_nodes[index]
     reads = builder._input_values(node)
     writes = () if is_mutation(node) else builder.node_values[node]
-    once, random = _runs_once(node, reads, mutated), is_random(node)
+    once, random = _runs_once(builder, node, mutated), is_random(node)
     if builder.backward[node]:
         phase = Phase.BACKWARD
     elif node in needed or once or random:
@@ -306,7 +272,7 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
     TraceError
         For symbolic shapes, and ops that return a view of their input together with a new tensor.
     """
-    prepare(module)
+    prepare(module, num_outputs)
     builder = _Builder()
     for node in module.graph.nodes:
         if node.op != "output":
@@ -319,7 +285,7 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
     once = [
         n
         for n in builder.op_nodes
-        if not builder.backward[n] and (is_random(n) or _runs_once(n, builder._input_values(n), mutated))
+        if not builder.backward[n] and (is_random(n) or _runs_once(builder, n, mutated))
     ]
     needed = _ancestors([*forward, *mutations, *once])
     ops = tuple(_make_op(builder, index, needed, mutated) for index in range(len(builder.op_nodes)))
@@ -336,9 +302,3 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
         rng_state_bytes=RNG_STATE_BYTES.get(builder.device, RNG_STATE_BYTES["cpu"]),
     )
     return TracedStep(module, graph, tuple(builder.op_nodes), builder.node_values, num_outputs)
-
-
-def is_scalar(node: fx.Node) -> bool:
-    """Whether the node is a 0-dimensional tensor (a loss)."""
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dim() == 0

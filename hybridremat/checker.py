@@ -7,8 +7,7 @@ the step it is. The emitted graphs are read the same way, and must
 - make every forward output, every gradient and every in-place update as the same term, updates once and
   in the forward only;
 - draw random numbers in the joint graph's order, and otherwise only replay them;
-- read buffers that the forward has overwritten nowhere in the backward (running statistics of a
-  normalization in training mode excepted: no result depends on them);
+- read no buffer after it has been overwritten (:mod:`hybridremat.stale_reads`);
 - stay under the limit, by the storages alive at each node (:mod:`hybridremat.emitted_memory`).
 """
 
@@ -21,16 +20,13 @@ from collections.abc import Hashable, Iterable
 from torch import fx
 
 from hybridremat.emitted_memory import EmittedMemory, emitted_memory
-from hybridremat.errors import PlanError
-from hybridremat.graph.private_torch import OpOverload, run_and_save_rng_state, run_with_rng_state
-from hybridremat.graph.trace import TracedStep, argument, is_mutation, is_random, joint_outputs
+from hybridremat.graph.nodes import is_mutation, is_random, joint_outputs
+from hybridremat.graph.private_torch import run_and_save_rng_state, run_with_rng_state
+from hybridremat.graph.trace import TracedStep
+from hybridremat.stale_reads import refuse_stale_reads, refused
 
 Term = int
 Key = tuple[Hashable, ...]
-
-
-def _refused(what: str) -> PlanError:
-    return PlanError(f"the emitted plan was refused by the checker and has not been run: {what}")
 
 
 class _Terms:
@@ -97,7 +93,7 @@ class _Reader:
         assert isinstance(state, fx.Node)
         result = self.state_of.get(self.term[state])
         if result is None or self.call_of[result] != self._call(target, args, node.kwargs):
-            raise _refused(f"{node.name} replays another random call than the one whose state it reads")
+            raise refused(f"{node.name} replays another random call than the one whose state it reads")
         return result
 
     def _item(self, node: fx.Node) -> Term:
@@ -128,11 +124,11 @@ def _read_backward(module: fx.GraphModule, forward: _Reader, saved: list[Term | 
     inputs = list(module.graph.find_nodes(op="placeholder"))
     for node, term in zip(inputs, saved, strict=False):
         if term is None:
-            raise _refused(f"{node.name} is saved but is no tensor")
+            raise refused(f"{node.name} is saved but is no tensor")
         reader.term[node] = term
     for node in inputs[len(saved) :]:
         if not node.name.startswith("tangents_"):
-            raise _refused(f"the backward takes {node.name}, which the forward does not save")
+            raise refused(f"the backward takes {node.name}, which the forward does not save")
         reader.term[node] = reader.terms.of("input", node.name)
     for node in module.graph.nodes:
         if node.op not in ("placeholder", "output"):
@@ -142,31 +138,9 @@ def _read_backward(module: fx.GraphModule, forward: _Reader, saved: list[Term | 
 
 def _check_updates(joint: _Reader, forward: _Reader, backward: _Reader) -> None:
     if backward.updates & forward.updates:
-        raise _refused("the backward repeats an in-place update of the forward")
+        raise refused("the backward repeats an in-place update of the forward")
     if forward.updates + backward.updates != joint.updates:
-        raise _refused("an in-place update is missing, repeated or different")
-
-
-def _overwritten(step: TracedStep, joint: _Reader) -> set[Term]:
-    found = set()
-    for node in step.op_nodes:
-        if not is_mutation(node):
-            continue
-        assert isinstance(node.target, OpOverload)
-        for entry, given in zip(node.target._schema.arguments, node.args, strict=False):
-            if entry.alias_info is not None and entry.alias_info.is_write and isinstance(given, fx.Node):
-                found.add(joint.term[given])
-    return found
-
-
-def _check_stale_reads(step: TracedStep, module: fx.GraphModule, backward: _Reader, joint: _Reader) -> None:
-    overwritten = _overwritten(step, joint)
-    for node in module.graph.nodes:
-        if node.op != "call_function" or True in (argument(node, "training"), argument(node, "train")):
-            continue
-        for source in node.all_input_nodes:
-            if backward.term[source] in overwritten:
-                raise _refused(f"{node.name} reads {source.name}, which the forward has overwritten")
+        raise refused("an in-place update is missing, repeated or different")
 
 
 def check(
@@ -185,14 +159,14 @@ def check(
     count = step.num_outputs
     second = _read_backward(backward, first, first.outputs(forward, count, None))
     if first.outputs(forward, 0, count) != joint.outputs(step.module, 0, count):
-        raise _refused("a forward output is not computed as in the joint graph")
+        raise refused("a forward output is not computed as in the joint graph")
     if second.outputs(backward, 0, None) != joint.outputs(step.module, count, None):
-        raise _refused("a gradient is not computed as in the joint graph")
+        raise refused("a gradient is not computed as in the joint graph")
     _check_updates(joint, first, second)
     if second.drawn != joint.drawn:
-        raise _refused("random numbers are not drawn in the order of the joint graph")
-    _check_stale_reads(step, backward, second, joint)
+        raise refused("random numbers are not drawn in the order of the joint graph")
+    refuse_stale_reads(step, (forward, backward), joint.term, (first.term, second.term))
     memory = emitted_memory(step, forward, backward, joint.term, first.term, second.term)
     if limit is not None and memory.peak > limit:
-        raise _refused(f"its peak of {memory.peak} bytes passes the limit of {limit} bytes")
+        raise refused(f"its peak of {memory.peak} bytes passes the limit of {limit} bytes")
     return memory

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from hybridremat.graph.joint import Schedule
+from hybridremat.graph.nodes import is_mutation, is_random, joint_outputs, tensors
 from hybridremat.graph.private_torch import (
     _extract_fwd_bwd_modules,
     _make_graph_module,
@@ -22,7 +23,7 @@ from hybridremat.graph.private_torch import (
     run_and_save_rng_state,
     run_with_rng_state,
 )
-from hybridremat.graph.trace import TracedStep, is_mutation, is_random, joint_outputs, tensors
+from hybridremat.graph.trace import TracedStep
 
 
 class _Writer:

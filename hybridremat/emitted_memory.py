@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from hybridremat.graph.nodes import joint_outputs
 from hybridremat.graph.private_torch import run_and_save_rng_state, run_with_rng_state
-from hybridremat.graph.trace import TracedStep, joint_outputs
+from hybridremat.graph.trace import TracedStep
 
 
 @dataclass(frozen=True)

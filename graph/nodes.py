@@ -1,0 +1,93 @@
+"""What a node of a joint graph is, and what it does: small questions that every reader of one asks."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from hybridremat.graph.private_torch import OpOverload, arg_tree_leaves
+
+
+def joint_outputs(module: fx.GraphModule) -> list[Any]:
+    """The flat outputs of a joint graph: forward outputs, then gradients."""
+    output = next(iter(module.graph.find_nodes(op="output")))
+    return list(arg_tree_leaves(*output.args))
+
+
+def tensors(value: object) -> list[torch.Tensor]:
+    """The tensors in a node's ``meta['val']``."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [item for item in value if isinstance(item, torch.Tensor)]
+    return []
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the whole storage (on CUDA rounded up to the allocator's 512)."""
+    size = int(tensor.untyped_storage().nbytes())
+    return -(-size // 512) * 512 if tensor.device.type == "cuda" else size
+
+
+def is_mutation(node: fx.Node) -> bool:
+    """Whether the node writes into one of its arguments."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def argument(node: fx.Node, name: str) -> Any:
+    """The value bound to schema argument ``name``, or None where the op has no such argument."""
+    if not isinstance(node.target, OpOverload):
+        return None
+    for position, entry in enumerate(node.target._schema.arguments):
+        if entry.name == name:
+            if entry.name in node.kwargs:
+                return node.kwargs[name]
+            return node.args[position] if position < len(node.args) else entry.default_value
+    return None
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether running the node draws from the generator.
+
+    Attention kernels carry the tag even where their dropout probability is 0 and nothing is drawn.
+    """
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    return argument(node, "dropout_p") != 0.0
+
+
+def is_scalar(node: fx.Node) -> bool:
+    """Whether the node is a 0-dimensional tensor (a loss)."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() == 0
+
+
+_IN_TRAINING = ("training", "train", "update")
+_STATISTICS = ("running_mean", "running_var")
+
+
+def ignored_statistics(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The running statistics that a normalization in training mode is given.
+
+    They only enter the updated statistics (:func:`updated_statistics`) and no other result, forward or
+    backward. Empty for every other node.
+    """
+    if not isinstance(node.target, OpOverload):
+        return ()
+    if not any(argument(node, name) is True for name in _IN_TRAINING):
+        return ()
+    names = [entry.name for entry in node.target._schema.arguments]
+    others = [argument(node, name) for name in names if name not in _STATISTICS]
+    given = [argument(node, name) for name in _STATISTICS]
+    return tuple(item for item in given if isinstance(item, fx.Node) and item not in others)
+
+
+def updated_statistics(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The getitems of a normalization that hold its updated running statistics."""
+    if not isinstance(node.target, OpOverload):
+        return ()
+    named = [(entry.name or "").startswith("running_") for entry in node.target._schema.returns]
+    return tuple(user for user in node.users if user.target is operator.getitem and named[user.args[1]])
