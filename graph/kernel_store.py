@@ -90,7 +90,8 @@ class KernelStore:
             self._temporaries = {str(k): int(v) for k, v in data["temporaries"].items()}
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            self._times, self._temporaries = {}, {}
             logger.warning("the kernel figures in %s cannot be read; they are measured again", path)
 
     def save(self) -> None:
@@ -100,10 +101,21 @@ class KernelStore:
         data = {"version": _VERSION, "times": self._times, "temporaries": self._temporaries}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self._path.parent, prefix=self._path.stem, suffix=".tmp", delete=False
-            ) as file:
-                json.dump(data, file)
-            os.replace(file.name, self._path)
+            _write_whole(self._path, json.dumps(data))
         except OSError as error:
             logger.warning("kernel figures could not be kept in %s: %s", self._path.parent, error)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write under a temporary name and rename: readers see the old file or the new one."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False
+    ) as file:
+        temporary = Path(file.name)
+        try:
+            file.write(text)
+            file.close()
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hybridremat.capture import training_mode
 from hybridremat.errors import InputError
 from hybridremat.graph.allocations import Trace, record_allocations, span
 from hybridremat.limits import format_bytes
@@ -78,10 +79,9 @@ def loss_of(output: object) -> Tensor:
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Gradients, buffers, generators and train flags come back as they were."""
+    """Gradients, buffers and generators come back as they were."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    flags = {module: module.training for module in model.modules()}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     try:
         with torch.random.fork_rng(devices=devices):
@@ -92,8 +92,6 @@ def _untouched(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(before)
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        for module, flag in flags.items():
-            module.training = flag
 
 
 def measure(
@@ -136,8 +134,7 @@ def measure(
             del output
         loss.backward()
 
-    with _untouched(model), torch.enable_grad():
-        model.train()
+    with _untouched(model), torch.enable_grad(), training_mode(model):
         step()  # the first call may compile
         seconds = min(_timed(step, model) for _ in range(max(1, repeats)))
         figures = _cuda_figures(step, model) if _device(model) == "cuda" else _cpu_figures(step, model)
