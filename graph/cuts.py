@@ -72,7 +72,8 @@ def block_prices(graph: JointGraph, line: ForwardLine, groups: Groups, max_ops: 
     for end in range(1, len(groups) + 1):
         needed: set[int] = set()
         copies: set[int] = set()
-        again, row = 0, []
+        row: list[float] = []
+        again = 0
         for size in range(1, min(max_ops, end) + 1):
             first, stop = groups.start[end - size], groups.start[end - size + 1]
             for position in range(stop - 1, first - 1, -1):
