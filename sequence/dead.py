@@ -9,12 +9,16 @@ class DeadRemover:
     """Removes dead executions from schedules of one graph.
 
     What runs in the forward as part of the forward stays (outputs, mutations), and so does every
-    backward op and every op that must run exactly once.
+    backward op and every op that must run exactly once. Of the copies of a ``rebuilt`` op, which stands
+    in several blocks, only those stay that are read.
     """
 
-    def __init__(self, graph: JointGraph) -> None:
+    def __init__(self, graph: JointGraph, rebuilt: frozenset[int] = frozenset()) -> None:
         self._gradients = graph.gradients
-        self._optional = [op.phase is Phase.OPTIONAL and op.recomputable for op in graph.ops]
+        self._stays_forward = [
+            not op.recomputable or (op.phase is not Phase.OPTIONAL and op.id not in rebuilt)
+            for op in graph.ops
+        ]
         self._stays = [op.phase is Phase.BACKWARD or not op.recomputable for op in graph.ops]
         # only ops that may go need to know whether they are read
         may_go = [v.producer is not None and not self._stays[v.producer] for v in graph.values]
@@ -26,7 +30,7 @@ class DeadRemover:
         needed = set(self._gradients)
         split = schedule.num_forward
         backward = self._kept(schedule.steps[split:], self._stays, needed)
-        forward = self._kept(schedule.steps[:split], [not optional for optional in self._optional], needed)
+        forward = self._kept(schedule.steps[:split], self._stays_forward, needed)
         return Schedule(tuple(forward[::-1] + backward[::-1]), len(forward))
 
     def _kept(self, steps: tuple[int, ...], stays: list[bool], needed: set[int]) -> list[int]:

@@ -25,7 +25,7 @@ class Flattener:
         self._chain = chain
         self._bindings = bindings
         self._option_sets = option_sets
-        self._remove_dead = DeadRemover(chain.graph)
+        self._remove_dead = DeadRemover(chain.graph, chain.rebuilt)
         self._known: dict[tuple[Decision, bool], tuple[int, ...]] = {}
 
     def __call__(self, decisions: Sequence[Decision]) -> Schedule:

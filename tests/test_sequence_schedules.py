@@ -18,7 +18,10 @@ from hybridremat.graph.chain import Block, Chain
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
 from hybridremat.graph.memory import schedule_time, step_memory
 from hybridremat.sequence import (
+    Backward,
     Flattener,
+    Forward,
+    ForwardOption,
     Rebuilder,
     SchedulePoint,
     block_decisions,
@@ -261,3 +264,37 @@ def test_spread_keeps_the_ends_and_the_speed_for_a_little_more_memory(slots: lis
     width = (slots[-1] - slots[0]) / (most - 1)
     for slot in slots:
         assert any(0 <= other - slot < width or other == slot for other in kept)
+
+
+def masked_chain() -> Chain:
+    """Two blocks that each make their own mask (op 0) from an input; only block 0's backward reads it."""
+    ops = (
+        Op(0, "mask", Phase.FORWARD, (0,), (1,), time=1, flops=1),
+        Op(1, "a", Phase.FORWARD, (1,), (2,), time=10, flops=10),
+        Op(2, "b", Phase.FORWARD, (1, 2), (3,), time=10, flops=10),
+        Op(3, "b_grad", Phase.BACKWARD, (3,), (4,), time=20, flops=20),
+        Op(4, "a_grad", Phase.BACKWARD, (1, 4), (5,), time=20, flops=20),
+    )
+    values = (Value(0, 1, None), *(Value(v, 8, v - 1) for v in range(1, 6)))
+    graph = JointGraph(ops, values, gradients=frozenset({5}))
+    blocks = (Block((0, 1), (), (4,)), Block((0, 2), (), (3,)))
+    none: frozenset[int] = frozenset()
+    return Chain(
+        graph, blocks, (none, frozenset({2}), none), (none, frozenset({4}), none), none, frozenset({0})
+    )
+
+
+def test_copies_of_a_rebuilt_op_stay_where_they_are_read() -> None:
+    chain = masked_chain()
+    bindings = [bind_block(chain, i) for i in range(2)]
+    first, second = bindings[0].problem, bindings[1].problem
+    kept = simulate_option(first, {0, 1}, (), [()])
+    remade = simulate_option(first, {1}, (), [(0,)])
+    whole = OptionSet((simulate_option(second, range(len(second.value_bytes)), (), [()]),), ())
+    flatten = Flattener(chain, bindings, [OptionSet((kept, remade), ()), whole])
+    for option, steps in ((0, (0, 1, 0, 2, 3, 4)), (1, (0, 1, 0, 2, 3, 0, 4))):
+        decisions = ForwardOption(0, option), ForwardOption(1, 0), Backward(1, 0), Backward(0, option)
+        assert flatten(decisions) == Schedule(steps, 4)
+    # a checkpoint after block 0, whose copy for its own backward is not made before it is needed
+    checkpoint = Forward(0), ForwardOption(1, 0), Backward(1, 0), ForwardOption(0, 0), Backward(0, 0)
+    assert flatten(checkpoint) == Schedule((0, 1, 0, 2, 3, 0, 4), 4)
