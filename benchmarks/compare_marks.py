@@ -1,0 +1,57 @@
+"""Print the frontiers of the eight reference models beside the recorded ones.
+
+    python benchmarks/compare_marks.py [MODEL …]
+
+Extra flops in percent (cost model ``flops``) at a share of plain eager training's recorded peak; one thread,
+as the recorded figures were made. Exits with 1 if a frontier is more than one point above its record anywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_frontier, recorded_models
+from rich.console import Console
+from rich.table import Table
+
+import hybridremat
+from hybridremat.zoo import reference_model
+
+SHARES = (70, 60, 55, 50, 45, 40, 35, 30, 25)
+
+
+def _cell(ours: float | None, theirs: float | None) -> str:
+    return " / ".join("–" if extra is None else f"{extra:.1f}" for extra in (ours, theirs))
+
+
+def main(names: list[str]) -> int:
+    """Plan each model and print its row."""
+    torch.set_num_threads(1)
+    table = Table(title="extra flops %, ours / recorded, at a share of plain eager peak")
+    for title in ("model", *(f"{share} %" for share in SHARES), "least %", "worst", "per-layer", "seconds"):
+        table.add_column(title, justify="right")
+    failed = False
+    for name in names or recorded_models():
+        base, _, dropout = name.partition("_")
+        model, batch = reference_model(base, float(dropout or 0))
+        eager, recorded = recorded_frontier(name)
+        started = time.perf_counter()
+        curve = hybridremat.frontier(model, kwargs=batch, cost_model="flops")
+        seconds = time.perf_counter() - started
+        points = [Mark(100 * p.peak / eager, 100 * p.extra_flops) for p in curve.points]
+        result = compare(points, recorded)
+        layers = [f"{extra_at(points, mark.peak):.1f}<{mark.extra}" for mark in per_layer_checkpoint(name)]
+        cells = [_cell(extra_at(points, share), extra_at(recorded, share)) for share in SHARES]
+        least = f"{result.least:.2f} / {result.recorded_least:.2f}"
+        worst = f"{result.worst:+.2f} at {result.at:.1f}"
+        table.add_row(name, *cells, least, worst, " ".join(layers), f"{seconds:.1f}")
+        failed |= result.worst > 1 or result.least > result.recorded_least + 1
+        Console(stderr=True).print(f"{name}: worst {worst}, least {least}, {seconds:.1f} s")
+    Console(width=200).print(table)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
