@@ -18,9 +18,11 @@ from hybridremat.errors import (
     InputError,
     LimitError,
     ModelError,
+    OptionsError,
     PlanError,
     PlanFormatError,
     PlanMismatchError,
+    TargetError,
 )
 
 if TYPE_CHECKING:
@@ -40,10 +42,12 @@ __all__ = [
     "LimitError",
     "Measurement",
     "ModelError",
+    "OptionsError",
     "Plan",
     "PlanError",
     "PlanFormatError",
     "PlanMismatchError",
+    "TargetError",
     "frontier",
     "get_plan",
     "measure",

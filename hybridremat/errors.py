@@ -11,6 +11,14 @@ class LimitError(HybridRematError, ValueError):
     """A memory limit, overhead or reserve that cannot be read or makes no sense."""
 
 
+class OptionsError(HybridRematError, ValueError):
+    """An option of the torch.compile backend that is not known or cannot be used."""
+
+
+class TargetError(HybridRematError, ValueError):
+    """What the command line was asked to plan is not there, or does not return a model and its inputs."""
+
+
 class InfeasibleLimitError(HybridRematError):
     """No plan fits the limit. ``limit`` and ``least`` are bytes; ``least`` is the least feasible limit."""
 

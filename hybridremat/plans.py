@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from io import StringIO
+from typing import Any
 
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.limits import format_bytes
 from hybridremat.planner import Candidate, ChainPlan, Planning
 from hybridremat.sequence import BlockDecision, block_decisions
+
+SCHEMA = 1  # version of Plan.to_dict
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,11 @@ class Plan:
         out = StringIO()
         render(plan_tables(self), out)
         return out.getvalue().rstrip("\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON types, with the version of the schema."""
+        data = asdict(self)
+        return {"schema": SCHEMA, **json.loads(json.dumps(data))}
 
     @property
     def planning_seconds(self) -> float:

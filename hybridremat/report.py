@@ -1,0 +1,197 @@
+"""Plans as text: a summary, and a table with one row a block, identical blocks merged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hybridremat.block_rows import BlockRow, block_rows, module_names, module_tail, short_op
+from hybridremat.errors import InputError
+from hybridremat.limits import format_bytes
+
+if TYPE_CHECKING:
+    from hybridremat.plans import Plan, PlannedBlock, ValueRecord
+
+WIDTH = 120  # columns of text that goes to no terminal
+LEGEND = (
+    "Ops: forward/backward. Bytes: what the block saves, and the peaks of its forward and of its backward, "
+    "without what other blocks hold. Time: its forward, and all that it runs again. A merged row (×n) shows "
+    "one of its blocks."
+)
+NAME_WIDTH = 24
+SHOWN = 3  # values named in a cell; the rest are counted
+
+
+def render(renderables: Sequence[RenderableType], file: TextIO, *, width: int | None = None) -> None:
+    """Write rich renderables to a file: plain text, 120 columns wide, unless the file is a terminal."""
+    if file.isatty():
+        Console(file=file, width=width).print(*renderables, sep="\n")
+        return
+    text = StringIO()
+    console = Console(file=text, width=width or WIDTH, force_terminal=False, color_system=None)
+    for renderable in renderables:
+        console.print(renderable, crop=False)
+    file.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
+
+
+def plan_tables(plan: Plan) -> list[RenderableType]:
+    """The summary of a plan and its table of blocks."""
+    return [summary(plan), block_table(plan), Text(LEGEND, style="dim")]
+
+
+def summary(plan: Plan) -> Table:
+    """Limit, figures and planning time, one line each."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    if plan.memory_limit is not None:
+        kept = f", of which {format_bytes(plan.reserve)} are kept free (reserve)" if plan.reserve else ""
+        grid.add_row("limit", _of_plain(plan.memory_limit, plan) + kept)
+    grid.add_row("predicted peak", _of_plain(plan.predicted_peak, plan))
+    grid.add_row("plain peak", f"{format_bytes(plan.plain_peak)} ({plan.plain_peak} bytes)")
+    grid.add_row("least feasible", _of_plain(plan.least_peak + plan.reserve, plan))
+    times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
+    grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
+    grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")
+    stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in plan.timings.items())
+    grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else ""))
+    return grid
+
+
+def block_table(plan: Plan) -> Table:
+    """One row for each set of identical blocks; figures are those of one block."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_footer=True, pad_edge=False, expand=True)
+    table.add_column("block", footer=f"all {len(plan.blocks)}", max_width=12)
+    table.add_column("in the model", overflow="fold", max_width=NAME_WIDTH)
+    table.add_column("ops\noption", footer=_ops(plan.blocks))
+    table.add_column("saved values", overflow="fold", ratio=1)
+    table.add_column("recomputed values", overflow="fold", ratio=1)
+    table.add_column("bytes\ntime", footer=_sums(plan.blocks), no_wrap=True)
+    for row in block_rows(plan.blocks):
+        table.add_row(*_cells(row))
+    return table
+
+
+def block_details(plan: Plan, index: int) -> list[RenderableType]:
+    """Everything about one block: its modules, figures, and each value that it saves or recomputes.
+
+    Raises
+    ------
+    InputError
+        If there is no such block.
+    """
+    if not 0 <= index < len(plan.blocks):
+        raise InputError(f"there is no block {index}; this plan has blocks 0 to {len(plan.blocks) - 1}")
+    block = plan.blocks[index]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    grid.add_row("block", f"{index} of {len(plan.blocks)}")
+    grid.add_row("in the model", ", ".join(module_names(plan.blocks)[index]) or "(no module)")
+    grid.add_row("ops", f"{block.forward_ops} forward, {block.backward_ops} backward")
+    grid.add_row("option", _option(block).replace("\n", ", "))
+    grid.add_row("bytes", _bytes(block).replace("\n", ", "))
+    grid.add_row("time", _time(block).replace("\n", ", "))
+    values = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for title in ("", "bytes", "shape", "dtype", "op", "module", "name"):
+        values.add_column(title, overflow="fold", justify="right" if title == "bytes" else "left")
+    for record in block.saved:
+        values.add_row("saved", *_value_cells(record))
+    for record, times in block.recomputed:
+        values.add_row(f"recomputed ×{times}", *_value_cells(record))
+    return [grid, values]
+
+
+def format_time(nanoseconds: int) -> str:
+    """Nanoseconds for people: ``"1.2 ms"``."""
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
+        if nanoseconds >= size:
+            amount = nanoseconds / size
+            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
+    return f"{nanoseconds} ns"
+
+
+def _of_plain(size: int, plan: Plan) -> str:
+    return f"{format_bytes(size)} ({size} bytes, {100 * size / max(1, plan.plain_peak):.1f} % of plain)"
+
+
+def _cells(row: BlockRow) -> list[Text]:
+    block = row.first
+    saved = [_value(record, 1, row.prefix) for record in block.saved]
+    again = [_value(record, times, row.prefix) for record, times in block.recomputed]
+    count = f" ×{len(row.blocks)}" if len(row.blocks) > 1 else ""
+    cells = [
+        row.indices,
+        _broken(row.name + count),
+        f"{_ops([block])}\n{_option(block)}",
+        _few(saved, [record.bytes for record in block.saved]),
+        _few(again, [record.bytes for record, _ in block.recomputed]),
+        f"{_bytes(block)}\n{_time(block)}",
+    ]
+    return [Text(cell) for cell in cells]
+
+
+def _sums(blocks: Sequence[PlannedBlock]) -> str:
+    saved = format_bytes(sum(block.saved_bytes for block in blocks))
+    forward = format_time(sum(block.forward_time for block in blocks))
+    extra = format_time(sum(block.extra_time for block in blocks))
+    return f"saved {saved}\ntime {forward}\nextra {extra}"
+
+
+def _broken(name: str) -> str:
+    """A name in lines of at most ``NAME_WIDTH``, broken after dots and spaces if it has any."""
+    lines = [""]
+    for word in re.findall(r"[^ .]*[ .]?", name):
+        if len(lines[-1]) + len(word.rstrip()) > NAME_WIDTH and lines[-1]:
+            lines.append("")
+        lines[-1] += word
+        if word == "… ":
+            lines.append("")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _ops(blocks: Sequence[PlannedBlock]) -> str:
+    return f"{sum(b.forward_ops for b in blocks)}/{sum(b.backward_ops for b in blocks)}"
+
+
+def _option(block: PlannedBlock) -> str:
+    if block.option is None:
+        return "plain"
+    text = f"{'solo ' if block.solo else ''}{block.option + 1} of {block.option_count}"
+    return text + (f"\nruns ×{block.forward_runs}" if block.forward_runs > 1 else "")
+
+
+def _value(record: ValueRecord, times: int, prefix: str) -> str:
+    words = [short_op(record.op), module_tail(record.module, prefix), format_bytes(record.bytes)]
+    return " ".join(word for word in words if word) + (f" ×{times}" if times > 1 else "")
+
+
+def _few(texts: Sequence[str], sizes: Sequence[int]) -> str:
+    """The largest values, and how many more there are with how much."""
+    order = sorted(range(len(texts)), key=lambda i: -sizes[i])
+    lines = [texts[i] for i in order[:SHOWN]]
+    rest = order[SHOWN:]
+    if rest:
+        lines.append(f"+ {len(rest)} more, {format_bytes(sum(sizes[i] for i in rest))}")
+    return "\n".join(lines) if lines else "–"
+
+
+def _bytes(block: PlannedBlock) -> str:
+    named = {"saved": block.saved_bytes, "fwd": block.forward_peak, "bwd": block.backward_peak}
+    return "\n".join(f"{name} {format_bytes(size)}" for name, size in named.items())
+
+
+def _time(block: PlannedBlock) -> str:
+    return f"time {format_time(block.forward_time)}\nextra {format_time(block.extra_time)}"
+
+
+def _value_cells(record: ValueRecord) -> list[str]:
+    shape = "×".join(str(size) for size in record.shape) or "scalar"
+    return [format_bytes(record.bytes), shape, record.dtype, short_op(record.op), record.module, record.name]
