@@ -55,6 +55,8 @@ class BlockModel:
         r_cq with its stage t_cq, for every op that the backward can need.
     saved_limit, forward_limit, backward_limit
         M_save, M_fwd and M_bwd in units.
+    time
+        The objective, in time units.
     """
 
     def __init__(self, problem: BlockProblem, scale: Scale, copies: int = 2, *, solo: bool = False) -> None:
@@ -84,7 +86,10 @@ class BlockModel:
         self._add_readers()
         self._add_gradients()
         self.model.add_cumulative(self.intervals, self.demands, self.backward_limit)
-        self.time = self._time()
+        cost = self._time()
+        self.slowest = copies * sum(scale.time_units)
+        self.time = self.model.new_int_var(0, self.slowest, "time")
+        self.model.add(self.time == cost)
         self.model.minimize(self.time)
 
     def _stages(self) -> list[list[int]]:

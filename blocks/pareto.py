@@ -27,15 +27,16 @@ class Effort:
         Smallest side of a rectangle, as a share of the whole range.
     tolerance
         Time difference not worth a solve, as a share of the block's forward time.
-    deterministic_time
-        Limit of one solve, in CP-SAT's deterministic seconds.
+    deterministic_time, family_time
+        Limits of one solve, and of all solves of a family, in CP-SAT's deterministic seconds.
     """
 
     solves: int = 200
     solo_solves: int = 40
     resolution: float = 0.01
     tolerance: float = 0.001
-    deterministic_time: float = 0.6
+    deterministic_time: float = 0.3
+    family_time: float = 2.0
 
 
 DEFAULT_EFFORT = Effort()
@@ -91,6 +92,15 @@ class _Rectangle:
     low_peak: int
     high_peak: int
 
+    def rest(self, fastest: Option) -> tuple[_Rectangle, ...]:
+        """What the option at the loosest corner leaves open, if it fits the whole length of a side."""
+        peak = max(fastest.forward_peak, fastest.backward_peak)
+        if fastest.saved_bytes <= self.low_saved:
+            return (_Rectangle(self.low_saved, self.high_saved, self.low_peak, peak - 1),)
+        if peak <= self.low_peak:
+            return (_Rectangle(self.low_saved, fastest.saved_bytes - 1, self.low_peak, self.high_peak),)
+        return ()
+
     def split(self, whole: _Rectangle) -> tuple[_Rectangle, _Rectangle]:
         """Halve the side that is longer as a share of ``whole``."""
         saved_share = (self.high_saved - self.low_saved) / max(1, whole.high_saved - whole.low_saved)
@@ -126,8 +136,10 @@ def _explore(problem: BlockProblem, effort: Effort, *, solo: bool) -> BlockSearc
     budget = effort.solo_solves if solo else effort.solves
     heap: list[tuple[float, int, _Rectangle]] = [(0.0, 0, whole)]
     pushed = 1
-    while heap and search.solves < budget:
+    while heap and search.solves < budget and search.spent < effort.family_time:
         _, _, rectangle = heappop(heap)
+        if rectangle.low_saved > rectangle.high_saved or rectangle.low_peak > rectangle.high_peak:
+            continue
         fastest = search.query((rectangle.high_saved, rectangle.high_peak))
         if fastest is None:
             continue
@@ -136,7 +148,7 @@ def _explore(problem: BlockProblem, effort: Effort, *, solo: bool) -> BlockSearc
         sides = rectangle.sides(whole)
         if gap <= search.tolerance or max(sides) <= effort.resolution:
             continue
-        for part in rectangle.split(whole):
+        for part in rectangle.rest(fastest) or rectangle.split(whole):
             heappush(heap, (-gap * (sides[0] + 0.01) * (sides[1] + 0.01), pushed, part))
             pushed += 1
     return search

@@ -14,6 +14,9 @@ from hybridremat.blocks.optimize import Answer, minimize_time
 from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.types import BlockProblem, Option
 
+COPIES = (2, 3)
+"""C, the most recomputations of one op: the second only where the first leaves no option."""
+
 Limits = tuple[int, int]
 """Most saved bytes, and most bytes at the peak of either phase."""
 
@@ -35,12 +38,14 @@ class BlockSearch:
     options: list[Option] = field(default_factory=list)
     solves: int = 0
     unproved: int = 0
+    spent: float = 0.0
 
     def __post_init__(self) -> None:
         self.scale = scale_block(self.problem)
         self._models: dict[int, BlockModel] = {}
-        self._bounds: list[tuple[Limits, int]] = []
-        self._infeasible: list[Limits] = []
+        self._asked: set[Limits] = set()
+        self._bounds: dict[int, list[tuple[Limits, int]]] = {copies: [] for copies in COPIES}
+        self._infeasible: dict[int, list[Limits]] = {copies: [] for copies in COPIES}
 
     def best(self, limits: Limits) -> Option | None:
         """The fastest known option within ``limits`` (bytes)."""
@@ -49,28 +54,34 @@ class BlockSearch:
 
     def query(self, limits: Limits) -> Option | None:
         """The fastest option within ``limits``; None if there is none (or none was found in time)."""
-        if any(_within(limits, known) for known in self._infeasible):
+        if limits in self._asked:
+            # The search may have ended without a proof: asking again would end alike.
             return self.best(limits)
-        best = self.best(limits)
-        bound = max((time for known, time in self._bounds if _within(limits, known)), default=0)
-        if best is not None and best.time <= bound + self.tolerance:
-            return best
-        answer = self._solve(limits, copies=2)
-        if answer.option is None and best is None:
-            answer = self._solve(limits, copies=3)
-        if answer.infeasible:
-            self._infeasible.append(limits)
-        elif answer.option is not None:
-            self.options.append(answer.option)
-            self._bounds.append((limits, answer.bound))
+        self._asked.add(limits)
+        for copies in COPIES:
+            if any(_within(limits, known) for known in self._infeasible[copies]):
+                continue
+            best = self.best(limits)
+            floor = max((time for known, time in self._bounds[copies] if _within(limits, known)), default=0)
+            if best is not None and best.time <= floor * self.scale.tick + self.tolerance:
+                return best
+            answer = self._solve(limits, copies, floor)
+            if answer.option is not None or best is not None:
+                break
         return self.best(limits)
 
-    def _solve(self, limits: Limits, copies: int) -> Answer:
+    def _solve(self, limits: Limits, copies: int, floor: int) -> Answer:
         if copies not in self._models:
             self._models[copies] = BlockModel(self.problem, self.scale, copies, solo=self.solo)
-        answer = minimize_time(self._models[copies], *limits, effort=self.effort)
+        answer = minimize_time(self._models[copies], *limits, floor=floor, effort=self.effort)
         self.solves += 1
         self.unproved += not answer.proved
+        self.spent += answer.effort
+        if answer.option is not None:
+            self.options.append(answer.option)
+            self._bounds[copies].append((limits, answer.bound))
+        elif answer.proved:
+            self._infeasible[copies].append(limits)
         return answer
 
 
