@@ -48,7 +48,8 @@ class BlockModel:
     Attributes
     ----------
     saved
-        s_d for every value that the backward can use.
+        s_d for every value that the backward can use. Outputs are saved in any case: theirs says whether the
+        backward reads the saved copy, which otherwise is gone when the backward begins.
     optional
         p_c for every optional op.
     copies
@@ -125,8 +126,6 @@ class BlockModel:
             self.saved_end[d] = model.new_int_var(0, self._last_read(d), f"E{d}")
             size = model.new_int_var(1, self.horizon, "")
             self._occupy(0, size, self.saved_end[d] + 1, self.saved[d], self.scale.value_units[d])
-            if d in self.outputs:
-                model.add(self.saved[d] == 1)
             if self.producer[d] in self.optional:
                 model.add_implication(self.saved[d], self.optional[self.producer[d]])
         for c, runs in self.optional.items():

@@ -42,8 +42,8 @@ class Answer:
 def minimize_time(model: BlockModel, saved: int, peak: int, *, floor: int, effort: float) -> Answer:
     """Least recomputation time within ``saved`` bytes and ``peak`` bytes at the peak of either phase.
 
-    ``floor`` is a known lower bound in time units: a solution that reaches it needs no further proof. ``effort``
-    limits the search in CP-SAT's deterministic time, so that the answer is reproducible.
+    ``floor`` is a known lower bound in time units: a solution that reaches it needs no further proof.
+    ``effort`` limits the search in CP-SAT's deterministic time, so that the answer is reproducible.
     """
     limits = ((model.saved_limit, saved), (model.forward_limit, peak), (model.backward_limit, peak))
     for variable, limit in limits:

@@ -109,12 +109,12 @@ class _Rectangle:
             middle = (self.low_saved + self.high_saved) // 2
             return (
                 _Rectangle(self.low_saved, middle, self.low_peak, self.high_peak),
-                _Rectangle(middle, self.high_saved, self.low_peak, self.high_peak),
+                _Rectangle(middle + 1, self.high_saved, self.low_peak, self.high_peak),
             )
         middle = (self.low_peak + self.high_peak) // 2
         return (
             _Rectangle(self.low_saved, self.high_saved, self.low_peak, middle),
-            _Rectangle(self.low_saved, self.high_saved, middle, self.high_peak),
+            _Rectangle(self.low_saved, self.high_saved, middle + 1, self.high_peak),
         )
 
     def sides(self, whole: _Rectangle) -> tuple[float, float]:
@@ -166,9 +166,14 @@ def _whole(problem: BlockProblem, search: BlockSearch) -> _Rectangle | None:
     top = max(fastest.saved_bytes, outputs)
     while high - low > max(1, high // 100):
         middle = (low + high) // 2
-        found = search.query((top, middle))
+        found = search.query((0 if search.solo else unlimited, middle))
         if found is None:
             low = middle
         else:
             high = max(found.forward_peak, found.backward_peak)
-    return _Rectangle(outputs, top, high, max(fastest.forward_peak, fastest.backward_peak))
+            # A lower peak may need more saved bytes than the fastest option has.
+            top = max(top, found.saved_bytes)
+    # Saving little can need a higher peak than saving all: start from the higher of the two.
+    leanest = search.query((outputs, unlimited)) or fastest
+    peak = max(p for o in (fastest, leanest) for p in (o.forward_peak, o.backward_peak))
+    return _Rectangle(outputs, top, high, peak)

@@ -1,0 +1,96 @@
+"""Distinct blocks, worker processes, progress; and the description of a block of a chain."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp, bind_block, solve_blocks
+from hybridremat.graph.chain import Block, Chain
+from hybridremat.graph.joint import JointGraph, Op, Phase, Value
+
+
+def layer(width: int) -> BlockProblem:
+    ops = tuple(ForwardOp((c - 1,) if c else (), (c,), 3 + c, c % 2) for c in range(5))
+    steps = tuple(BackwardStep((4 - j, 3 - j), 9 + j, 0, 5) for j in range(4))
+    return BlockProblem((width, 3, 7, 2, 6), ops, steps, frozenset({4}), 6)
+
+
+PROBLEMS = [layer(4), layer(9), layer(4), layer(6)]
+
+
+def test_same_result_for_any_number_of_workers() -> None:
+    alone = solve_blocks(PROBLEMS, workers=1)
+    assert list(alone) == [layer(4), layer(9), layer(6)]
+    assert all(found.options and found.solo for found in alone.values())
+    assert solve_blocks(PROBLEMS, workers=2) == alone
+    assert solve_blocks(PROBLEMS, workers=1) == alone
+
+
+def test_progress_counts_distinct_blocks() -> None:
+    seen: list[tuple[int, int]] = []
+    solve_blocks(PROBLEMS, workers=1, on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_no_blocks_and_no_workers() -> None:
+    assert solve_blocks([]) == {}
+    with pytest.raises(ValueError, match="workers must be at least 1, not 0"):
+        solve_blocks(PROBLEMS, workers=0)
+
+
+def test_a_script_without_main_guard_can_use_processes() -> None:
+    script = (
+        "import sys; from hybridremat.blocks import *\n"
+        "def p(w): return BlockProblem((w,), (ForwardOp((), (0,), 1, 0),),"
+        " (BackwardStep((0,), 1, 0, 0),), frozenset(), 0)\n"
+        "print(len(solve_blocks([p(1), p(2)], workers=2)), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"]
+
+
+# Block 0 makes a (read by block 1), b and c; m (optional) is made from b; a tiny t is always kept.
+OPS = (
+    Op(0, "f0", Phase.FORWARD, (), (1, 2, 3), time=5, temp=1),
+    Op(1, "tiny", Phase.FORWARD, (1,), (4,)),
+    Op(2, "f1", Phase.FORWARD, (1,), (5,)),
+    Op(3, "mask", Phase.OPTIONAL, (2,), (6,)),
+    Op(4, "g1", Phase.BACKWARD, (0, 5), (7,)),
+    Op(5, "g0", Phase.BACKWARD, (7, 6), (8, 9), temp=2),
+    Op(6, "g0b", Phase.BACKWARD, (8,), (10,)),
+)
+SIZES = (1, 16, 8, 4, 1, 32, 2, 64, 128, 256, 512)
+MAKERS = {v: op.id for op in OPS for v in op.writes}
+VALUES = tuple(Value(v, size, MAKERS.get(v), f"v{v}", tangent=v == 0) for v, size in enumerate(SIZES))
+
+
+def chain(optional: tuple[int, ...] = (3,)) -> Chain:
+    graph = JointGraph(OPS, VALUES, gradients=frozenset({9, 10}))
+    blocks = (Block((0, 1), optional, (5, 6)), Block((2,), (), (4,)))
+    boundary = (frozenset[int](), frozenset({1}), frozenset[int]())
+    gradients = (frozenset[int](), frozenset({7}), frozenset[int]())
+    return Chain(graph, blocks, boundary, gradients, frozenset({4}))
+
+
+def test_binding_of_a_block() -> None:
+    binding = bind_block(chain(), 0)
+    problem = binding.problem
+    assert binding.ops == (0, 3)
+    assert binding.values == (1, 2, 6)
+    assert binding.steps == ((5, 6),)
+    assert problem.value_bytes == (16, 8, 2)
+    # Value 3 is read by nobody: it counts in the op's temporary.
+    assert problem.ops[0] == ForwardOp((), (0, 1), 5, 1 + 4)
+    assert problem.ops[1] == ForwardOp((1,), (2,), 0, 0, optional=True)
+    assert problem.outputs == {0}
+    assert problem.gradient_in == 64
+    # 64 in, 128 and 256 out, 2 temporary; then 128 + 256 + 512 with nothing needed; parameter gradients stay.
+    assert problem.steps == (BackwardStep((2,), 64 + 128 + 256 + 2, 128 + 256 + 512, 256 + 512),)
+
+
+def test_binding_names_a_value_that_is_not_kept() -> None:
+    with pytest.raises(ValueError, match="block 0: g0 reads v6, made by mask"):
+        bind_block(chain(optional=()), 0)
