@@ -31,12 +31,12 @@ class Effort:
         Limits of one solve, and of all solves of a family, in CP-SAT's deterministic seconds.
     """
 
-    solves: int = 200
+    solves: int = 240
     solo_solves: int = 40
     resolution: float = 0.01
     tolerance: float = 0.001
     deterministic_time: float = 0.3
-    family_time: float = 2.0
+    family_time: float = 3.0
 
 
 DEFAULT_EFFORT = Effort()
@@ -144,7 +144,7 @@ def _explore(problem: BlockProblem, effort: Effort, *, solo: bool) -> BlockSearc
         if fastest is None:
             continue
         slowest = search.query((rectangle.low_saved, rectangle.low_peak))
-        gap = forward_time if slowest is None else slowest.time - fastest.time
+        gap = forward_time / 4 if slowest is None else slowest.time - fastest.time
         sides = rectangle.sides(whole)
         if gap <= search.tolerance or max(sides) <= effort.resolution:
             continue
@@ -164,7 +164,7 @@ def _whole(problem: BlockProblem, search: BlockSearch) -> _Rectangle | None:
     high = max(fastest.forward_peak, fastest.backward_peak)
     low = max(max(step.during, step.tail) for step in problem.steps) - 1
     top = max(fastest.saved_bytes, outputs)
-    while high - low > max(1, high // 100):
+    while high - low > max(1, high // 400):
         middle = (low + high) // 2
         found = search.query((0 if search.solo else unlimited, middle))
         if found is None:
