@@ -76,6 +76,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", metavar="A,B", help="some of gpt2, resnet50, llama (default: all)")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps (default: 3)")
     parser.add_argument("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads (default: 1)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
