@@ -20,6 +20,7 @@ from collections.abc import Hashable, Iterable
 from torch import fx
 
 from hybridremat.emitted_memory import EmittedMemory, emitted_memory
+from hybridremat.graph.joint import Phase
 from hybridremat.graph.nodes import is_mutation, is_random, joint_outputs
 from hybridremat.graph.private_torch import run_and_save_rng_state, run_with_rng_state
 from hybridremat.graph.trace import TracedStep
@@ -120,7 +121,8 @@ def _read_from_inputs(module: fx.GraphModule, reader: _Reader) -> _Reader:
 
 def _read_backward(module: fx.GraphModule, forward: _Reader, saved: list[Term | None]) -> _Reader:
     reader = _Reader(forward.terms)
-    reader.drawn, reader.call_of, reader.state_of = list(forward.drawn), dict(forward.call_of), forward.state_of
+    reader.drawn, reader.call_of = list(forward.drawn), dict(forward.call_of)
+    reader.state_of = forward.state_of
     inputs = list(module.graph.find_nodes(op="placeholder"))
     for node, term in zip(inputs, saved, strict=False):
         if term is None:
@@ -136,10 +138,12 @@ def _read_backward(module: fx.GraphModule, forward: _Reader, saved: list[Term | 
     return reader
 
 
-def _check_updates(joint: _Reader, forward: _Reader, backward: _Reader) -> None:
-    if backward.updates & forward.updates:
-        raise refused("the backward repeats an in-place update of the forward")
-    if forward.updates + backward.updates != joint.updates:
+def _check_updates(step: TracedStep, joint: _Reader, forward: _Reader, backward: _Reader) -> None:
+    updates = [op for op in step.graph.ops if op.mutates]
+    late = Counter(joint.term[step.op_nodes[op.id]] for op in updates if op.phase is Phase.BACKWARD)
+    if backward.updates - late:
+        raise refused("the backward repeats or makes an in-place update of the forward")
+    if forward.updates != joint.updates - late or backward.updates != late:
         raise refused("an in-place update is missing, repeated or different")
 
 
@@ -162,11 +166,13 @@ def check(
         raise refused("a forward output is not computed as in the joint graph")
     if second.outputs(backward, 0, None) != joint.outputs(step.module, count, None):
         raise refused("a gradient is not computed as in the joint graph")
-    _check_updates(joint, first, second)
+    _check_updates(step, joint, first, second)
     if second.drawn != joint.drawn:
         raise refused("random numbers are not drawn in the order of the joint graph")
     refuse_stale_reads(step, (forward, backward), joint.term, (first.term, second.term))
-    memory = emitted_memory(step, forward, backward, joint.term, first.term, second.term)
+    memory = emitted_memory(
+        step, forward, backward, joint.term, first.term | first.pairs, second.term | second.pairs
+    )
     if limit is not None and memory.peak > limit:
         raise refused(f"its peak of {memory.peak} bytes passes the limit of {limit} bytes")
     return memory

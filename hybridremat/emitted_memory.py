@@ -53,7 +53,7 @@ class _Storages:
             kept = self.held[source]
             self.held[node] = {-1: kept[-1]} if node.args[1] == 0 else {v: s for v, s in kept.items() if v >= 0}
             return
-        joint = self._joint(node, term)
+        joint = self.joint_node.get(term)
         op = self.op_of.get(joint) if joint is not None else None
         if op is None:
             inputs = {v: s for n in node.all_input_nodes for v, s in self.held[n].items()}
@@ -65,14 +65,6 @@ class _Storages:
         self.temporary[node] = traced.temp + (2 * rng if node.target is run_with_rng_state else 0)
         if node.target is run_and_save_rng_state:
             self.held[node][-1] = self.new(rng)
-
-    def _joint(self, node: fx.Node, term: int) -> fx.Node | None:
-        if node.target is not run_and_save_rng_state:
-            return self.joint_node.get(term)
-        result = next(user for user in node.users if user.args[1] == 1)
-        return self.joint_node.get(self._result_terms[result])
-
-    _result_terms: Mapping[fx.Node, int] = field(default_factory=dict)
 
 
 def _peak(module: fx.GraphModule, storages: _Storages, start: set[int], stays: set[int]) -> int:
@@ -109,9 +101,13 @@ def emitted_memory(
     forward_terms: Mapping[fx.Node, int],
     backward_terms: Mapping[fx.Node, int],
 ) -> EmittedMemory:
-    """Replay both graphs. The terms are the checker's: they say which joint node a node computes."""
+    """Replay both graphs.
+
+    The terms are the checker's: they say which joint node a node computes. A node that draws and saves the
+    generator's state has the term of what it draws.
+    """
     joint_node = {term: node for node, term in joint_terms.items()}
-    storages = _Storages(step, joint_node, step.op_of, _result_terms=forward_terms)
+    storages = _Storages(step, joint_node, step.op_of)
     for node in forward.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             storages.held[node] = {}
