@@ -114,8 +114,8 @@ class Replay:
             saved += int(spans.size[(spans.birth < split) & (split <= spans.death)].sum())
         change[split] += self._tangent_bytes
         profile = np.cumsum(change[:end]) + self._temp[steps]
-        # a replay holds the caller's state and the current one aside
-        profile[replayed] += 2 * self._graph.rng_state_bytes
+        # a replay holds the generator's current state aside
+        profile[replayed] += self._graph.rng_state_bytes
         peak_at = int(np.argmax(profile))
         return StepMemory(int(profile[peak_at]), peak_at, saved, tuple(profile.tolist()))
 

@@ -62,7 +62,7 @@ class _Storages:
             return
         traced = self.step.graph.ops[op]
         self.held[node] = {v: self.new(self.step.graph.values[v].bytes) for v in traced.writes}
-        self.temporary[node] = traced.temp + (2 * rng if node.target is run_with_rng_state else 0)
+        self.temporary[node] = traced.temp + (rng if node.target is run_with_rng_state else 0)
         if node.target is run_and_save_rng_state:
             self.held[node][-1] = self.new(rng)
 
