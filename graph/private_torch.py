@@ -10,7 +10,7 @@ from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
-from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, TorchRuntimeError
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import (
     CheckpointPolicy,
@@ -37,8 +37,8 @@ __all__ = [
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
+    "TorchDynamoException",
     "TorchRuntimeError",
-    "Unsupported",
     "_disable_current_modes",
     "_extract_fwd_bwd_modules",
     "_make_graph_module",

@@ -151,7 +151,7 @@ def unwrap(model: M) -> M:
         If the model is not wrapped.
     """
     _call_of(model)
-    setattr(model, _SLOT, None)
+    delattr(model, _SLOT)
     return model
 
 

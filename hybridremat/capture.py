@@ -16,8 +16,8 @@ from hybridremat.backend import Backend, CaptureComplete
 from hybridremat.errors import CaptureError, HybridRematError, InputError, ModelError
 from hybridremat.graph.private_torch import (
     BackendCompilerFailed,
+    TorchDynamoException,
     TorchRuntimeError,
-    Unsupported,
     dynamo_config,
 )
 
@@ -159,7 +159,7 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
             f"{type(model).__name__} fails on the sample inputs: {_first_lines(error)}. Check their shapes, dtypes "
             "and devices against what a training step passes."
         ) from error
-    except Unsupported as error:
+    except TorchDynamoException as error:  # a break, an unbacked size in a branch, too many recompilations
         raise CaptureError(
             f"the graph of {type(model).__name__} breaks, so the memory of the whole step cannot be planned. Nothing "
             f"has been run. {_first_lines(error, 12)}\nRemove the break (often a print, a call of .item(), or a "

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from hybridremat.capture import training_mode
 from hybridremat.errors import InputError
@@ -129,6 +130,7 @@ def measure(
             parameter.grad = None
         with span("model"):
             output = model(*args, **keywords)
+        _mark_arrival(output)
         with span("outside"):
             loss = find_loss(output)
             del output
@@ -139,6 +141,21 @@ def measure(
         seconds = min(_timed(step, model) for _ in range(max(1, repeats)))
         figures = _cuda_figures(step, model) if _device(model) == "cuda" else _cpu_figures(step, model)
     return Measurement(*figures, seconds=seconds, predicted=_predicted(model))
+
+
+def _mark_arrival(output: object) -> None:
+    """Record when the first gradient reaches the model's output: there the model's backward starts."""
+    arrived: list[bool] = []
+
+    def mark(_: Tensor) -> None:
+        if not arrived:
+            arrived.append(True)
+            with span("arrival"):
+                pass
+
+    for tensor in tree_leaves(output):
+        if isinstance(tensor, Tensor) and tensor.requires_grad and not tensor.is_leaf:
+            tensor.register_hook(mark)
 
 
 def _device(model: nn.Module) -> str:
@@ -187,7 +204,7 @@ def _cpu_figures(step: Callable[[], None], model: nn.Module) -> tuple[int, int, 
 def _figures(trace: Trace) -> tuple[int, int, int]:
     """Peak; peak outside the model above what its forward left; what its forward left."""
     forward_end = trace.spans["model"][1]
-    backward_start = trace.spans["backward"][0] if "backward" in trace.spans else trace.spans["outside"][1]
+    backward_start = trace.spans["arrival" if "arrival" in trace.spans else "outside"][1]
     level = highest = saved = outside = 0
     for when, size in trace.events:
         level += size
