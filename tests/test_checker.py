@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase as Stage
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 from torch import fx
 from training import small, traced
@@ -132,9 +132,8 @@ def run_emitted(step, forward, backward, seed=0):
         taken = [inputs[n.name] for n in forward.graph.find_nodes(op="placeholder")]
         results = run_graph(forward, taken)
         saved = results[step.num_outputs :]
-        tangents = [
-            inputs[n.name] for n in backward.graph.find_nodes(op="placeholder") if n.name.startswith("tangents_")
-        ]
+        names = [n.name for n in backward.graph.find_nodes(op="placeholder")]
+        tangents = [inputs[name] for name in names if name.startswith("tangents_")]
         gradients = run_graph(backward, [*saved, *tangents])
     return [*flat(results[: step.num_outputs]), *flat(gradients), *inputs.values(), torch.get_rng_state()]
 
@@ -214,7 +213,10 @@ def skip_node(data, module):
 
 def change_constant(data, module):
     places = [
-        (n, i) for n in calls(module) for i, a in enumerate(n.args) if isinstance(a, (float, bool)) and n.users
+        (n, i)
+        for n in calls(module)
+        for i, a in enumerate(n.args)
+        if isinstance(a, (float, bool)) and n.users
     ]
     assume(places)
     node, index = data.draw(st.sampled_from(places))
@@ -332,7 +334,7 @@ def test_a_second_draw_in_the_backward_is_refused():
         again = backward.graph.call_function(node.args[1], node.args[2:], node.kwargs)
     again.meta = dict(node.meta)
     node.replace_all_uses_with(again)
-    with pytest.raises(PlanError, match="a gradient is not computed|not drawn in the order"):
+    with pytest.raises(PlanError, match=r"a gradient is not computed|not drawn in the order"):
         check(step, forward, backward)
 
 
@@ -365,7 +367,7 @@ def test_an_update_that_is_repeated_is_refused(name):
     forward, backward = emit(step, plain_schedule(step.graph))
     with forward.graph.inserting_after(updates(forward)[0]):
         forward.graph.node_copy(updates(forward)[0], lambda source: source)
-    with pytest.raises(PlanError, match="in-place update is missing, repeated or different|overwritten"):
+    with pytest.raises(PlanError, match=r"in-place update is missing, repeated or different|overwritten"):
         check(step, forward, backward)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 from collections import Counter
 
 import pytest
@@ -76,7 +77,7 @@ def test_module_paths_and_source_lines():
     first, second = [op for op in ops_of(step, "addmm") if op.phase is Phase.FORWARD]
     assert (first.module, second.module) == ("outer.first", "outer.second")
     name, _, line = ops_of(step, "relu")[0].source.rpartition(":")
-    assert name.endswith("test_trace.py") and "torch.relu" in open(name).readlines()[int(line) - 1]  # noqa: PTH123
+    assert name.endswith("test_trace.py") and "torch.relu" in linecache.getline(name, int(line))
 
 
 def test_several_outputs_of_one_call_are_one_op():
@@ -146,7 +147,7 @@ def test_buffer_updates_are_mutations_in_the_forward():
     model, batch = small("convnet")
     step = traced(model, **batch)
     updates = [op for op in step.graph.ops if op.mutates]
-    assert len(updates) == 3 * 4  # mean, variance and count of four norms
+    assert len(updates) == 3 * 3  # mean, variance and count of three norms
     assert all(op.phase is Phase.FORWARD and not op.recomputable and not op.writes for op in updates)
 
 
@@ -178,7 +179,7 @@ def test_a_norm_in_eval_mode_that_is_not_updated_is_recomputable():
     model.norms[2].eval()
     step = traced(model, **batch)
     norms = [op for op in ops_of(step, "batch_norm") if op.phase is Phase.FORWARD]
-    assert all(op.recomputable for op in norms) and len([op for op in step.graph.ops if op.mutates]) == 9
+    assert all(op.recomputable for op in norms) and len([op for op in step.graph.ops if op.mutates]) == 6
 
 
 def test_outputs_and_gradients():
@@ -228,7 +229,8 @@ def test_roofline_takes_the_larger_term():
     step = traced(model, **batch)
     slow = with_costs(step, RooflineCost(DeviceRates(flops=1e9, bytes=1e15)), KernelStore(), silent)
     assert [op.time for op in slow.graph.ops] == [max(1, op.flops) for op in step.graph.ops]
-    wide = with_costs(step, RooflineCost(DeviceRates(flops=1e15, bytes=1e9, call_ns=7)), KernelStore(), silent)
+    rates = DeviceRates(flops=1e15, bytes=1e9, call_ns=7)
+    wide = with_costs(step, RooflineCost(rates), KernelStore(), silent)
     assert [op.time for op in wide.graph.ops] == [op.io_bytes + 7 for op in step.graph.ops]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from dataclasses import dataclass, field
 
 import torch
@@ -10,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from hybridremat.capture import capture, compile_step
 from hybridremat.backend import Backend
+from hybridremat.capture import capture, compile_step
 from hybridremat.graph.costs import FlopsCost, with_costs
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.kernel_store import KernelStore
@@ -22,7 +23,7 @@ torch.set_num_threads(1)
 class Mlp(nn.Module):
     """Wide enough that activations outweigh parameters."""
 
-    def __init__(self, width: int = 32, layers: int = 6) -> None:
+    def __init__(self, width: int = 32, layers: int = 3) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
 
@@ -37,8 +38,8 @@ class ConvNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(c, 8, 3, padding=1) for c in (3, 8, 8, 8))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
+        self.convs = nn.ModuleList(nn.Conv2d(c, 8, 3, padding=1) for c in (3, 8, 8))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(3))
         self.dropout = nn.Dropout(0.2)
         self.head = nn.Linear(8, 5)
 
@@ -144,6 +145,7 @@ class Trained:
 
 def allocated_peak(run) -> int:
     """Most bytes that a call had allocated at one time."""
+    gc.collect()  # what only a cycle holds must not be freed meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     records = []
