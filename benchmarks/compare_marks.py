@@ -3,7 +3,7 @@
     python benchmarks/compare_marks.py [MODEL …]
 
 Extra flops in percent (cost model ``flops``) at a share of plain eager training's recorded peak; one thread,
-as the recorded figures were made. Exits with 1 if a frontier is more than one point above its record anywhere.
+as the recorded figures were made. Exits with 1 if a frontier is more than one point above its record.
 """
 
 from __future__ import annotations

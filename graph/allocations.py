@@ -69,12 +69,12 @@ def span(name: str) -> Iterator[None]:
 
 def record_allocations(run: Callable[[], None]) -> Trace:
     """Run a function on CPU and return its allocation records."""
-    with _without_profiler_notices():
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-            run()
+    recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+    with _without_profiler_notices(), recording as profiler:
+        run()
     events: list[tuple[int, int]] = []
     spans: dict[str, tuple[int, int]] = {}
-    stack = list(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    stack = list(profiler.profiler.kineto_results.experimental_event_tree())
     while stack:
         event = stack.pop()
         stack.extend(event.children)

@@ -48,7 +48,10 @@ CUDA_DEFAULT = DeviceRates(flops=60e12, bytes=1.5e12, call_ns=4_000)
 class CostModel(Protocol):
     """Gives nanoseconds for every op of a traced step."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What plans call it."""
+        ...
 
     def times(self, step: TracedStep, kernels: Kernels, store: KernelStore, progress: Progress) -> list[int]:
         """Nanoseconds per op, in op order."""
@@ -110,7 +113,11 @@ def device_rates(device: str) -> DeviceRates:
     return DeviceRates(CPU_PER_THREAD.flops * threads, CPU_PER_THREAD.bytes * threads, CPU_PER_THREAD.call_ns)
 
 
-_MODELS: dict[str, Callable[[], CostModel]] = {"profile": ProfileCost, "roofline": RooflineCost, "flops": FlopsCost}
+_MODELS: dict[str, Callable[[], CostModel]] = {
+    "profile": ProfileCost,
+    "roofline": RooflineCost,
+    "flops": FlopsCost,
+}
 
 
 def cost_model(name: str | CostModel) -> CostModel:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 
-def _fake(node: fx.Node) -> object:
+def _fake(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 

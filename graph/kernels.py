@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,7 +43,7 @@ def signature(node: fx.Node) -> str:
     return f"{node.target}({describe(node.args)};{keywords})"
 
 
-def _real(value: object) -> object:
+def _real(value: Any) -> Any:
     """A real tensor like the fake one: any numbers that every kernel accepts."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -109,11 +110,14 @@ def measure_temporaries(kernels: Kernels, keys: Sequence[str]) -> dict[str, int]
     with _outside_tracing():
         figures = peaks_of([partial(_prepared, node) for node in nodes], kernels.device)
     return {
-        key: max(0, peak - _output_bytes(node)) for key, node, (peak, _) in zip(keys, nodes, figures, strict=True)
+        key: max(0, peak - _output_bytes(node))
+        for key, node, (peak, _) in zip(keys, nodes, figures, strict=True)
     }
 
 
-def measure_times(kernels: Kernels, keys: Sequence[str], progress: Callable[[int, int], None]) -> dict[str, int]:
+def measure_times(
+    kernels: Kernels, keys: Sequence[str], progress: Callable[[int, int], None]
+) -> dict[str, int]:
     """Nanoseconds of each kernel: the least of several runs, after a warm-up."""
     found = {}
     with _outside_tracing():
@@ -124,7 +128,10 @@ def measure_times(kernels: Kernels, keys: Sequence[str], progress: Callable[[int
 
 
 def _time(call: Callable[[], object], device: str) -> int:
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    def synchronize() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
     call()
     least, spent, repeats = None, 0, 0
     while repeats < MIN_REPEATS or (spent < TIMING_NS and repeats < MAX_REPEATS):

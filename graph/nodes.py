@@ -56,7 +56,7 @@ def is_random(node: fx.Node) -> bool:
     """
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    return argument(node, "dropout_p") != 0.0
+    return bool(argument(node, "dropout_p") != 0.0)
 
 
 def is_scalar(node: fx.Node) -> bool:
@@ -90,4 +90,8 @@ def updated_statistics(node: fx.Node) -> tuple[fx.Node, ...]:
     if not isinstance(node.target, OpOverload):
         return ()
     named = [(entry.name or "").startswith("running_") for entry in node.target._schema.returns]
-    return tuple(user for user in node.users if user.target is operator.getitem and named[user.args[1]])
+    return tuple(
+        user
+        for user in node.users
+        if user.target is operator.getitem and isinstance(user.args[1], int) and named[user.args[1]]
+    )

@@ -13,7 +13,6 @@ from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, TorchRuntimeError
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import (
-    CheckpointPolicy,
     _extract_fwd_bwd_modules,
     force_save_bw_mutation_src,
     force_save_collectives,
@@ -27,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import arg_tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy
 
 ALLOCATION_EVENT = _EventType.Allocation
 

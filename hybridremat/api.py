@@ -43,6 +43,7 @@ class PlannedCall:
         self.compiled = compile_step(model, self.backend)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the planned step in training, the plain model in eval mode or without gradients."""
         if not self.model.training or not torch.is_grad_enabled():
             return self.model._call_impl(*args, **kwargs)
         with translated_errors(self.model, self.backend):
@@ -70,7 +71,8 @@ def _prepared(
     require_trainable(model)
     if getattr(model, _SLOT, None) is not None:
         raise ModelError(
-            f"this {type(model).__name__} is already wrapped or compiled; call hybridremat.unwrap(model) first"
+            f"this {type(model).__name__} is already wrapped or compiled; call "
+            "hybridremat.unwrap(model) first"
         )
     require_matching_inputs(model, args, kwargs or {})
     call = PlannedCall(model, Session(settings, only_frontier=only_frontier))
@@ -158,7 +160,9 @@ def unwrap(model: M) -> M:
 def _call_of(model: nn.Module) -> PlannedCall:
     call = getattr(model, _SLOT, None)
     if not isinstance(call, PlannedCall):
-        raise ModelError(f"this {type(model).__name__} is not wrapped by hybridremat; call hybridremat.wrap first")
+        raise ModelError(
+            f"this {type(model).__name__} is not wrapped by hybridremat; call hybridremat.wrap first"
+        )
     return call
 
 

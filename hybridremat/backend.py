@@ -24,11 +24,12 @@ from torch import fx
 
 from hybridremat.checker import check
 from hybridremat.emission import emit
-from hybridremat.errors import CaptureError, HybridRematError, PlanError, PlanMismatchError
+from hybridremat.errors import CaptureError, HybridRematError, PlanMismatchError
 from hybridremat.graph.allocations import span
+from hybridremat.graph.grouping import TraceError
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.private_torch import aot_autograd, boxed_nop
-from hybridremat.graph.trace import TracedStep, TraceError, trace_joint
+from hybridremat.graph.trace import TracedStep, trace_joint
 from hybridremat.limits import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,12 @@ class Backend:
     """
 
     def __init__(
-        self, planner: StepPlanner, *, hold_outputs: bool = False, all_outputs: bool = False, armed: bool = True
+        self,
+        planner: StepPlanner,
+        *,
+        hold_outputs: bool = False,
+        all_outputs: bool = False,
+        armed: bool = True,
     ) -> None:
         self.planner = planner
         self.hold_outputs, self.all_outputs = hold_outputs, all_outputs
@@ -111,7 +117,18 @@ class Backend:
         self.captured = False
         self._lock = threading.RLock()
 
-    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any], **_: object) -> Callable[..., Any]:
+    def __call__(
+        self, module: fx.GraphModule, example_inputs: Sequence[Any], **_: object
+    ) -> Callable[..., Any]:
+        """Compile one of Dynamo's graphs.
+
+        Raises
+        ------
+        CaptureError
+            If the graph ends in a graph break.
+        HybridRematError
+            Whatever planning raised.
+        """
         with self._lock:
             _refuse_graph_break(module)
             roles = assign_roles(module, all_outputs=self.all_outputs)
@@ -155,7 +172,9 @@ class Backend:
             self.error = error
             raise
 
-    def _runnable(self, graph: fx.GraphModule, inputs: Sequence[Any], before: Callable[[], None], name: str) -> Any:
+    def _runnable(
+        self, graph: fx.GraphModule, inputs: Sequence[Any], before: Callable[[], None], name: str
+    ) -> Any:
         run = boxed_nop(graph, list(inputs))
 
         def call(args: list[Any]) -> Any:
@@ -225,12 +244,10 @@ class _HeldOutputs:
 def _refuse_gradient(index: int, shape: tuple[int, ...]) -> Callable[[torch.Tensor], None]:
     def hook(_: torch.Tensor) -> None:
         raise PlanMismatchError(
-            f"a gradient reached output {index} of the model, of shape {shape}. The step was planned for a loss "
+            f"a gradient reached output {index} of the model, of shape {shape}. The step was planned "
+            "for a loss "
             "inside the model (one of its outputs is a scalar), with no gradient for the other outputs. Wrap "
             'with grad_outputs="all" to let every output take part in the loss.'
         )
 
     return hook
-
-
-__all__ = ["Backend", "CaptureComplete", "HeldOutputWarning", "PlanError", "StepPlanner"]

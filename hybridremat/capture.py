@@ -98,7 +98,8 @@ def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mappi
         inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(
-            f"the sample inputs do not fit {type(model).__name__}.forward: {error}. Pass what one training step "
+            f"the sample inputs do not fit {type(model).__name__}.forward: {error}. Pass what one "
+            "training step "
             "passes: args=(…) and kwargs={…}."
         ) from error
     except ValueError:
@@ -106,15 +107,22 @@ def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mappi
 
 
 def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
-    """The model's call, compiled by ``backend`` as one graph per input shape, limits on neither."""
-    limits = {}
+    """The model's call, compiled by ``backend``: one graph for each input shape."""
+    limits: dict[str, Any] = {}
     if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch ≥ 2.12
         limits["recompile_limit"] = 256
-    return torch.compile(fresh_call(model), backend=backend, dynamic=False, fullgraph=True, **limits)
+    compiled: Callable[..., Any] = torch.compile(
+        fresh_call(model), backend=backend, dynamic=False, fullgraph=True, **limits
+    )
+    return compiled
 
 
 def capture(
-    model: nn.Module, compiled: Callable[..., Any], backend: Backend, args: Sequence[Any], kwargs: Mapping[str, Any]
+    model: nn.Module,
+    compiled: Callable[..., Any],
+    backend: Backend,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> None:
     """Compile for these sample inputs without running anything.
 
@@ -137,7 +145,8 @@ def capture(
         backend.armed = True
     if not backend.captured:
         raise CaptureError(
-            f"no backward graph was captured for {type(model).__name__}: none of its outputs depends on a trainable "
+            f"no backward graph was captured for {type(model).__name__}: none of its outputs depends "
+            "on a trainable "
             "parameter for these inputs"
         )
 
@@ -156,13 +165,16 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
         raise CaptureError(f"{type(model).__name__} could not be captured: {_first_lines(inner)}") from error
     except TorchRuntimeError as error:
         raise InputError(
-            f"{type(model).__name__} fails on the sample inputs: {_first_lines(error)}. Check their shapes, dtypes "
+            f"{type(model).__name__} fails on the sample inputs: {_first_lines(error)}. Check their "
+            "shapes, dtypes "
             "and devices against what a training step passes."
         ) from error
     except TorchDynamoException as error:  # a break, an unbacked size in a branch, too many recompilations
         raise CaptureError(
-            f"the graph of {type(model).__name__} breaks, so the memory of the whole step cannot be planned. Nothing "
-            f"has been run. {_first_lines(error, 12)}\nRemove the break (often a print, a call of .item(), or a "
+            f"the graph of {type(model).__name__} breaks, so the memory of the whole step cannot be "
+            "planned. Nothing "
+            f"has been run. {_first_lines(error, 12)}\nRemove the break (often a print, a call of "
+            ".item(), or a "
             "branch on a tensor's value), or wrap the part of the model that has none."
         ) from error
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 
 from torch import fx
 
@@ -71,7 +71,7 @@ class _Reader:
             if is_mutation(node):
                 self.updates[self.term[node]] += 1
 
-    def _call(self, target: object, args: Iterable[object], kwargs: dict[str, object]) -> Key:
+    def _call(self, target: object, args: Iterable[object], kwargs: Mapping[str, object]) -> Key:
         return (str(target), self._frozen(tuple(args)), self._frozen(kwargs))
 
     def _frozen(self, item: object) -> Hashable:
@@ -99,7 +99,7 @@ class _Reader:
 
     def _item(self, node: fx.Node) -> Term:
         source, index = node.args
-        assert isinstance(source, fx.Node)
+        assert isinstance(source, fx.Node) and isinstance(index, int)
         if source in self.pairs:
             return self.pairs[source] if index == 1 else self.terms.of("state", self.pairs[source])
         return self.terms.of("item", self.term[source], index)

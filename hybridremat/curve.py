@@ -59,7 +59,9 @@ class Frontier:
         lines = [f"plain step {format_bytes(self.plain_peak)}; {len(self.points)} points"]
         for point in self.points:
             share = 100 * point.peak / self.plain_peak
-            lines.append(f"{format_bytes(point.peak):>12} {share:6.1f} %  overhead {100 * point.overhead:6.1f} %")
+            lines.append(
+                f"{format_bytes(point.peak):>12} {share:6.1f} %  overhead {100 * point.overhead:6.1f} %"
+            )
         return "\n".join(lines)
 
 

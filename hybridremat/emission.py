@@ -82,12 +82,13 @@ class _Writer:
                 self.first.setdefault(old, new)
 
     def _random_call(self, op: int, node: fx.Node, mapping: dict[fx.Node, fx.Node]) -> fx.Node:
-        args = fx.map_arg(node.args, lambda source: mapping[source])
-        kwargs = fx.map_arg(node.kwargs, lambda source: mapping[source])
+        args: Any = fx.map_arg(node.args, lambda source: mapping[source])
+        kwargs: Any = fx.map_arg(node.kwargs, lambda source: mapping[source])
+        target: Any = node.target
         if op in self.states:
-            replay = (self.states[op], node.target, *args)
+            replay = (self.states[op], target, *args)
             return self.graph.create_node("call_function", run_with_rng_state, replay, kwargs)
-        pair = self.graph.create_node("call_function", run_and_save_rng_state, (node.target, *args), kwargs)
+        pair = self.graph.create_node("call_function", run_and_save_rng_state, (target, *args), kwargs)
         state = self.graph.create_node("call_function", operator.getitem, (pair, 0))
         state.meta["val"] = self._fake_state()
         pair.meta["val"] = (state.meta["val"], node.meta["val"])

@@ -51,7 +51,9 @@ class _Storages:
         source = node.args[0] if node.target is operator.getitem else None
         if isinstance(source, fx.Node) and source.target is run_and_save_rng_state:
             kept = self.held[source]
-            self.held[node] = {-1: kept[-1]} if node.args[1] == 0 else {v: s for v, s in kept.items() if v >= 0}
+            self.held[node] = (
+                {-1: kept[-1]} if node.args[1] == 0 else {v: s for v, s in kept.items() if v >= 0}
+            )
             return
         joint = self.joint_node.get(term)
         op = self.op_of.get(joint) if joint is not None else None

@@ -73,7 +73,8 @@ def loss_of(output: object) -> Tensor:
     if isinstance(found, Tensor) and found.dim() == 0:
         return found
     raise InputError(
-        f"no scalar loss in the model's output ({type(output).__name__}); pass loss_fn=, a function from the output "
+        f"no scalar loss in the model's output ({type(output).__name__}); pass loss_fn=, a function "
+        "from the output "
         "to the loss"
     )
 

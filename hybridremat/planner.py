@@ -15,11 +15,11 @@ from hybridremat.blocks.solve import solve_blocks
 from hybridremat.blocks.types import BlockBinding, BlockProblem, OptionSet
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.chain import Chain
-from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.segment import block_sizes, segment
 from hybridremat.graph.validate import validate_chain
 from hybridremat.limits import format_bytes
-from hybridremat.sequence import SchedulePoint, frontier, merge_frontiers
+from hybridremat.sequence import SchedulePoint, frontier, merge_frontiers, schedule_point
 
 Progress = Callable[[str, int, int], None]
 
@@ -102,9 +102,12 @@ class Planning:
         share = 100 * least / self.plain.peak
         kept = f" ({format_bytes(reserve)} of it kept free by reserve=)" if reserve else ""
         return InfeasibleLimitError(
-            f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes){kept}: the least feasible limit for "
-            f"this model and input is {format_bytes(least)} ({least} bytes, {share:.1f} % of the plain step's "
-            f"{format_bytes(self.plain.peak)}). Raise the limit to that, or make the batch or the input smaller.",
+            f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes){kept}: the least "
+            "feasible limit for "
+            f"this model and input is {format_bytes(least)} ({least} bytes, {share:.1f} % of the "
+            "plain step's "
+            f"{format_bytes(self.plain.peak)}). Raise the limit to that, or make the batch or the "
+            "input smaller.",
             limit=limit,
             least=least,
         )
@@ -112,8 +115,10 @@ class Planning:
     def _too_slow(self, limit: int | None, max_overhead: float, best: SchedulePoint) -> InfeasibleLimitError:
         assert limit is not None
         return InfeasibleLimitError(
-            f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: the fastest "
-            f"plan under that limit takes {self.overhead(best):.1%} more time. Raise one of the two, or give only one.",
+            f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead "
+            f"{max_overhead:.1%}: the fastest "
+            f"plan under that limit takes {self.overhead(best):.1%} more time. Raise one of the two, "
+            "or give only one.",
             limit=limit,
             least=limit,
         )
@@ -149,7 +154,7 @@ def plan_graph(
     """
     report = progress or (lambda *_: None)
     started = time.perf_counter()
-    chains = []
+    chains: list[Chain] = []
     for size in block_sizes(graph):
         report("segmenting", len(chains), len(block_sizes(graph)))
         chain = segment(graph, max_ops=size)
@@ -183,7 +188,4 @@ def plan_graph(
 
 def plain_point(graph: JointGraph) -> SchedulePoint:
     """The figures of the plain step."""
-    from hybridremat.graph.joint import plain_schedule
-    from hybridremat.sequence import schedule_point
-
     return schedule_point(graph, plain_schedule(graph))

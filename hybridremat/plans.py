@@ -12,7 +12,6 @@ from typing import Any
 
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.limits import format_bytes
 from hybridremat.planner import Candidate, ChainPlan, Planning
 from hybridremat.sequence import BlockDecision, block_decisions
 
@@ -145,7 +144,9 @@ def fingerprint(graph: JointGraph) -> str:
     """A hash of what a plan depends on: ops, edges, phases, bytes, flops and temporaries."""
     digest = hashlib.sha256()
     for op in graph.ops:
-        digest.update(repr((op.target, op.phase.value, op.reads, op.writes, op.flops, op.temp, op.random)).encode())
+        digest.update(
+            repr((op.target, op.phase.value, op.reads, op.writes, op.flops, op.temp, op.random)).encode()
+        )
     for value in graph.values:
         digest.update(repr((value.bytes, value.producer, value.shape, value.dtype)).encode())
     for group in (graph.held_outputs, graph.released_outputs, graph.gradients):
@@ -176,7 +177,9 @@ def make_plan(
     )
 
 
-def planned_blocks(chain_plan: ChainPlan, schedule: Schedule, decisions: Iterable[object]) -> tuple[PlannedBlock, ...]:
+def planned_blocks(
+    chain_plan: ChainPlan, schedule: Schedule, decisions: Iterable[object]
+) -> tuple[PlannedBlock, ...]:
     """The decisions of a schedule, sorted by block."""
     graph = chain_plan.chain.graph
     runs = Counter(schedule.steps)
@@ -193,7 +196,9 @@ def _crossing(graph: JointGraph, schedule: Schedule) -> frozenset[int]:
     made: set[int] = set()
     crossing: set[int] = set()
     for op in schedule.steps[schedule.num_forward :]:
-        crossing.update(v for v in graph.ops[op].reads if v not in made and graph.values[v].producer is not None)
+        crossing.update(
+            v for v in graph.ops[op].reads if v not in made and graph.values[v].producer is not None
+        )
         made.update(graph.ops[op].writes)
     return frozenset(crossing)
 
@@ -227,7 +232,9 @@ def _planned_block(
         forward_peak=option.forward_peak if option is not None else 0,
         backward_peak=option.backward_peak if option is not None else 0,
         forward_time=sum(graph.ops[op].time for op in block.forward),
-        extra_time=sum(op.time * (runs[op.id] - 1) for op in made if op.phase is not Phase.BACKWARD and runs[op.id]),
+        extra_time=sum(
+            op.time * (runs[op.id] - 1) for op in made if op.phase is not Phase.BACKWARD and runs[op.id]
+        ),
     )
 
 
@@ -236,6 +243,3 @@ def _record(graph: JointGraph, value: int) -> ValueRecord:
     op = graph.producer(value)
     assert op is not None
     return ValueRecord(item.name, item.bytes, item.shape, item.dtype, op.target, op.module)
-
-
-__all__ = ["Plan", "PlannedBlock", "ValueRecord", "fingerprint", "format_bytes", "make_plan"]

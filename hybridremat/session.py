@@ -12,8 +12,8 @@ from hybridremat.graph.joint import Schedule, plain_schedule
 from hybridremat.graph.kernel_store import KernelStore
 from hybridremat.graph.kernels import distinct_kernels
 from hybridremat.graph.trace import TracedStep
-from hybridremat.plans import Plan, fingerprint, make_plan
 from hybridremat.planner import OptionCache, Planning, Progress, plan_graph
+from hybridremat.plans import Plan, fingerprint, make_plan
 from hybridremat.settings import Settings
 
 OPTIONS = OptionCache()
@@ -78,7 +78,8 @@ class Session:
             return
         if peak != plan.predicted_peak:
             raise PlanError(
-                f"the emitted plan has not been run: its peak is {peak} bytes, where {plan.predicted_peak} were planned"
+                f"the emitted plan has not been run: its peak is {peak} bytes, where "
+                f"{plan.predicted_peak} were planned"
             )
         if self.on_plan is not None:
             self.on_plan(plan)
@@ -93,7 +94,9 @@ class Session:
     def _with_costs(self, step: TracedStep) -> TracedStep:
         store = KernelStore.for_device(distinct_kernels(step).device)
         model = cost_model(self.settings.cost_model)
-        step = with_costs(step, model, store, lambda done, total: self.progress("timing kernels", done, total))
+        step = with_costs(
+            step, model, store, lambda done, total: self.progress("timing kernels", done, total)
+        )
         store.save()
         return step
 

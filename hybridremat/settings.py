@@ -38,7 +38,8 @@ class Settings:
             resolve_limit(self.memory_limit, 1 << 40)
         elif need_limit and self.max_overhead is None:
             raise LimitError(
-                'neither memory_limit nor max_overhead is given; pass memory_limit="6GiB", memory_limit="50%" '
+                'neither memory_limit nor max_overhead is given; pass memory_limit="6GiB", '
+                'memory_limit="50%" '
                 "(of the plain step's memory) or max_overhead=0.1 (least memory at 10 % more time)"
             )
         if self.max_overhead is not None:

@@ -75,7 +75,7 @@ def test_sizes_that_are_read(size, expected):
         ("1__0", f"memory_limit='1__0' cannot be read. Give {LIMITS}."),
         (
             "6G",
-            "memory_limit='6G' cannot be read: did you mean \"6GiB\" (powers of 1024) or \"6GB\" (of 1000)? "
+            'memory_limit=\'6G\' cannot be read: did you mean "6GiB" (powers of 1024) or "6GB" (of 1000)? '
             f"Give {LIMITS}.",
         ),
     ],

@@ -13,7 +13,7 @@ from hybridremat.zoo import reference_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_frontier  # noqa: E402
+from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_frontier
 
 
 @pytest.fixture

@@ -304,7 +304,10 @@ def refuse(error, match, model, batch=None, **how):
 def test_infeasible_limit_names_the_least_and_the_least_is_feasible():
     model, batch = small("transformer")
     error = refuse(
-        hybridremat.InfeasibleLimitError, r"no plan fits memory_limit 1000 B \(1000 bytes\)", model, batch,
+        hybridremat.InfeasibleLimitError,
+        r"no plan fits memory_limit 1000 B \(1000 bytes\)",
+        model,
+        batch,
         memory_limit=1000,
     )
     assert error.limit == 1000 and f"({error.least} bytes" in str(error)
@@ -320,8 +323,12 @@ def test_limit_and_overhead_that_exclude_each_other():
     model, batch = small("transformer")
     least = least_limit(model, batch)
     refuse(
-        hybridremat.InfeasibleLimitError, "no plan keeps both memory_limit .* and max_overhead 0.0%",
-        model, batch, memory_limit=least, max_overhead=0,
+        hybridremat.InfeasibleLimitError,
+        "no plan keeps both memory_limit .* and max_overhead 0.0%",
+        model,
+        batch,
+        memory_limit=least,
+        max_overhead=0,
     )
 
 
@@ -409,6 +416,7 @@ def test_unknown_grad_outputs():
 def test_an_error_in_the_planner_leaves_the_model():
     model, batch = small("mlp")
     with pytest.MonkeyPatch.context() as patch:
+
         def fail(*_, **__):
             raise ArithmeticError("solver out of order")
 
