@@ -23,7 +23,7 @@ demo: $(STAMP) ## train real models under a memory limit, plain and planned side
 	$(BIN)/hybridremat demo
 
 test: $(STAMP) ## the tests
-	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff: rules and format of imports
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import arg_tree_leaves
+from torch.utils._pytree import arg_tree_leaves, tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 ALLOCATION_EVENT = _EventType.Allocation
@@ -53,5 +53,6 @@ __all__ = [
     "fx_graph_cse",
     "run_and_save_rng_state",
     "run_with_rng_state",
+    "tree_leaves",
     "with_effects",
 ]

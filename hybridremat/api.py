@@ -108,8 +108,9 @@ def wrap(
     max_overhead
         Least memory at no more than this much extra time (0.1 or ``"10%"``). With ``memory_limit`` both hold.
     reserve
-        Bytes of the limit kept free for what the caller's own code allocates between forward and backward
-        (a loss outside the model). :func:`hybridremat.measure` reports how much that is.
+        Bytes of the limit kept free, once the forward is over, for what the caller's own code allocates
+        between forward and backward (a loss outside the model). :func:`hybridremat.measure` reports how
+        much that is, as ``outside``.
     cost_model
         Source of times: ``"profile"`` (measured here), ``"roofline"``, ``"flops"`` (the same everywhere).
     hold_outputs

@@ -24,6 +24,7 @@ from torch import fx
 
 from hybridremat.checker import check
 from hybridremat.emission import emit
+from hybridremat.emitted_memory import EmittedMemory
 from hybridremat.errors import CaptureError, HybridRematError, PlanMismatchError
 from hybridremat.graph.allocations import span
 from hybridremat.graph.grouping import TraceError
@@ -50,8 +51,8 @@ class StepPlanner(Protocol):
         """The step with costs, the schedule, and the bytes that the emitted graphs must stay under."""
         ...
 
-    def emitted(self, step: TracedStep, peak: int) -> None:
-        """Told the exact peak of the checked graphs."""
+    def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
+        """Told the exact memory of the checked graphs."""
         ...
 
 
@@ -163,7 +164,7 @@ class Backend:
             step, schedule, limit = self.planner.choose(step)
             forward, backward = emit(step, schedule)
             memory = check(step, forward, backward, limit=limit)
-            self.planner.emitted(step, memory.peak)
+            self.planner.emitted(step, memory)
             return forward, backward
         except TraceError as error:
             self.error = CaptureError(str(error))

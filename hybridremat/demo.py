@@ -98,7 +98,7 @@ class Demonstration:
         rows = [self._row(reference, subject, time.perf_counter() - started, note)]
         started = time.perf_counter()
         subject = self._fresh()
-        plan = self._wrap(subject, int(TIGHT * plan.least_peak) + reserve, reserve)
+        plan = self._wrap(subject, int(TIGHT * plan.least_peak), reserve)
         note = "least feasible + 3 %"
         return [*rows, self._row(reference, subject, time.perf_counter() - started, note)]
 
@@ -172,6 +172,7 @@ class Demonstration:
             limit=plan.memory_limit,
             reserve=plan.reserve,
             predicted_peak=plan.predicted_peak,
+            needed=plan.needed,
             measured_peak=max(peaks),
             overhead=plan.overhead,
             extra_flops=plan.extra_flops,

@@ -25,8 +25,8 @@ class DemoRow:
         Bytes, the largest of all steps, by allocation records.
     plain_peak
         Bytes of the captured step with nothing recomputed: what percentages are of.
-    limit, reserve, predicted_peak
-        Bytes of the plan.
+    limit, reserve, predicted_peak, needed
+        Bytes of the plan; ``needed`` is its most with the reserve used up.
     overhead, extra_flops
         Predicted, as fractions.
     time_ratio
@@ -44,6 +44,7 @@ class DemoRow:
     limit: int
     reserve: int
     predicted_peak: int
+    needed: int
     measured_peak: int
     overhead: float
     extra_flops: float
@@ -91,18 +92,21 @@ def verdict(rows: Sequence[DemoRow], steps: int) -> list[RenderableType]:
     reserves = sorted({row.reserve for row in rows if row.reserve})
     if reserves:
         kept = ", ".join(format_bytes(reserve) for reserve in reserves)
-        lines.append(f"For the loss outside the model, {kept} of the limit are kept free (+ reserve).")
+        lines.append(
+            f"For the loss outside the model, {kept} are kept free once the forward is over: predicted is the "
+            "model's own peak, and below it (≤) the most that the step takes with the loss."
+        )
     return [Text("\n".join(lines))]
 
 
 def _cells(row: DemoRow) -> list[str]:
-    reserve = f"\n+ {format_bytes(row.reserve)}" if row.reserve else ""
+    with_loss = f"\n≤ {format_bytes(row.needed)}" if row.reserve else ""
     return [
         f"{row.model}\n{row.note}",
         format_bytes(row.plain_eager_peak),
         format_bytes(row.plain_peak),
         f"{format_bytes(row.limit)}\n{row.limit / row.plain_peak:.1%}",
-        format_bytes(row.predicted_peak) + reserve,
+        format_bytes(row.predicted_peak) + with_loss,
         f"{format_bytes(row.measured_peak)}\n{row.measured_peak / row.limit:.1%}",
         f"{row.overhead:+.1%}",
         f"{row.extra_flops:+.1%}",

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from hybridremat.capture import training_mode
 from hybridremat.errors import InputError
 from hybridremat.graph.allocations import Trace, record_allocations, span
+from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.limits import format_bytes
 
 LossFunction = Callable[[Any], Tensor]

@@ -19,6 +19,7 @@ from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.segment import block_sizes, segment
 from hybridremat.graph.validate import validate_chain
 from hybridremat.limits import format_bytes
+from hybridremat.reserve import schedule_needs
 from hybridremat.sequence import SchedulePoint, frontier, merge_frontiers, schedule_point
 
 Progress = Callable[[str, int, int], None]
@@ -65,10 +66,9 @@ class Planning:
     plain: SchedulePoint
     timings: dict[str, float] = field(compare=False)
 
-    @property
-    def least(self) -> int:
-        """The least feasible step memory in bytes."""
-        return self.candidates[0].point.peak
+    def least_needed(self, reserve: int) -> int:
+        """The least feasible limit in bytes with a reserve."""
+        return min(self.needs(candidate, reserve) for candidate in self.candidates)
 
     def overhead(self, point: SchedulePoint) -> float:
         """Extra time as a fraction of the plain step's."""
@@ -81,44 +81,50 @@ class Planning:
     def choose(self, limit: int | None, max_overhead: float | None, reserve: int = 0) -> Candidate:
         """The fastest point under a limit (bytes), or the smallest within an overhead (fraction).
 
+        ``reserve`` bytes of the limit are kept for the caller (:mod:`hybridremat.reserve`).
+
         Raises
         ------
         InfeasibleLimitError
             If no point satisfies what was asked.
         """
-        fitting = [c for c in self.candidates if limit is None or c.point.peak + reserve <= limit]
+        needs = [self.needs(candidate, reserve) for candidate in self.candidates]
+        fitting = [
+            c for c, need in zip(self.candidates, needs, strict=True) if limit is None or need <= limit
+        ]
         if not fitting:
             assert limit is not None
-            raise self._infeasible(limit, reserve)
+            raise self._infeasible(limit, min(needs), reserve)
         if max_overhead is None:
             return fitting[-1]
         within = [c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12]
         if not within:
+            assert limit is not None
             raise self._too_slow(limit, max_overhead, fitting[-1].point)
         return within[-1] if limit is not None else within[0]
 
-    def _infeasible(self, limit: int, reserve: int) -> InfeasibleLimitError:
-        least = self.least + reserve
+    def needs(self, candidate: Candidate, reserve: int) -> int:
+        """Bytes that the step may take at a point, the reserve included."""
+        point = candidate.point
+        return schedule_needs(self.graph, point.schedule, reserve) if reserve else point.peak
+
+    def _infeasible(self, limit: int, least: int, reserve: int) -> InfeasibleLimitError:
         share = 100 * least / self.plain.peak
-        kept = f" ({format_bytes(reserve)} of it kept free by reserve=)" if reserve else ""
+        kept = f", {format_bytes(reserve)} of it kept free by reserve=" if reserve else ""
         return InfeasibleLimitError(
-            f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes){kept}: the least "
-            "feasible limit for "
-            f"this model and input is {format_bytes(least)} ({least} bytes, {share:.1f} % of the "
-            "plain step's "
-            f"{format_bytes(self.plain.peak)}). Raise the limit to that, or make the batch or the "
-            "input smaller.",
+            f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
+            f"the least feasible limit for this model and input is {format_bytes(least)} ({least} bytes, "
+            f"{share:.1f} % of the plain step's {format_bytes(self.plain.peak)}). "
+            "Raise the limit to that, or make the batch or the input smaller.",
             limit=limit,
             least=least,
         )
 
-    def _too_slow(self, limit: int | None, max_overhead: float, best: SchedulePoint) -> InfeasibleLimitError:
-        assert limit is not None
+    def _too_slow(self, limit: int, max_overhead: float, best: SchedulePoint) -> InfeasibleLimitError:
         return InfeasibleLimitError(
-            f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead "
-            f"{max_overhead:.1%}: the fastest "
-            f"plan under that limit takes {self.overhead(best):.1%} more time. Raise one of the two, "
-            "or give only one.",
+            f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: "
+            f"the fastest plan under that limit takes {self.overhead(best):.1%} more time. "
+            "Raise one of the two, or give only one.",
             limit=limit,
             least=limit,
         )

@@ -83,11 +83,14 @@ class Plan:
     memory_limit
         Bytes of step memory that the plan promises to stay under; None if only an overhead was asked.
     reserve
-        Bytes of the limit kept free for the caller's own code.
+        Bytes of the limit kept free, once the forward is over, for the caller's own code.
     predicted_peak
-        Exact step memory of the emitted graphs in bytes, without ``reserve``.
+        Exact step memory of the emitted graphs in bytes, without the caller's own code.
+    needed
+        Bytes that the step takes at most with the caller's code (:mod:`hybridremat.reserve`); the same
+        as ``predicted_peak`` without a reserve.
     plain_peak, least_peak
-        Bytes: the plain step, and the least that any plan needs.
+        Bytes: the plain step's, and the least ``memory_limit`` that is feasible with this reserve.
     overhead, extra_flops
         Fractions of the plain step's time (by the cost model) and flops.
     saved_bytes
@@ -107,6 +110,7 @@ class Plan:
     memory_limit: int | None
     reserve: int
     predicted_peak: int
+    needed: int
     plain_peak: int
     least_peak: int
     overhead: float
@@ -164,8 +168,9 @@ def make_plan(
         memory_limit=limit,
         reserve=reserve,
         predicted_peak=point.peak,
+        needed=planning.needs(chosen, reserve),
         plain_peak=planning.plain.peak,
-        least_peak=planning.least,
+        least_peak=planning.least_needed(reserve),
         overhead=planning.overhead(point),
         extra_flops=planning.extra_flops(point),
         saved_bytes=memory.saved,

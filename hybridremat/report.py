@@ -56,7 +56,9 @@ def summary(plan: Plan) -> Table:
         grid.add_row("limit", _of_plain(plan.memory_limit, plan) + kept)
     grid.add_row("predicted peak", _of_plain(plan.predicted_peak, plan))
     grid.add_row("plain peak", f"{format_bytes(plan.plain_peak)} ({plan.plain_peak} bytes)")
-    grid.add_row("least feasible", _of_plain(plan.least_peak + plan.reserve, plan))
+    if plan.reserve:
+        grid.add_row("with the reserve", _of_plain(plan.needed, plan))
+    grid.add_row("least feasible", _of_plain(plan.least_peak, plan))
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")

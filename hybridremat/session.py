@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from hybridremat.emitted_memory import EmittedMemory
 from hybridremat.errors import PlanError
 from hybridremat.graph.costs import cost_model, with_costs
 from hybridremat.graph.joint import Schedule, plain_schedule
@@ -14,6 +15,7 @@ from hybridremat.graph.kernels import distinct_kernels
 from hybridremat.graph.trace import TracedStep
 from hybridremat.planner import OptionCache, Planning, Progress, plan_graph
 from hybridremat.plans import Plan, fingerprint, make_plan
+from hybridremat.reserve import needed_bytes, tangent_bytes
 from hybridremat.settings import Settings
 
 OPTIONS = OptionCache()
@@ -68,18 +70,29 @@ class Session:
         plan = self.plans.pop(key, None) or self._plan(step, timings)
         self.plans[key] = plan
         self._latest = key
-        limit = None if plan.memory_limit is None else plan.memory_limit - plan.reserve
-        return step, plan.schedule, limit
+        return step, plan.schedule, plan.memory_limit
 
-    def emitted(self, step: TracedStep, peak: int) -> None:
-        """Hold the prediction against the peak of the emitted graphs, found by other means."""
+    def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
+        """Hold the plan's figures against those of the emitted graphs, found by other means."""
         plan = self.plan
         if self.only_frontier or plan is None:
             return
-        if peak != plan.predicted_peak:
+        if memory.peak != plan.predicted_peak:
             raise PlanError(
-                f"the emitted plan has not been run: its peak is {peak} bytes, where "
+                f"the emitted plan has not been run: its peak is {memory.peak} bytes, where "
                 f"{plan.predicted_peak} were planned"
+            )
+        needed = needed_bytes(
+            forward_peak=memory.forward_peak,
+            backward_peak=memory.backward_peak,
+            between=memory.saved,
+            reserve=plan.reserve,
+            tangent_bytes=tangent_bytes(step.graph),
+        )
+        if plan.memory_limit is not None and needed > plan.memory_limit:
+            raise PlanError(
+                f"the emitted plan has not been run: with the reserve it takes {needed} bytes, beyond the "
+                f"limit of {plan.memory_limit}"
             )
         if self.on_plan is not None:
             self.on_plan(plan)

@@ -51,7 +51,7 @@ class Settings:
         return self
 
     def reserve_bytes(self) -> int:
-        """Bytes kept free for the caller's own code between forward and backward."""
+        """Bytes kept free for the caller's own code once the forward is over."""
         return parse_bytes(self.reserve, name="reserve")
 
     def overhead_limit(self) -> float | None:

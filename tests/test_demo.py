@@ -52,7 +52,7 @@ def rows():
 def test_every_row_passes(rows):
     assert len(rows) == 4
     assert [row.differing for row in rows] == [()] * 4
-    assert all(row.predicted_peak + row.reserve <= row.limit for row in rows)
+    assert all(row.predicted_peak <= row.needed <= row.limit for row in rows)
     assert all(row.measured_peak <= row.limit for row in rows)
     assert all(row.time_ratio > 0 and row.planning_seconds > 0 for row in rows)
 

@@ -86,10 +86,8 @@ MODELS["resnet50 in full"] = partial(reference_model, "resnet50")
 
 def three_limits(model, batch):
     """80 % of the plain step, half-way to the least feasible limit, and that limit, in bytes."""
-    with pytest.raises(hybridremat.InfeasibleLimitError) as caught:
-        hybridremat.plan(model, kwargs=batch, memory_limit=1, **HOW)
-    least = caught.value.least
-    plain = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW).plain_peak
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW)
+    least, plain = plan.least_peak, plan.plain_peak
     easy = plain * 8 // 10
     if easy < least:  # a small batch under many parameters: their gradients are most of the memory
         easy = (plain + least) // 2

@@ -46,6 +46,7 @@ def plan_of(blocks, **figures) -> Plan:
         "reserve": 0,
         "predicted_peak": 4000,
         "plain_peak": 9000,
+        "needed": 5000,
         "least_peak": 3000,
         "overhead": 0.05,
         "extra_flops": 0.04,

@@ -208,8 +208,8 @@ class FixedPlanner:
         self.step = with_costs(step, FlopsCost(), KernelStore(), lambda done, total: None)
         return self.step, self.schedule or plain_schedule(self.step.graph), None
 
-    def emitted(self, step, peak):
-        self.peak = peak
+    def emitted(self, step, memory):
+        self.peak = memory.peak
 
 
 def traced(model, *args, hold_outputs=False, **kwargs):
