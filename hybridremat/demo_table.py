@@ -93,8 +93,8 @@ def verdict(rows: Sequence[DemoRow], steps: int) -> list[RenderableType]:
     if reserves:
         kept = ", ".join(format_bytes(reserve) for reserve in reserves)
         lines.append(
-            f"For the loss outside the model, {kept} are kept free once the forward is over: predicted is the "
-            "model's own peak, and below it (≤) the most that the step takes with the loss."
+            f"For the loss outside the model, {kept} are kept free once the forward is over: predicted is "
+            "the model's own peak, and below it (≤) the most that the step takes with the loss."
         )
     return [Text("\n".join(lines))]
 

@@ -1,7 +1,7 @@
 """What the step needs if the caller's own code takes memory between forward and backward.
 
-That code (a loss outside the model) has nothing while the model's forward runs. Between the phases it has up to
-``reserve`` bytes beside what the forward left. When the model's backward starts, the gradients of the outputs
+That code (a loss outside the model) has nothing while the model's forward runs. Between the phases it has
+up to ``reserve`` bytes beside what the forward left. When the model's backward starts, the gradients of the outputs
 are part of what it had, and they are counted in the graph: the rest may still be held.
 """
 
@@ -14,7 +14,7 @@ from hybridremat.graph.memory import step_memory
 def needed_bytes(
     *, forward_peak: int, backward_peak: int, between: int, reserve: int, tangent_bytes: int
 ) -> int:
-    """Most step memory in bytes if the caller takes up to ``reserve``; ``between`` is what the forward leaves."""
+    """Most step memory in bytes if the caller takes up to ``reserve`` above ``between`` the phases."""
     if not reserve:
         return max(forward_peak, backward_peak)
     held = max(0, reserve - tangent_bytes)

@@ -1,4 +1,7 @@
-"""The frontier of real models against recorded ones: extra flops at a share of plain eager peak."""
+"""The frontier of real models against recorded ones: extra flops at a share of plain eager peak.
+
+The records were made with one thread, as all tests run: temporaries of convolutions depend on it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import hybridremat
 from hybridremat.zoo import reference_model
@@ -16,17 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_frontier
 
 
-@pytest.fixture
-def one_thread():
-    """The recorded figures were made with one thread; temporaries of convolutions depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("name", ["gpt2", "resnet50"])
-@pytest.mark.usefixtures("one_thread")
 def test_frontier_reaches_the_recorded_one(name: str) -> None:
     model, batch = reference_model(name)
     eager, recorded = recorded_frontier(name)
