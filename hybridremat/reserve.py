@@ -1,8 +1,8 @@
 """What the step needs if the caller's own code takes memory between forward and backward.
 
 That code (a loss outside the model) has nothing while the model's forward runs. Between the phases it has
-up to ``reserve`` bytes beside what the forward left. When the model's backward starts, the gradients of the outputs
-are part of what it had, and they are counted in the graph: the rest may still be held.
+up to ``reserve`` bytes beside what the forward left. When the model's backward starts, the gradients of the
+outputs are part of what it had, and they are counted in the graph; the rest may still be held.
 """
 
 from __future__ import annotations
