@@ -1,7 +1,8 @@
 """Every private PyTorch name that hybridremat uses, in one place: a new torch release is this file's work.
 
-Read and run with torch 2.13; the names exist in the wheels of 2.11 and 2.15 as well, except where a
-comment says so.
+Read and run with torch 2.13. With 2.11 the names are there, but two of the 131 tests of ``test_wrap``,
+``test_checker`` and ``test_trace`` fail: other gradients for a module that reads a buffer it overwrites, and
+the capture of a second shape. So 2.11 is not in the supported range.
 """
 
 from __future__ import annotations

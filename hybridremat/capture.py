@@ -108,9 +108,7 @@ def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mappi
 
 def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     """The model's call, compiled by ``backend``: one graph for each input shape."""
-    limits: dict[str, Any] = {}
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch ≥ 2.12
-        limits["recompile_limit"] = 256
+    limits: dict[str, Any] = {"recompile_limit": 256}  # not in the published overloads of torch.compile
     compiled: Callable[..., Any] = torch.compile(
         fresh_call(model), backend=backend, dynamic=False, fullgraph=True, **limits
     )
