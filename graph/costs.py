@@ -19,7 +19,7 @@ import torch
 from hybridremat.errors import HybridRematError
 from hybridremat.graph.joint import Op
 from hybridremat.graph.kernel_store import KernelStore
-from hybridremat.graph.kernels import Kernels, distinct_kernels, measure_temporaries, measure_times
+from hybridremat.graph.kernels import Kernels, distinct_kernels, measure_footprints, measure_times
 from hybridremat.graph.trace import TracedStep
 
 Progress = Callable[[int, int], None]
@@ -136,14 +136,21 @@ def cost_model(name: str | CostModel) -> CostModel:
 
 
 def with_costs(step: TracedStep, model: CostModel, store: KernelStore, progress: Progress) -> TracedStep:
-    """The same step with ``time`` and ``temp`` of every op filled in."""
+    """The same step with ``time`` and ``temp`` of every op filled in, and the real sizes of its values."""
     kernels = distinct_kernels(step)
-    store.add_temporaries(
-        measure_temporaries(kernels, [key for key in kernels.node_of if store.temporary(key) is None])
-    )
+    missing = [key for key in kernels.node_of if store.temporary(key) is None or store.outputs(key) is None]
+    footprints = measure_footprints(kernels, missing)
+    store.add_temporaries({key: footprint.temporary for key, footprint in footprints.items()})
+    store.add_outputs({key: footprint.outputs for key, footprint in footprints.items()})
     times = model.times(step, kernels, store, progress)
     ops = tuple(
         replace(op, time=time, temp=store.temporary(key) or 0 if key else 0)
         for op, time, key in zip(step.graph.ops, times, kernels.key_of, strict=True)
     )
-    return replace(step, graph=replace(step.graph, ops=ops))
+    values = list(step.graph.values)
+    for op, key in zip(ops, kernels.key_of, strict=True):
+        sizes = (store.outputs(key) if key else None) or ()
+        if len(sizes) == len(op.writes):
+            for value, size in zip(op.writes, sizes, strict=True):
+                values[value] = replace(values[value], bytes=max(size, values[value].bytes))
+    return replace(step, graph=replace(step.graph, ops=ops, values=tuple(values)))

@@ -23,14 +23,14 @@ def own_gradients(module: fx.GraphModule, num_outputs: int) -> None:
     results = list(arg_tree_leaves(*output.args))
     primals = [n for n in module.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
     given = {_storage(n) for n in module.graph.find_nodes(op="placeholder") if _tensor(n) is not None}
-    taken: set[fx.Node] = set()
+    taken: set[int] = set()
     for index, primal in zip(range(num_outputs, len(results)), primals, strict=False):
         node = results[index]
         if not isinstance(node, fx.Node) or _tensor(node) is None or _tensor(primal) is None:
             continue
-        if node in taken or _storage(node) in given or not _same_layout(node, primal):
+        if _storage(node) in taken | given or not _same_layout(node, primal):
             results[index] = _copied(module.graph, output, node, primal)
-        taken.add(node)
+        taken.add(_storage(node))
     output.args = (tuple(results),)
     module.recompile()
 

@@ -20,7 +20,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 
 
 def cache_folder() -> Path:
@@ -47,12 +47,13 @@ def _cpu_name() -> str:
 
 
 class KernelStore:
-    """Times (ns) and temporaries (bytes) by kernel signature."""
+    """Times (ns), temporaries and output sizes (bytes) by kernel signature."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._times: dict[str, int] = {}
         self._temporaries: dict[str, int] = {}
+        self._outputs: dict[str, tuple[int, ...]] = {}
         self._changed = False
         if path is not None:
             self._load(path)
@@ -71,6 +72,10 @@ class KernelStore:
         """Bytes, or None if not known."""
         return self._temporaries.get(key)
 
+    def outputs(self, key: str) -> tuple[int, ...] | None:
+        """Bytes of each output's real storage, or None if not known."""
+        return self._outputs.get(key)
+
     def add_times(self, times: dict[str, int]) -> None:
         """Remember measured times."""
         self._times.update(times)
@@ -81,6 +86,11 @@ class KernelStore:
         self._temporaries.update(temporaries)
         self._changed |= bool(temporaries)
 
+    def add_outputs(self, outputs: dict[str, tuple[int, ...]]) -> None:
+        """Remember the sizes of outputs."""
+        self._outputs.update(outputs)
+        self._changed |= bool(outputs)
+
     def _load(self, path: Path) -> None:
         try:
             data = json.loads(path.read_text())
@@ -88,17 +98,23 @@ class KernelStore:
                 return
             self._times = {str(k): int(v) for k, v in data["times"].items()}
             self._temporaries = {str(k): int(v) for k, v in data["temporaries"].items()}
+            self._outputs = {str(k): tuple(map(int, v)) for k, v in data["outputs"].items()}
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            self._times, self._temporaries = {}, {}
+            self._times, self._temporaries, self._outputs = {}, {}, {}
             logger.warning("the kernel figures in %s cannot be read; they are measured again", path)
 
     def save(self) -> None:
         """Write the file if anything is new. A folder that cannot be written only costs time later."""
         if self._path is None or not self._changed:
             return
-        data = {"version": _VERSION, "times": self._times, "temporaries": self._temporaries}
+        data = {
+            "version": _VERSION,
+            "times": self._times,
+            "temporaries": self._temporaries,
+            "outputs": self._outputs,
+        }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _write_whole(self._path, json.dumps(data))

@@ -6,9 +6,10 @@ tensors are equal. A model has some tens of distinct kernels, so this takes abou
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ from hybridremat.graph.allocations import peaks_of
 from hybridremat.graph.nodes import storage_bytes, tensors
 from hybridremat.graph.private_torch import _disable_current_modes
 from hybridremat.graph.trace import TracedStep
+
+logger = logging.getLogger(__name__)
 
 TIMING_NS = 30_000_000
 MIN_REPEATS, MAX_REPEATS = 3, 20
@@ -86,33 +89,75 @@ def _prepared(node: fx.Node) -> Callable[[], object]:
     return lambda: target(*args, **kwargs)
 
 
-def _output_bytes(node: fx.Node) -> int:
-    storages = {t.untyped_storage()._cdata: storage_bytes(t) for t in tensors(node.meta.get("val"))}
-    return sum(storages.values())
-
-
 @contextmanager
 def _outside_tracing() -> Iterator[None]:
-    """Real execution without touching generators, autograd, or the fake tensors of a running trace."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices), _disable_current_modes(), torch.no_grad():
+    """Real execution without touching generators, autograd, autocast, or a running trace's fake tensors."""
+    cuda = torch.cuda.is_available()
+    devices = range(torch.cuda.device_count()) if cuda else []
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.no_grad())
+        for device in ("cpu", "cuda") if cuda else ("cpu",):
+            stack.enter_context(torch.autocast(device, enabled=False))
         yield
 
 
-def measure_temporaries(kernels: Kernels, keys: Sequence[str]) -> dict[str, int]:
-    """Bytes that each kernel allocates beyond its outputs, from one run of each.
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one kernel: what it allocates beyond its outputs, and each output's real storage.
 
-    On the ``meta`` device nothing can run: all zero.
+    A storage can be larger than the traced tensor says: a reduced ``mse_loss`` keeps all its elements.
     """
-    if kernels.device == "meta" or not keys:
-        return dict.fromkeys(keys, 0)
+
+    temporary: int
+    outputs: tuple[int, ...]
+
+
+def measure_footprints(kernels: Kernels, keys: Sequence[str]) -> dict[str, Footprint]:
+    """Footprint of each kernel, from one run of each.
+
+    On the ``meta`` device nothing can run: no temporaries, and storages as traced. The same for a kernel
+    that refuses the numbers it is tried with (a factorization), with a warning in the log.
+    """
     nodes = [kernels.node_of[key] for key in keys]
+    if kernels.device == "meta" or not nodes:
+        return {key: Footprint(0, _storages(n.meta.get("val"))) for key, n in zip(keys, nodes, strict=True)}
+    outputs: dict[str, tuple[int, ...]] = {}
+
+    def prepared(key: str, node: fx.Node) -> Callable[[], object]:
+        call = _prepared(node)
+
+        def run() -> object:
+            try:
+                result = call()
+            except RuntimeError as error:
+                logger.warning(
+                    "%s cannot be tried alone, its temporary memory is not counted: %s", node, error
+                )
+                return None
+            outputs[key] = _storages(result)
+            return result
+
+        return run
+
     with _outside_tracing():
-        figures = peaks_of([partial(_prepared, node) for node in nodes], kernels.device)
-    return {
-        key: max(0, peak - _output_bytes(node))
-        for key, node, (peak, _) in zip(keys, nodes, figures, strict=True)
-    }
+        calls = [partial(prepared, key, node) for key, node in zip(keys, nodes, strict=True)]
+        figures = peaks_of(calls, kernels.device)
+    found = {}
+    for key, node, (peak, _) in zip(keys, nodes, figures, strict=True):
+        sizes = outputs.get(key)
+        temporary = max(0, peak - sum(sizes)) if sizes is not None else 0
+        found[key] = Footprint(temporary, sizes if sizes is not None else _storages(node.meta.get("val")))
+    return found
+
+
+def _storages(result: object) -> tuple[int, ...]:
+    """Bytes of each distinct storage among the tensors of a result, in order."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors(result):
+        sizes.setdefault(tensor.untyped_storage()._cdata, storage_bytes(tensor))
+    return tuple(sizes.values())
 
 
 def measure_times(
@@ -123,7 +168,11 @@ def measure_times(
     with _outside_tracing():
         for done, key in enumerate(keys):
             progress(done, len(keys))
-            found[key] = _time(_prepared(kernels.node_of[key]), kernels.device)
+            try:
+                found[key] = _time(_prepared(kernels.node_of[key]), kernels.device)
+            except RuntimeError as error:
+                logger.warning("%s cannot be timed alone: %s", kernels.node_of[key], error)
+                found[key] = 1
     return found
 
 

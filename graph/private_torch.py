@@ -12,7 +12,6 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, TorchRuntimeError
-from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import (
     _extract_fwd_bwd_modules,
     force_save_bw_mutation_src,
@@ -51,7 +50,6 @@ __all__ = [
     "force_save_bw_mutation_src",
     "force_save_collectives",
     "force_save_effectful_ops",
-    "fx_graph_cse",
     "run_and_save_rng_state",
     "run_with_rng_state",
     "tree_leaves",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from hybridremat.graph.common import merge_common
 from hybridremat.graph.flops import node_flops
 from hybridremat.graph.gradients import own_gradients
 from hybridremat.graph.grouping import NodeGroups
@@ -33,7 +34,6 @@ from hybridremat.graph.private_torch import (
     force_save_bw_mutation_src,
     force_save_collectives,
     force_save_effectful_ops,
-    fx_graph_cse,
     with_effects,
 )
 
@@ -73,7 +73,7 @@ class TracedStep:
 def prepare(module: fx.GraphModule, num_outputs: int) -> None:
     """Drop dead code, merge common subexpressions, own the gradients, mark what PyTorch wants saved."""
     module.graph.eliminate_dead_code()
-    module.graph = fx_graph_cse(module.graph)
+    merge_common(module)
     own_gradients(module, num_outputs)
     force_save_collectives(module)
     force_save_effectful_ops(module)

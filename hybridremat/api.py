@@ -168,7 +168,7 @@ def _call_of(model: nn.Module) -> PlannedCall:
 
 
 def get_plan(model: nn.Module) -> Plan:
-    """The plan that a wrapped model runs (the one made last, if several input shapes have one).
+    """The plan that a wrapped model ran or made last (each input shape has one).
 
     Raises
     ------

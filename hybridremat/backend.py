@@ -55,6 +55,14 @@ class StepPlanner(Protocol):
         """Told the exact memory of the checked graphs."""
         ...
 
+    def current(self) -> str | None:
+        """A name for the step chosen last."""
+        ...
+
+    def running(self, key: str | None) -> None:
+        """Told the name of the step that starts to run."""
+        ...
+
 
 @dataclass(frozen=True)
 class OutputRoles:
@@ -189,7 +197,8 @@ class Backend:
         return call
 
     def _compile_forward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return self._runnable(graph, inputs, lambda: None, "forward")
+        key = self.planner.current()
+        return self._runnable(graph, inputs, lambda: self.planner.running(key), "forward")
 
     def _compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any], watch: _HeldOutputs) -> Any:
         return self._runnable(graph, inputs, watch.warn_once, "backward")

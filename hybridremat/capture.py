@@ -33,9 +33,13 @@ def _logging_methods() -> set[Callable[..., Any]]:
 
 @contextmanager
 def without_logging() -> Iterator[None]:
-    """Log lines in the model's code do not break the graph; they are left out of the compiled step."""
+    """Log lines in the model's code do not break the graph; they are left out of the compiled step.
+
+    Hooks are guarded, so that one registered later takes part: the step is then planned anew.
+    """
     with dynamo_config.patch(
-        ignore_logging_functions=dynamo_config.ignore_logging_functions | _logging_methods()
+        ignore_logging_functions=dynamo_config.ignore_logging_functions | _logging_methods(),
+        skip_nnmodule_hook_guards=False,
     ):
         yield
 

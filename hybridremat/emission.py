@@ -152,12 +152,24 @@ def emit(step: TracedStep, schedule: Schedule) -> tuple[fx.GraphModule, fx.Graph
     gradients = [node for node in outputs[step.num_outputs :] if isinstance(node, fx.Node)]
     saved = writer.saved_nodes(backward_calls + gradients)
     primals = [n for n in module.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
+    _exempt_overwritten(primals)
     forward_module, backward_module = _extract_fwd_bwd_modules(
         module, primals + saved, saved_sym_nodes=[], num_fwd_outputs=step.num_outputs
     )
     _drop_dead(forward_module, keep_random=True)
     _drop_dead(backward_module, keep_random=False)
     return forward_module, backward_module
+
+
+def _exempt_overwritten(primals: list[fx.Node]) -> None:
+    """Save inputs that the step overwrites without autograd's version check.
+
+    Only the running statistics of normalizations in training mode are read again after their update, and no
+    result depends on them (the checker holds this); a second forward may update them before the backward.
+    """
+    for node in primals:
+        if any(is_mutation(user) and user.args[0] is node for user in node.users):
+            node.meta["saved_tensor_with_no_vc_check"] = True
 
 
 def _drop_dead(module: fx.GraphModule, *, keep_random: bool) -> None:

@@ -100,7 +100,12 @@ class Planning:
         within = [c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12]
         if not within:
             assert limit is not None
-            raise self._too_slow(limit, max_overhead, fitting[-1].point)
+            fast = [
+                n
+                for c, n in zip(self.candidates, needs, strict=True)
+                if self.overhead(c.point) <= max_overhead
+            ]
+            raise self._too_slow(limit, max_overhead, fitting[-1].point, least=min(fast))
         return within[-1] if limit is not None else within[0]
 
     def needs(self, candidate: Candidate, reserve: int) -> int:
@@ -120,13 +125,17 @@ class Planning:
             least=least,
         )
 
-    def _too_slow(self, limit: int, max_overhead: float, best: SchedulePoint) -> InfeasibleLimitError:
+    def _too_slow(
+        self, limit: int, max_overhead: float, best: SchedulePoint, *, least: int
+    ) -> InfeasibleLimitError:
         return InfeasibleLimitError(
             f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: "
-            f"the fastest plan under that limit takes {self.overhead(best):.1%} more time. "
-            "Raise one of the two, or give only one.",
+            f"the fastest plan under that limit takes {self.overhead(best):.1%} more time, and the "
+            "least limit "
+            f"with that overhead is {format_bytes(least)} ({least} bytes). Raise one of the two, or "
+            "give only one.",
             limit=limit,
-            least=limit,
+            least=least,
         )
 
 

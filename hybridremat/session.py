@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from hybridremat.emitted_memory import EmittedMemory
@@ -43,11 +42,9 @@ class Session:
         settings: Settings,
         *,
         only_frontier: bool = False,
-        on_plan: Callable[[Plan], None] | None = None,
     ) -> None:
         self.settings = settings
         self.only_frontier = only_frontier
-        self.on_plan = on_plan
         self.progress: Progress = _silent
         self.plans: dict[str, Plan] = {}
         self.planning: Planning | None = None
@@ -55,7 +52,7 @@ class Session:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the step compiled last."""
+        """The plan of the step that ran or was compiled last."""
         return self.plans[self._latest] if self._latest is not None else None
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
@@ -94,8 +91,15 @@ class Session:
                 f"the emitted plan has not been run: with the reserve it takes {needed} bytes, beyond the "
                 f"limit of {plan.memory_limit}"
             )
-        if self.on_plan is not None:
-            self.on_plan(plan)
+
+    def current(self) -> str | None:
+        """Names the step compiled last, for :meth:`running`."""
+        return self._latest
+
+    def running(self, key: str | None) -> None:
+        """Told which step runs: its plan is the current one."""
+        if key in self.plans:
+            self._latest = key
 
     def note_total(self, seconds: float) -> None:
         """Record how long all of it took; what no stage accounts for is capture, emission and checking."""

@@ -46,6 +46,10 @@ class Settings:
             parse_overhead(self.max_overhead)
         self.reserve_bytes()
         cost_model(self.cost_model)
+        if self.workers is not None and (isinstance(self.workers, bool) or self.workers < 1):
+            raise LimitError(
+                f"workers={self.workers!r} is out of range: give a number of processes ≥ 1, or None"
+            )
         if self.grad_outputs not in ("auto", "all"):
             raise LimitError(f'grad_outputs={self.grad_outputs!r} is not known; use "auto" or "all"')
         return self

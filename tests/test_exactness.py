@@ -1,0 +1,145 @@
+"""Places where a plan could silently compute other numbers, or take more memory, than plain training."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from training import train, train_plain
+
+import hybridremat
+
+HOW = {"cost_model": "flops", "workers": 1, "progress": False}
+
+
+class Draws(nn.Module):
+    """Random draws with equal arguments are different draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+
+    def forward(self, x):
+        h = self.first(x)
+        drawn = torch.randn_like(h) - torch.randn_like(h) + torch.empty_like(h).uniform_() * h
+        return (drawn - torch.empty_like(h).uniform_()).pow(2).mean() + functional.gumbel_softmax(h).std()
+
+
+class Loss(nn.Module):
+    """Losses whose scalar keeps the storage of all its elements."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.Sigmoid())
+        self.loss = loss
+
+    def forward(self, x):
+        return self.loss(self.layers(x), torch.full((x.shape[0], 64), 0.5))
+
+
+class Mixed(nn.Module):
+    """Autocast inside the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            for layer in self.layers:
+                x = functional.gelu(self.norm(layer(x)))
+        return x.float().pow(2).mean()
+
+
+def least_of(model, batch):
+    return hybridremat.plan(model, kwargs=batch, memory_limit="100000%", **HOW).least_peak
+
+
+MODELS = {
+    "draws": Draws,
+    "mse": lambda: Loss(functional.mse_loss),
+    "smooth l1": lambda: Loss(functional.smooth_l1_loss),
+    "cross entropy of probabilities": lambda: Loss(functional.binary_cross_entropy),
+    "autocast": Mixed,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_bit_equal_in_the_memory_that_was_promised(name):
+    torch.manual_seed(0)
+    model, batch = MODELS[name](), {"x": torch.randn(64, 32)}
+    plain = train_plain(model, batch)
+    planned = hybridremat.wrap(copy.deepcopy(model), kwargs=batch, memory_limit=least_of(model, batch), **HOW)
+    predicted = hybridremat.get_plan(planned).predicted_peak
+    trained = train(planned, batch)
+    assert plain.differences(trained) == []
+    assert all(peak == pytest.approx(predicted, rel=0.001) and peak <= predicted for peak in trained.peaks)
+
+
+def test_autocast_around_the_call():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 8))
+    plain, x = copy.deepcopy(model), torch.randn(64, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        hybridremat.wrap(model, args=(x,), memory_limit="100%", **HOW)
+        (model(x).float().pow(2).mean()).backward()
+        (plain(x).float().pow(2).mean()).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+class Normalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *[
+                part
+                for _ in range(3)
+                for part in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU())
+            ]
+        )
+
+    def forward(self, x):
+        return self.layers(x).pow(2).mean()
+
+
+def test_a_normalized_model_called_twice_before_its_backward():
+    torch.manual_seed(0)
+    model, x, y = Normalized(), torch.randn(4, 8, 16, 16), torch.randn(4, 8, 16, 16)
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, args=(x,), memory_limit=least_of(model, {"x": x}), **HOW)
+    assert hybridremat.get_plan(model).extra_flops > 0
+    (model(x) + model(y)).backward()
+    (plain(x) + plain(y)).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_hooks_registered_after_wrapping_take_part():
+    torch.manual_seed(0)
+    model, x = Normalized(), torch.randn(4, 8, 16, 16)
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, args=(x,), memory_limit="100%", **HOW)
+    model(x).backward()
+    plain(x).backward()
+    for net in (model, plain):
+        net.layers[1].register_forward_hook(lambda module, args, output: output * 2)
+        net.zero_grad()
+        net(x).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_measure_compares_with_the_plan_of_the_shape_that_ran():
+    model = Normalized()
+    large, small = torch.randn(4, 8, 16, 16), torch.randn(2, 8, 16, 16)
+    hybridremat.wrap(model, args=(large,), memory_limit="100%", **HOW)
+    model(small).backward()
+    measured = hybridremat.measure(model, args=(large,), repeats=1)
+    assert measured.peak == measured.predicted
