@@ -167,7 +167,7 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
         raise CaptureError(f"{type(model).__name__} could not be captured: {_first_lines(inner)}") from error
     except TorchRuntimeError as error:
         raise InputError(
-            f"{type(model).__name__} fails on the sample inputs: {_first_lines(error)}. Check their "
+            f"{type(model).__name__} fails on these inputs: {_first_lines(error)}. Check their "
             "shapes, dtypes "
             "and devices against what a training step passes."
         ) from error

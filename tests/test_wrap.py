@@ -367,7 +367,7 @@ def test_a_missing_argument():
 
 def test_a_wrong_shape():
     model, _ = small("mlp")
-    refuse(hybridremat.InputError, "Mlp fails on the sample inputs", model, {"x": torch.randn(4, 31)})
+    refuse(hybridremat.InputError, "Mlp fails on these inputs", model, {"x": torch.randn(4, 31)})
 
 
 def test_a_graph_break():
