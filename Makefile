@@ -13,7 +13,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := .venv/.installed
 
-.PHONY: help demo test lint types wheel-check check marks clean
+EXTRA := .compat/packages
+
+.PHONY: help demo test lint types wheel-check check marks compat clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -40,8 +42,20 @@ check: lint types test wheel-check ## all of the above but the demo
 marks: $(STAMP) ## frontiers of the reference models beside the recorded ones
 	$(BIN)/python benchmarks/compare_marks.py
 
+compat: $(STAMP) $(EXTRA)/.installed ## try every model and habit of docs/compatibility.md, and write its table
+	rm -rf .compat/lines
+	HYBRIDREMAT_COMPAT_RESULTS=.compat/lines HYBRIDREMAT_COMPAT_PACKAGES=$(EXTRA) \
+		$(BIN)/pytest tests/compat -m "compat or not compat" -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python tools/compat_table.py .compat/lines docs/compatibility.md
+
+# Not in .venv: torchvision has no CPU build for this torch, and breaks other imports unless the tests'
+# conftest.py prepares it. The packages that it and timm need are there already.
+$(EXTRA)/.installed: $(STAMP)
+	@$(PIP) install -qq -c constraints.txt --no-deps --upgrade --target $(EXTRA) torchvision timm
+	@touch $@
+
 clean: ## remove .venv and everything that was built
-	rm -rf .venv .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .typing .compat build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch is named with its exact version: a bare "torch" may bring several GB for accelerators. setuptools

@@ -1,0 +1,126 @@
+"""One way to try a model: plain training against planned training, bit for bit, in the memory promised.
+
+A :class:`Case` builds a model and a batch. :func:`hold_to_plain` trains both ways at two limits (half-way
+between the least feasible limit and the plain step, and the least one) and returns the figures of a line in
+the table of docs/compatibility.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+from training import Trained, loss_in, train, train_plain
+
+import hybridremat
+
+HOW: dict[str, Any] = {"cost_model": "flops", "workers": 1, "progress": False}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with the batch it is trained on.
+
+    Attributes
+    ----------
+    group, name
+        Heading and line of the compatibility table.
+    build
+        Makes the model (in training mode) and the keyword arguments of one step. The seed is set before.
+    needs
+        Packages without which the case cannot be tried.
+    reference
+        "eager": plain PyTorch. "joint": AOTAutograd's unplanned joint graph, where it changes arithmetic.
+    everyday
+        Whether `make test` runs it too, as the representative of a mechanism.
+    loss_in
+        Finds the loss in the model's output, or computes it.
+    how
+        Further arguments for ``hybridremat.plan`` and ``wrap``.
+    remark
+        What the table should say beside the figures.
+    """
+
+    group: str
+    name: str
+    build: Callable[[], tuple[nn.Module, dict[str, Any]]]
+    needs: tuple[str, ...] = ()
+    reference: Literal["eager", "joint"] = "eager"
+    everyday: bool = False
+    loss_in: Callable[[Any], torch.Tensor] = loss_in
+    how: Mapping[str, Any] = field(default_factory=dict)
+    remark: str = ""
+
+    def fresh(self) -> tuple[nn.Module, dict[str, Any]]:
+        """The same model and batch in every call."""
+        for package in self.needs:
+            if find_spec(package) is None:
+                pytest.skip(f"{package} is not installed; `make compat` installs it")
+        torch.manual_seed(0)
+        model, batch = self.build()
+        return model.train(), batch
+
+
+def parameters(cases: list[Case]) -> list[Any]:
+    """Cases as pytest parameters: those that are not everyday run under `make compat` alone."""
+    return [
+        pytest.param(case, id=case.name, marks=() if case.everyday else pytest.mark.compat) for case in cases
+    ]
+
+
+class _Through(nn.Module):
+    """Calls the compiled copy of a model, and shows the names of the copy itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["plain"] = model  # not a submodule: names stay as they are
+        self.__dict__["compiled"] = torch.compile(model, backend="aot_eager", dynamic=False)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.compiled(**inputs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return self.plain.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
+        return self.plain.named_buffers(*args, **kwargs)
+
+
+def train_joint(model: nn.Module, batch: dict[str, Any], **how: Any) -> Trained:
+    """Train a copy through AOTAutograd's own joint graph, unplanned."""
+    return train(_Through(copy.deepcopy(model)), batch, **how)
+
+
+def hold_to_plain(case: Case, steps: int = 3) -> dict[str, Any]:
+    """Train plain and planned; assert equality and memory; return the figures of the case's line."""
+    model, batch = case.fresh()
+    how = {**HOW, **case.how}
+    learn = {"steps": steps, "loss_in": case.loss_in}
+    expected = (train_plain if case.reference == "eager" else train_joint)(model, batch, **learn)
+    started = time.perf_counter()
+    first = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **how)
+    seconds = time.perf_counter() - started
+    least, plain = first.least_peak, first.plain_peak
+    figures: dict[str, Any] = {"plain_bytes": plain, "planning_seconds": seconds}
+    for share, limit in {"half-way": (least + plain) // 2, "least": least}.items():
+        planned = hybridremat.wrap(copy.deepcopy(model), kwargs=batch, memory_limit=limit, **how)
+        plan = hybridremat.get_plan(planned)
+        trained = train(planned, batch, **learn)
+        assert expected.differences(trained) == [], share
+        assert max(trained.peaks) <= limit, (share, trained.peaks, limit)
+        off = max(abs(peak - plan.predicted_peak) / plan.predicted_peak for peak in trained.peaks)
+        figures[share] = {
+            "limit": limit / plain,
+            "extra_flops": plan.extra_flops,
+            "predicted": plan.predicted_peak,
+            "measured": max(trained.peaks),
+            "off": off,
+        }
+    return figures
