@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 
 from hybridremat.errors import (
     CaptureError,
+    HeldOutputWarning,
     HybridRematError,
     InfeasibleLimitError,
+    InfeasibleLimitWarning,
     InputError,
     LimitError,
     ModelError,
     OptionsError,
+    OutstandingForwardWarning,
     PlanError,
     PlanFormatError,
     PlanMismatchError,
@@ -26,7 +29,7 @@ from hybridremat.errors import (
 )
 
 if TYPE_CHECKING:
-    from hybridremat.api import frontier, get_plan, plan, unwrap, wrap
+    from hybridremat.api import frontier, get_plan, plan, prepare, unwrap, wrap
     from hybridremat.curve import Frontier
     from hybridremat.measurement import Measurement, measure
     from hybridremat.plans import Plan
@@ -36,13 +39,16 @@ __version__ = "0.1.0"
 __all__ = [
     "CaptureError",
     "Frontier",
+    "HeldOutputWarning",
     "HybridRematError",
     "InfeasibleLimitError",
+    "InfeasibleLimitWarning",
     "InputError",
     "LimitError",
     "Measurement",
     "ModelError",
     "OptionsError",
+    "OutstandingForwardWarning",
     "Plan",
     "PlanError",
     "PlanFormatError",
@@ -52,6 +58,7 @@ __all__ = [
     "get_plan",
     "measure",
     "plan",
+    "prepare",
     "unwrap",
     "wrap",
 ]
@@ -62,6 +69,7 @@ _HOME = {
     "unwrap": "hybridremat.api",
     "plan": "hybridremat.api",
     "get_plan": "hybridremat.api",
+    "prepare": "hybridremat.api",
     "frontier": "hybridremat.api",
     "Plan": "hybridremat.plans",
     "Frontier": "hybridremat.curve",

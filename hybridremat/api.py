@@ -1,61 +1,24 @@
-"""The public functions: wrap, unwrap, plan, get_plan, frontier."""
+"""The public functions: wrap, prepare, unwrap, plan, get_plan, frontier."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
-from hybridremat.backend import Backend
-from hybridremat.capture import (
-    capture,
-    compile_step,
-    require_matching_inputs,
-    require_trainable,
-    translated_errors,
-)
+from hybridremat.capture import require_matching_inputs, require_trainable
 from hybridremat.curve import Frontier, make_frontier
 from hybridremat.errors import ModelError
 from hybridremat.graph.costs import CostModel
+from hybridremat.planned_call import PlannedCall
 from hybridremat.plans import Plan
-from hybridremat.progress import planning_progress
 from hybridremat.session import Session
-from hybridremat.settings import GradOutputs, Settings
+from hybridremat.settings import GradOutputs, OnInfeasible, Settings
 
 M = TypeVar("M", bound=nn.Module)
 
 _SLOT = "_compiled_call_impl"  # where nn.Module.compile puts a compiled call; not copied or pickled
-
-
-class PlannedCall:
-    """Stands in for a module's call: planned in training, plain otherwise."""
-
-    def __init__(self, model: nn.Module, session: Session) -> None:
-        self.model, self.session = model, session
-        self.backend = Backend(
-            session,
-            hold_outputs=session.settings.hold_outputs,
-            all_outputs=session.settings.grad_outputs == "all",
-        )
-        self.compiled = compile_step(model, self.backend)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the planned step in training, the plain model in eval mode or without gradients."""
-        if not self.model.training or not torch.is_grad_enabled():
-            return self.model._call_impl(*args, **kwargs)
-        with translated_errors(self.model, self.backend):
-            return self.compiled(*args, **kwargs)
-
-    def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, show: bool) -> None:
-        """Capture and plan for sample inputs; nothing runs."""
-        started = time.perf_counter()
-        with planning_progress(show=show) as progress:
-            self.session.progress = progress
-            capture(self.model, self.compiled, self.backend, args, kwargs)
-        self.session.note_total(time.perf_counter() - started)
 
 
 def _prepared(
@@ -75,8 +38,8 @@ def _prepared(
             "hybridremat.unwrap(model) first"
         )
     require_matching_inputs(model, args, kwargs or {})
-    call = PlannedCall(model, Session(settings, only_frontier=only_frontier))
-    call.prepare(args, kwargs or {}, show=progress)
+    call = PlannedCall(model, Session(settings, only_frontier=only_frontier), show=progress)
+    call.prepare(args, kwargs or {})
     return call
 
 
@@ -91,6 +54,9 @@ def wrap(
     cost_model: str | CostModel = "profile",
     hold_outputs: bool = False,
     grad_outputs: GradOutputs = "auto",
+    forwards: int = 1,
+    on_infeasible: OnInfeasible = "error",
+    max_plans: int = 64,
     workers: int | None = None,
     progress: bool = True,
 ) -> M:
@@ -119,6 +85,14 @@ def wrap(
     grad_outputs
         Which outputs may take part in the loss: ``"auto"`` (the scalars, if any output is one; else all) or
         ``"all"``.
+    forwards
+        How many forwards may wait for their backward at one time (2 for a pair of inputs with one loss). The
+        limit holds for all of them together. A forward beyond that number warns.
+    on_infeasible
+        What to do when no plan fits ``memory_limit``, now or for a later input shape: ``"error"``, or
+        ``"least"``, the plan of least memory and a :class:`~hybridremat.InfeasibleLimitWarning`.
+    max_plans
+        Most input shapes whose plans are kept; beyond that the least recently used is given up.
     workers
         Processes that solve blocks; None: one a core. The plan is the same for any number.
     progress
@@ -139,7 +113,18 @@ def wrap(
     --------
     >>> model = hybridremat.wrap(model, kwargs=batch, memory_limit="60%")  # doctest: +SKIP
     """
-    settings = Settings(memory_limit, max_overhead, reserve, cost_model, hold_outputs, grad_outputs, workers)
+    settings = Settings(
+        memory_limit=memory_limit,
+        max_overhead=max_overhead,
+        reserve=reserve,
+        cost_model=cost_model,
+        hold_outputs=hold_outputs,
+        grad_outputs=grad_outputs,
+        forwards=forwards,
+        on_infeasible=on_infeasible,
+        max_plans=max_plans,
+        workers=workers,
+    )
     call = _prepared(model, args, kwargs, settings, only_frontier=False, progress=progress)
     setattr(model, _SLOT, call)
     return model
@@ -167,6 +152,31 @@ def _call_of(model: nn.Module) -> PlannedCall:
     return call
 
 
+def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Plan:
+    """Plan a wrapped model for one more input shape, before training meets it.
+
+    A shape that comes without this is planned at its first step, and that step's memory is then also what
+    the measurement of single kernels takes.
+
+    Parameters
+    ----------
+    args, kwargs
+        Sample inputs of that shape. Nothing is run on them.
+
+    Raises
+    ------
+    ModelError
+        If the model is not wrapped.
+    InfeasibleLimitError, InputError, CaptureError
+        As :func:`wrap`; the plans there are stay.
+    """
+    call = _call_of(model)
+    require_matching_inputs(model, args, kwargs or {})
+    made = call.prepare(args, kwargs or {})
+    assert made is not None
+    return made
+
+
 def get_plan(model: nn.Module) -> Plan:
     """The plan that a wrapped model ran or made last (each input shape has one).
 
@@ -191,11 +201,25 @@ def plan(
     cost_model: str | CostModel = "profile",
     hold_outputs: bool = False,
     grad_outputs: GradOutputs = "auto",
+    forwards: int = 1,
+    on_infeasible: OnInfeasible = "error",
+    max_plans: int = 64,
     workers: int | None = None,
     progress: bool = True,
 ) -> Plan:
     """Only plan: the parameters and errors of :func:`wrap`; the model stays as it is."""
-    settings = Settings(memory_limit, max_overhead, reserve, cost_model, hold_outputs, grad_outputs, workers)
+    settings = Settings(
+        memory_limit=memory_limit,
+        max_overhead=max_overhead,
+        reserve=reserve,
+        cost_model=cost_model,
+        hold_outputs=hold_outputs,
+        grad_outputs=grad_outputs,
+        forwards=forwards,
+        on_infeasible=on_infeasible,
+        max_plans=max_plans,
+        workers=workers,
+    )
     call = _prepared(model, args, kwargs, settings, only_frontier=False, progress=progress)
     made = call.session.plan
     assert made is not None

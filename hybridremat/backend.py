@@ -25,19 +25,16 @@ from torch import fx
 from hybridremat.checker import check
 from hybridremat.emission import emit
 from hybridremat.emitted_memory import EmittedMemory
-from hybridremat.errors import CaptureError, HybridRematError, PlanMismatchError
+from hybridremat.errors import CaptureError, HeldOutputWarning, HybridRematError, PlanMismatchError
 from hybridremat.graph.allocations import span
 from hybridremat.graph.grouping import TraceError
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.private_torch import aot_autograd, boxed_nop
 from hybridremat.graph.trace import TracedStep, trace_joint
 from hybridremat.limits import format_bytes
+from hybridremat.outstanding import Outstanding
 
 logger = logging.getLogger(__name__)
-
-
-class HeldOutputWarning(UserWarning):
-    """The caller still holds an output during the backward that the plan assumed to be gone."""
 
 
 class CaptureComplete(BaseException):
@@ -109,6 +106,8 @@ class Backend:
     armed
         Whether compiled graphs run. While False they raise :class:`CaptureComplete` before anything
         has run, which is how a step is planned without executing it.
+    outstanding
+        Follows forwards that wait for their backward.
     """
 
     def __init__(
@@ -118,10 +117,12 @@ class Backend:
         hold_outputs: bool = False,
         all_outputs: bool = False,
         armed: bool = True,
+        outstanding: Outstanding | None = None,
     ) -> None:
         self.planner = planner
         self.hold_outputs, self.all_outputs = hold_outputs, all_outputs
         self.armed = armed
+        self.outstanding = outstanding
         self.error: HybridRematError | None = None
         self.captured = False
         self._lock = threading.RLock()
@@ -148,11 +149,15 @@ class Backend:
                 partition_fn=lambda *args, **kwargs: self._partition(*args, roles=roles, **kwargs),
                 keep_inference_input_mutations=True,
             )(module, example_inputs)
-        if not roles.detached:
-            return compiled
 
         def run(*args: object) -> Any:
-            return watch.guard(compiled(*args), roles.detached)
+            if self.outstanding is None:
+                return watch.guard(compiled(*args), roles.detached)
+            if self.armed:
+                self.outstanding.before_forward()
+            outputs = compiled(*args)
+            self.outstanding.after_forward(outputs)
+            return watch.guard(outputs, roles.detached)
 
         return run
 
@@ -225,6 +230,8 @@ class _HeldOutputs:
 
     def guard(self, outputs: Sequence[Any], detached: Sequence[int]) -> Sequence[Any]:
         """Give detached outputs a gradient edge that raises."""
+        if not detached:
+            return outputs
         results = list(outputs)
         self._alive.clear()
         for index in detached:

@@ -131,7 +131,7 @@ def capture(
     Raises
     ------
     CaptureError
-        If the model breaks the graph, or no backward was captured.
+        If the model breaks the graph. ``backend.captured`` says whether there is a backward.
     InputError
         If the inputs' shapes, dtypes or devices do not fit.
     HybridRematError
@@ -145,12 +145,14 @@ def capture(
         pass
     finally:
         backend.armed = True
-    if not backend.captured:
-        raise CaptureError(
-            f"no backward graph was captured for {type(model).__name__}: none of its outputs depends "
-            "on a trainable "
-            "parameter for these inputs"
-        )
+
+
+def no_backward(model: nn.Module) -> CaptureError:
+    """The error for a model of which no backward graph was captured."""
+    return CaptureError(
+        f"no backward graph was captured for {type(model).__name__}: none of its outputs depends on a "
+        "trainable parameter for these inputs"
+    )
 
 
 @contextmanager

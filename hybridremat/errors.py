@@ -1,4 +1,4 @@
-"""Typed errors: each says what was asked, what is possible and what to do."""
+"""Typed errors and warnings: each says what was asked, what is possible and what to do."""
 
 from __future__ import annotations
 
@@ -50,3 +50,15 @@ class PlanMismatchError(PlanError):
 
 class PlanFormatError(PlanError):
     """A plan file that is damaged or has another schema version."""
+
+
+class HeldOutputWarning(UserWarning):
+    """The caller still holds an output during the backward that the plan assumed to be gone."""
+
+
+class OutstandingForwardWarning(UserWarning):
+    """More forwards are waiting for their backward than the plan was made for."""
+
+
+class InfeasibleLimitWarning(UserWarning):
+    """No plan fits the limit; the plan of least memory runs, as ``on_infeasible="least"`` asks."""

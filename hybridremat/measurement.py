@@ -164,7 +164,7 @@ def _device(model: nn.Module) -> str:
 
 
 def _predicted(model: nn.Module) -> int | None:
-    from hybridremat.api import PlannedCall
+    from hybridremat.planned_call import PlannedCall
 
     call = getattr(model, "_compiled_call_impl", None)
     plan = call.session.plan if isinstance(call, PlannedCall) else None

@@ -7,19 +7,20 @@ that two chains share is solved once; the frontiers of the chains are merged.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.reuse import reuse_options, structure
 from hybridremat.blocks.solve import solve_blocks
 from hybridremat.blocks.types import BlockBinding, BlockProblem, OptionSet
+from hybridremat.demands import NOTHING, Demands, schedule_needs
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.chain import Chain
 from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.segment import block_sizes, segment
 from hybridremat.graph.validate import validate_chain
 from hybridremat.limits import format_bytes
-from hybridremat.reserve import schedule_needs
 from hybridremat.sequence import SchedulePoint, frontier, merge_frontiers, schedule_point
 
 Progress = Callable[[str, int, int], None]
@@ -58,6 +59,8 @@ class Planning:
         The plain step's figures.
     timings
         Seconds by stage.
+    reused_options
+        Whether some blocks have the options of others that differ in sizes.
     """
 
     graph: JointGraph
@@ -65,10 +68,11 @@ class Planning:
     candidates: tuple[Candidate, ...]
     plain: SchedulePoint
     timings: dict[str, float] = field(compare=False)
+    reused_options: bool = False
 
-    def least_needed(self, reserve: int) -> int:
-        """The least feasible limit in bytes with a reserve."""
-        return min(self.needs(candidate, reserve) for candidate in self.candidates)
+    def least(self, demands: Demands) -> Candidate:
+        """The point that takes the least memory, the fastest of its kind."""
+        return min(self.candidates, key=lambda c: (self.needs(c, demands), c.point.time))
 
     def overhead(self, point: SchedulePoint) -> float:
         """Extra time as a fraction of the plain step's."""
@@ -78,23 +82,23 @@ class Planning:
         """Extra flops as a fraction of the plain step's."""
         return point.flops / self.plain.flops - 1.0 if self.plain.flops else 0.0
 
-    def choose(self, limit: int | None, max_overhead: float | None, reserve: int = 0) -> Candidate:
+    def choose(self, limit: int | None, max_overhead: float | None, demands: Demands = NOTHING) -> Candidate:
         """The fastest point under a limit (bytes), or the smallest within an overhead (fraction).
 
-        ``reserve`` bytes of the limit are kept for the caller (:mod:`hybridremat.reserve`).
+        The limit holds with what the caller demands beside the step (:mod:`hybridremat.demands`).
 
         Raises
         ------
         InfeasibleLimitError
             If no point satisfies what was asked.
         """
-        needs = [self.needs(candidate, reserve) for candidate in self.candidates]
+        needs = [self.needs(candidate, demands) for candidate in self.candidates]
         fitting = [
             c for c, need in zip(self.candidates, needs, strict=True) if limit is None or need <= limit
         ]
         if not fitting:
             assert limit is not None
-            raise self._infeasible(limit, min(needs), reserve)
+            raise self._infeasible(limit, min(needs), demands)
         if max_overhead is None:
             return fitting[-1]
         within = [c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12]
@@ -108,19 +112,22 @@ class Planning:
             raise self._too_slow(limit, max_overhead, fitting[-1].point, least=min(fast))
         return within[-1] if limit is not None else within[0]
 
-    def needs(self, candidate: Candidate, reserve: int) -> int:
-        """Bytes that the step may take at a point, the reserve included."""
+    def needs(self, candidate: Candidate, demands: Demands) -> int:
+        """Bytes that the step may take at a point, the caller's demands included."""
         point = candidate.point
-        return schedule_needs(self.graph, point.schedule, reserve) if reserve else point.peak
+        return point.peak if demands.none else schedule_needs(self.graph, point.schedule, demands)
 
-    def _infeasible(self, limit: int, least: int, reserve: int) -> InfeasibleLimitError:
+    def _infeasible(self, limit: int, least: int, demands: Demands) -> InfeasibleLimitError:
         share = 100 * least / self.plain.peak
-        kept = f", {format_bytes(reserve)} of it kept free by reserve=" if reserve else ""
+        kept = f", {format_bytes(demands.reserve)} of it kept free by reserve=" if demands.reserve else ""
+        if demands.forwards > 1:
+            kept += f", for {demands.forwards} forwards at a time"
         return InfeasibleLimitError(
             f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
             f"the least feasible limit for this model and input is {format_bytes(least)} ({least} bytes, "
             f"{share:.1f} % of the plain step's {format_bytes(self.plain.peak)}). "
-            "Raise the limit to that, or make the batch or the input smaller.",
+            "Raise the limit to that, make the batch or the input smaller, or pass "
+            'on_infeasible="least" to run the plan of least memory.',
             limit=limit,
             least=least,
         )
@@ -144,6 +151,7 @@ class OptionCache:
 
     def __init__(self) -> None:
         self._known: dict[BlockProblem, OptionSet] = {}
+        self._alike: dict[Hashable, BlockProblem] = {}
 
     def solve(
         self, problems: Sequence[BlockProblem], workers: int | None, on_progress: Callable[[int, int], None]
@@ -152,11 +160,26 @@ class OptionCache:
         missing = [problem for problem in dict.fromkeys(problems) if problem not in self._known]
         if missing:
             self._known.update(solve_blocks(missing, workers=workers, on_progress=on_progress))
+            self._alike.update((structure(problem), problem) for problem in missing)
         return {problem: self._known[problem] for problem in problems}
+
+    def reused(self, problems: Iterable[BlockProblem]) -> dict[BlockProblem, OptionSet]:
+        """Options of those problems that are not known, from others that differ in sizes alone."""
+        found = {}
+        for problem in dict.fromkeys(problems):
+            alike = self._alike.get(structure(problem))
+            if problem not in self._known and alike is not None:
+                found[problem] = reuse_options(problem, self._known[alike])
+        return found
 
 
 def plan_graph(
-    graph: JointGraph, *, cache: OptionCache, workers: int | None = None, progress: Progress | None = None
+    graph: JointGraph,
+    *,
+    cache: OptionCache,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    reuse: bool = False,
 ) -> Planning:
     """Segment, solve and compose: the whole frontier of a joint graph with costs.
 
@@ -166,6 +189,8 @@ def plan_graph(
         Processes that solve blocks; None for one a core. The result is the same for any number.
     progress
         Called with (stage, done, total).
+    reuse
+        Whether options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.reuse`).
     """
     report = progress or (lambda *_: None)
     started = time.perf_counter()
@@ -179,7 +204,12 @@ def plan_graph(
     bindings = [tuple(bind_block(chain, i) for i in range(len(chain.blocks))) for chain in chains]
     segmented = time.perf_counter()
     problems = [binding.problem for group in bindings for binding in group]
-    options = cache.solve(problems, workers, lambda done, total: report("solving blocks", done, total))
+    reused = cache.reused(problems) if reuse else {}
+    options = reused | cache.solve(
+        [problem for problem in problems if problem not in reused],
+        workers,
+        lambda done, total: report("solving blocks", done, total),
+    )
     solved = time.perf_counter()
     plans = tuple(
         ChainPlan(chain, group, tuple(options[binding.problem] for binding in group))
@@ -198,7 +228,8 @@ def plan_graph(
         "compose": composed - solved,
     }
     plain = plain_point(graph)
-    return Planning(graph, plans, tuple(Candidate(p, owner[id(p)]) for p in merged), plain, timings)
+    candidates = tuple(Candidate(point, owner[id(point)]) for point in merged)
+    return Planning(graph, plans, candidates, plain, timings, reused_options=bool(reused))
 
 
 def plain_point(graph: JointGraph) -> SchedulePoint:

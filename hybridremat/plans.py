@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 from io import StringIO
 from typing import Any
 
+from hybridremat.demands import Demands
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planner import Candidate, ChainPlan, Planning
 from hybridremat.sequence import BlockDecision, block_decisions
 
-SCHEMA = 1  # version of Plan.to_dict
+SCHEMA = 2  # version of Plan.to_dict
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,21 @@ class Plan:
     ----------
     memory_limit
         Bytes of step memory that the plan promises to stay under; None if only an overhead was asked.
+    asked_limit
+        Bytes that were asked for: more than nothing fits, and ``memory_limit`` is what the least plan needs,
+        if ``on_infeasible="least"``; else the same as ``memory_limit``.
     reserve
         Bytes of the limit kept free, once the forward is over, for the caller's own code.
+    forwards
+        How many forwards may wait for their backward at one time.
     predicted_peak
         Exact step memory of the emitted graphs in bytes, without the caller's own code.
     needed
-        Bytes that the step takes at most with the caller's code (:mod:`hybridremat.reserve`); the same
-        as ``predicted_peak`` without a reserve.
+        Bytes that the step takes at most with the caller's code and further forwards
+        (:mod:`hybridremat.demands`); the same as ``predicted_peak`` without.
     plain_peak, least_peak
-        Bytes: the plain step's, and the least ``memory_limit`` that is feasible with this reserve.
+        Bytes: the plain step's, and the least ``memory_limit`` that is feasible with ``reserve`` and
+        ``forwards``.
     overhead, extra_flops
         Fractions of the plain step's time (by the cost model) and flops.
     saved_bytes
@@ -101,6 +108,9 @@ class Plan:
         Seconds that planning took, by stage.
     cost_model
         The source of times.
+    reused_options
+        Whether some blocks' options were those of another input shape, counted anew for this one: quick to
+        make, exact in memory, and perhaps a little slower than a plan of its own.
     fingerprint
         Identifies the joint graph: ops, edges, bytes and flops.
     schedule
@@ -108,7 +118,9 @@ class Plan:
     """
 
     memory_limit: int | None
+    asked_limit: int | None
     reserve: int
+    forwards: int
     predicted_peak: int
     needed: int
     plain_peak: int
@@ -120,6 +132,7 @@ class Plan:
     cost_model: str
     fingerprint: str
     schedule: Schedule
+    reused_options: bool = False
     timings: dict[str, float] = field(compare=False, default_factory=dict)
 
     def __str__(self) -> str:
@@ -159,18 +172,26 @@ def fingerprint(graph: JointGraph) -> str:
 
 
 def make_plan(
-    planning: Planning, chosen: Candidate, *, limit: int | None, reserve: int, cost_model: str
+    planning: Planning,
+    chosen: Candidate,
+    *,
+    limit: int | None,
+    asked: int | None,
+    demands: Demands,
+    cost_model: str,
 ) -> Plan:
     """The plan that a point of the frontier stands for."""
     graph, point = planning.graph, chosen.point
     memory = step_memory(graph, point.schedule)
     return Plan(
         memory_limit=limit,
-        reserve=reserve,
+        asked_limit=asked,
+        reserve=demands.reserve,
+        forwards=demands.forwards,
         predicted_peak=point.peak,
-        needed=planning.needs(chosen, reserve),
+        needed=planning.needs(chosen, demands),
         plain_peak=planning.plain.peak,
-        least_peak=planning.least_needed(reserve),
+        least_peak=planning.needs(planning.least(demands), demands),
         overhead=planning.overhead(point),
         extra_flops=planning.extra_flops(point),
         saved_bytes=memory.saved,
@@ -178,6 +199,7 @@ def make_plan(
         cost_model=cost_model,
         fingerprint=fingerprint(graph),
         schedule=point.schedule,
+        reused_options=planning.reused_options,
         timings=dict(planning.timings),
     )
 

@@ -53,17 +53,22 @@ def summary(plan: Plan) -> Table:
     grid.add_column()
     if plan.memory_limit is not None:
         kept = f", of which {format_bytes(plan.reserve)} are kept free (reserve)" if plan.reserve else ""
+        if plan.forwards > 1:
+            kept += f", for {plan.forwards} forwards at a time"
+        if plan.asked_limit is not None and plan.asked_limit < plan.memory_limit:
+            kept += f"; {format_bytes(plan.asked_limit)} was asked, and nothing fits it"
         grid.add_row("limit", _of_plain(plan.memory_limit, plan) + kept)
     grid.add_row("predicted peak", _of_plain(plan.predicted_peak, plan))
     grid.add_row("plain peak", f"{format_bytes(plan.plain_peak)} ({plan.plain_peak} bytes)")
-    if plan.reserve:
-        grid.add_row("with the reserve", _of_plain(plan.needed, plan))
+    if plan.reserve or plan.forwards > 1:
+        grid.add_row("with your own code", _of_plain(plan.needed, plan))
     grid.add_row("least feasible", _of_plain(plan.least_peak, plan))
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in plan.timings.items())
-    grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else ""))
+    reused = "; block options of another input shape reused" if plan.reused_options else ""
+    grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else "") + reused)
     return grid
 
 

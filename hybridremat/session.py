@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
+import warnings
 from dataclasses import replace
 
+from hybridremat.demands import Demands, PhasePeaks, needed_bytes
 from hybridremat.emitted_memory import EmittedMemory
-from hybridremat.errors import PlanError
+from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning, PlanError
 from hybridremat.graph.costs import cost_model, with_costs
 from hybridremat.graph.joint import Schedule, plain_schedule
 from hybridremat.graph.kernel_store import KernelStore
@@ -14,8 +17,9 @@ from hybridremat.graph.kernels import distinct_kernels
 from hybridremat.graph.trace import TracedStep
 from hybridremat.planner import OptionCache, Planning, Progress, plan_graph
 from hybridremat.plans import Plan, fingerprint, make_plan
-from hybridremat.reserve import needed_bytes, tangent_bytes
-from hybridremat.settings import Settings
+from hybridremat.settings import OnInfeasible, Settings
+
+logger = logging.getLogger(__name__)
 
 OPTIONS = OptionCache()
 
@@ -30,7 +34,7 @@ class Session:
     Attributes
     ----------
     plans
-        By fingerprint of the joint graph, the latest last: one for each input shape.
+        By fingerprint of the joint graph, the latest used last, ``max_plans`` at most.
     planning
         Everything known about the step planned last.
     only_frontier
@@ -53,7 +57,7 @@ class Session:
     @property
     def plan(self) -> Plan | None:
         """The plan of the step that ran or was compiled last."""
-        return self.plans[self._latest] if self._latest is not None else None
+        return self.plans.get(self._latest) if self._latest is not None else None
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
         """See :class:`~hybridremat.backend.StepPlanner`."""
@@ -61,10 +65,12 @@ class Session:
         step = self._with_costs(step)
         timings = {"costs": time.perf_counter() - started}
         if self.only_frontier:
-            self.planning = self._planning(step, timings)
+            self.planning = self._planning(step, timings, reuse=False)
             return step, plain_schedule(step.graph), None
         key = fingerprint(step.graph)
         plan = self.plans.pop(key, None) or self._plan(step, timings)
+        while len(self.plans) >= self.settings.max_plans:
+            del self.plans[next(iter(self.plans))]
         self.plans[key] = plan
         self._latest = key
         return step, plan.schedule, plan.memory_limit
@@ -79,17 +85,12 @@ class Session:
                 f"the emitted plan has not been run: its peak is {memory.peak} bytes, where "
                 f"{plan.predicted_peak} were planned"
             )
-        needed = needed_bytes(
-            forward_peak=memory.forward_peak,
-            backward_peak=memory.backward_peak,
-            between=memory.saved,
-            reserve=plan.reserve,
-            tangent_bytes=tangent_bytes(step.graph),
-        )
+        peaks = PhasePeaks(memory.forward_peak, memory.backward_peak, memory.saved)
+        needed = needed_bytes(step.graph, peaks, Demands(plan.reserve, plan.forwards))
         if plan.memory_limit is not None and needed > plan.memory_limit:
             raise PlanError(
-                f"the emitted plan has not been run: with the reserve it takes {needed} bytes, beyond the "
-                f"limit of {plan.memory_limit}"
+                f"the emitted plan has not been run: with what the caller does it takes {needed} bytes, "
+                f"beyond the limit of {plan.memory_limit}"
             )
 
     def current(self) -> str | None:
@@ -98,7 +99,8 @@ class Session:
 
     def running(self, key: str | None) -> None:
         """Told which step runs: its plan is the current one."""
-        if key in self.plans:
+        if key is not None and key in self.plans:
+            self.plans[key] = self.plans.pop(key)
             self._latest = key
 
     def note_total(self, seconds: float) -> None:
@@ -117,16 +119,37 @@ class Session:
         store.save()
         return step
 
-    def _planning(self, step: TracedStep, timings: dict[str, float]) -> Planning:
+    def _planning(self, step: TracedStep, timings: dict[str, float], *, reuse: bool) -> Planning:
         planning = plan_graph(
-            step.graph, cache=OPTIONS, workers=self.settings.workers, progress=self.progress
+            step.graph, cache=OPTIONS, workers=self.settings.workers, progress=self.progress, reuse=reuse
         )
         return replace(planning, timings={**timings, **planning.timings})
 
     def _plan(self, step: TracedStep, timings: dict[str, float]) -> Plan:
-        self.planning = planning = self._planning(step, timings)
-        limit = self.settings.limit_bytes(planning.plain.peak)
-        reserve = self.settings.reserve_bytes()
-        chosen = planning.choose(limit, self.settings.overhead_limit(), reserve)
-        name = cost_model(self.settings.cost_model).name
-        return make_plan(planning, chosen, limit=limit, reserve=reserve, cost_model=name)
+        """A plan for a step that has none.
+
+        The first one of a session is made with care. Later ones come in the middle of training: they reuse
+        the options of blocks that differ in sizes alone, unless nothing fits that way.
+        """
+        if self.plans:
+            try:
+                return self._chosen(self._planning(step, timings, reuse=True), on_infeasible="error")
+            except InfeasibleLimitError:
+                logger.info("the options of other shapes do not fit this one; its blocks are solved anew")
+        planning = self._planning(step, timings, reuse=False)
+        return self._chosen(planning, on_infeasible=self.settings.on_infeasible)
+
+    def _chosen(self, planning: Planning, *, on_infeasible: OnInfeasible) -> Plan:
+        self.planning = planning
+        settings, demands = self.settings, self.settings.demands()
+        asked = limit = settings.limit_bytes(planning.plain.peak)
+        try:
+            chosen = planning.choose(limit, settings.overhead_limit(), demands)
+        except InfeasibleLimitError as error:
+            if on_infeasible == "error":
+                raise
+            chosen = planning.least(demands)
+            limit = planning.needs(chosen, demands)
+            warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
+        name = cost_model(settings.cost_model).name
+        return make_plan(planning, chosen, limit=limit, asked=asked, demands=demands, cost_model=name)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from hybridremat.demands import Demands
 from hybridremat.errors import LimitError
 from hybridremat.graph.costs import CostModel, cost_model
 from hybridremat.limits import parse_bytes, parse_overhead, resolve_limit
 
 GradOutputs = Literal["auto", "all"]
+OnInfeasible = Literal["error", "least"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """A planning request. See :func:`hybridremat.wrap` for the meaning of each field."""
 
@@ -22,6 +24,9 @@ class Settings:
     cost_model: str | CostModel = "profile"
     hold_outputs: bool = False
     grad_outputs: GradOutputs = "auto"
+    forwards: int = 1
+    on_infeasible: OnInfeasible = "error"
+    max_plans: int = 64
     workers: int | None = None
 
     def validated(self, *, need_limit: bool) -> Settings:
@@ -46,17 +51,21 @@ class Settings:
             parse_overhead(self.max_overhead)
         self.reserve_bytes()
         cost_model(self.cost_model)
-        if self.workers is not None and (isinstance(self.workers, bool) or self.workers < 1):
-            raise LimitError(
-                f"workers={self.workers!r} is out of range: give a number of processes ≥ 1, or None"
-            )
-        if self.grad_outputs not in ("auto", "all"):
-            raise LimitError(f'grad_outputs={self.grad_outputs!r} is not known; use "auto" or "all"')
+        _positive("forwards", self.forwards, "of forwards that wait for their backward at one time")
+        _positive("max_plans", self.max_plans, "of input shapes")
+        if self.workers is not None:
+            _positive("workers", self.workers, "of processes, or None")
+        _one_of("grad_outputs", self.grad_outputs, get_args(GradOutputs))
+        _one_of("on_infeasible", self.on_infeasible, get_args(OnInfeasible))
         return self
 
     def reserve_bytes(self) -> int:
         """Bytes kept free for the caller's own code once the forward is over."""
         return parse_bytes(self.reserve, name="reserve")
+
+    def demands(self) -> Demands:
+        """What the caller does beyond one forward and its backward."""
+        return Demands(self.reserve_bytes(), self.forwards)
 
     def overhead_limit(self) -> float | None:
         """Most overhead as a fraction, or None."""
@@ -65,3 +74,13 @@ class Settings:
     def limit_bytes(self, plain_peak: int) -> int | None:
         """The memory limit in bytes, or None."""
         return None if self.memory_limit is None else resolve_limit(self.memory_limit, plain_peak)
+
+
+def _positive(name: str, value: object, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise LimitError(f"{name}={value!r} is out of range: give a number ≥ 1 {what}")
+
+
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise LimitError(f"{name}={value!r} is not known; use {' or '.join(map(repr, known))}")

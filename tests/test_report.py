@@ -43,7 +43,9 @@ def block(index, layer, *, option=1, saved=1000, part="mlp", runs=1) -> PlannedB
 def plan_of(blocks, **figures) -> Plan:
     given = {
         "memory_limit": 5000,
+        "asked_limit": 5000,
         "reserve": 0,
+        "forwards": 1,
         "predicted_peak": 4000,
         "plain_peak": 9000,
         "needed": 5000,

@@ -1,0 +1,149 @@
+"""What stands in for a wrapped model's call: planned steps, one for each input shape."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hybridremat.backend import Backend
+from hybridremat.capture import capture, compile_step, no_backward, translated_errors
+from hybridremat.graph.private_torch import tree_leaves
+from hybridremat.outstanding import Outstanding
+from hybridremat.plans import Plan
+from hybridremat.progress import planning_progress
+from hybridremat.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The compiled step of one input shape; Dynamo's guards still decide whether it fits a call."""
+
+    backend: Backend
+    compiled: Callable[..., Any]
+
+
+def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    """Shapes, dtypes and devices of the tensors in a call, and the plain values beside them.
+
+    Two calls with one key may still need two graphs (Dynamo's guards see everything); two calls with
+    different keys always do.
+    """
+
+    def entry(leaf: object) -> Hashable:
+        if isinstance(leaf, torch.Tensor):
+            return tuple(leaf.shape), leaf.dtype, leaf.device
+        if isinstance(leaf, (bool, int, float, str, type(None))):
+            return type(leaf), leaf
+        return type(leaf).__qualname__
+
+    named = sorted(kwargs.items())
+    return (
+        tuple(entry(leaf) for leaf in tree_leaves(list(args))),
+        tuple((name, tuple(entry(leaf) for leaf in tree_leaves(item))) for name, item in named),
+    )
+
+
+class PlannedCall:
+    """Stands in for a module's call: planned in training, plain otherwise.
+
+    Steps are kept by input shape, the least recently used is given up for a new one beyond
+    ``Settings.max_plans``.
+    """
+
+    def __init__(self, model: nn.Module, session: Session, *, show: bool = False) -> None:
+        self.model, self.session, self.show = model, session, show
+        self.outstanding = Outstanding(session)
+        self._steps: OrderedDict[Hashable, _Step] = OrderedDict()
+        self._caching = _caching_configs(model)
+        self._warned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the planned step in training, the plain model in eval mode or without gradients."""
+        if not self.model.training or not torch.is_grad_enabled():
+            return self.model._call_impl(*args, **kwargs)
+        with self._without_caches():
+            step = self._step(args, kwargs)
+            with translated_errors(self.model, step.backend):
+                return step.compiled(*args, **kwargs)
+
+    def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan | None:
+        """Capture and plan for sample inputs; nothing runs.
+
+        Raises
+        ------
+        CaptureError
+            If no output depends on a trainable parameter.
+        """
+        with self._without_caches():
+            step = self._step(args, kwargs)
+        if not step.backend.captured:
+            raise no_backward(self.model)
+        return self.session.plan
+
+    def _step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Step:
+        key = input_key(args, kwargs)
+        if key in self._steps:
+            self._steps.move_to_end(key)
+            return self._steps[key]
+        self._make_room()
+        step = self._planned(args, kwargs)
+        self._steps[key] = step
+        return step
+
+    def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Step:
+        settings = self.session.settings
+        backend = Backend(
+            self.session,
+            hold_outputs=settings.hold_outputs,
+            all_outputs=settings.grad_outputs == "all",
+            outstanding=self.outstanding,
+        )
+        compiled = compile_step(self.model, backend)
+        started = time.perf_counter()
+        with planning_progress(show=self.show) as progress:
+            self.session.progress = progress
+            capture(self.model, compiled, backend, args, kwargs)
+        self.session.note_total(time.perf_counter() - started)
+        return _Step(backend, compiled)
+
+    def _make_room(self) -> None:
+        most = self.session.settings.max_plans
+        while len(self._steps) >= most:
+            self._steps.popitem(last=False)
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "%s has met more than max_plans=%d input shapes; a plan is given up for each new one, "
+                    "and made again if its shape comes back. Pad inputs to few lengths (a collator's "
+                    "pad_to_multiple_of=), or raise max_plans.",
+                    type(self.model).__name__,
+                    most,
+                )
+
+    @contextmanager
+    def _without_caches(self) -> Iterator[None]:
+        """Key/value caches are dead weight in training: ``use_cache`` is off while a planned step runs."""
+        switched = [config for config in self._caching if config.use_cache is True]
+        for config in switched:
+            config.use_cache = False
+        try:
+            yield
+        finally:
+            for config in switched:
+                config.use_cache = True
+
+
+def _caching_configs(model: nn.Module) -> list[Any]:
+    """The distinct ``config`` objects of the modules that say ``use_cache``, as transformers has them."""
+    configs = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), "use_cache")}
+    return list(configs.values())

@@ -1,0 +1,179 @@
+"""Input shapes that come after the first one, and forwards that wait for each other."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import warnings
+import weakref
+
+import pytest
+import torch
+from training import Mlp, Transformer, allocated_peak, train
+
+import hybridremat
+from hybridremat.errors import (
+    InfeasibleLimitError,
+    InfeasibleLimitWarning,
+    LimitError,
+    OutstandingForwardWarning,
+)
+
+HOW = {"cost_model": "flops", "workers": 1, "progress": False}
+
+
+def tokens(length, batch=2):
+    return {"tokens": torch.randint(0, 50, (batch, length), generator=torch.Generator().manual_seed(length))}
+
+
+def rows(count):
+    return {"x": torch.randn(count, 32, generator=torch.Generator().manual_seed(count))}
+
+
+@pytest.fixture(scope="module")
+def least():
+    """The least feasible limit of the Transformer for the longest batch of these tests, in bytes."""
+    torch.manual_seed(0)
+    return hybridremat.plan(Transformer(), kwargs=tokens(24), memory_limit="100%", **HOW).least_peak
+
+
+def test_every_length_keeps_the_limit_in_bytes_and_the_numbers(least):
+    torch.manual_seed(0)
+    model = Transformer()
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=tokens(24), memory_limit=least, **HOW)
+    for length in (24, 16, 9, 24):
+        hybridremat.prepare(model, kwargs=tokens(length))
+        mine, theirs = train(model, tokens(length)), train(plain, tokens(length))
+        assert theirs.differences(mine) == [], length
+        plan = hybridremat.get_plan(model)
+        assert plan.memory_limit == least
+        assert max(mine.peaks) == plan.predicted_peak <= least, length
+
+
+def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkeypatch, least):
+    torch.manual_seed(0)
+    model = hybridremat.wrap(Transformer(), kwargs=tokens(24), memory_limit=least, **HOW)
+    assert not hybridremat.get_plan(model).reused_options
+    solved = []
+    from hybridremat import planner
+
+    original = planner.solve_blocks
+    monkeypatch.setattr(planner, "solve_blocks", lambda ps, **how: solved.extend(ps) or original(ps, **how))
+    plan = hybridremat.prepare(model, kwargs=tokens(20))
+    assert plan.reused_options and not solved
+    assert "reused" in str(plan)
+    alone = hybridremat.plan(Transformer(), kwargs=tokens(20), memory_limit=plan.memory_limit, **HOW)
+    assert solved and not alone.reused_options
+    assert plan.extra_flops <= alone.extra_flops + 0.02
+    assert plan.least_peak <= 1.1 * alone.least_peak
+
+
+def test_an_infeasible_shape_is_refused_before_anything_runs_and_the_others_go_on():
+    model = Mlp()
+    limit = hybridremat.plan(model, kwargs=rows(64), memory_limit="80%", **HOW).memory_limit
+    hybridremat.wrap(model, kwargs=rows(64), memory_limit=limit, **HOW)
+    with pytest.raises(InfeasibleLimitError, match="on_infeasible"):
+        model(**rows(640))
+    assert model.layers[0].weight.grad is None
+    model(**rows(64)).backward()
+    assert hybridremat.get_plan(model).predicted_peak <= hybridremat.get_plan(model).memory_limit
+
+
+def test_on_infeasible_least_runs_the_least_plan_with_a_warning():
+    model = Mlp()
+    plain = copy.deepcopy(model)
+    how = {**HOW, "on_infeasible": "least"}
+    with pytest.warns(InfeasibleLimitWarning, match="plan of least memory runs"):
+        hybridremat.wrap(model, kwargs=rows(64), memory_limit=1000, **how)
+    plan = hybridremat.get_plan(model)
+    assert plan.asked_limit == 1000 and plan.memory_limit == plan.least_peak == plan.predicted_peak
+    assert "1000 B was asked" in str(plan)
+    trained = train(model, rows(64))
+    assert train(plain, rows(64)).differences(trained) == []
+    assert max(trained.peaks) <= plan.least_peak
+
+
+def test_plans_are_bounded_in_number_and_given_up_whole(caplog):
+    model = Mlp(layers=1)
+    hybridremat.wrap(model, kwargs=rows(8), memory_limit="100%", max_plans=2, **HOW)
+    call = model._compiled_call_impl
+    first = weakref.ref(next(iter(call._steps.values())).compiled)
+    with caplog.at_level(logging.WARNING, logger="hybridremat"):
+        for count in (9, 10, 8):
+            model(**rows(count)).backward()
+    assert caplog.text.count("more than max_plans=2 input shapes") == 1
+    assert len(call._steps) == len(call.session.plans) == 2
+    gc.collect()
+    assert first() is None
+
+
+def test_numbers_that_change_count_as_shapes():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(32, 32)
+
+        def forward(self, x, factor):
+            return (self.layer(x) * factor).pow(2).mean()
+
+    model = Scaled()
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs={**rows(8), "factor": 1.0}, memory_limit="100%", max_plans=3, **HOW)
+    for factor in (1.0, 0.5, 0.25, 0.125, 1, 1.0):
+        loss = model(**rows(8), factor=factor)
+        assert torch.equal(loss, plain(**rows(8), factor=factor))
+    assert len(model._compiled_call_impl._steps) == 3
+
+
+def pair_step(model, left, right):
+    def run():
+        (model(**left) * model(**right)).backward()
+
+    return run
+
+
+def test_two_forwards_before_a_backward_warn_or_are_planned_together():
+    torch.manual_seed(0)
+    model = Mlp(width=32, layers=4)
+    plain = copy.deepcopy(model)
+    left, right = rows(96), {"x": rows(96)["x"].flip(0)}
+    pair_step(plain, left, right)()
+    expected = [parameter.grad for parameter in plain.parameters()]
+
+    single = hybridremat.wrap(copy.deepcopy(model), kwargs=left, memory_limit="70%", **HOW)
+    with pytest.warns(OutstandingForwardWarning, match="forwards=2"):
+        pair_step(single, left, right)()
+    limit = hybridremat.get_plan(single).memory_limit
+    assert all(map(torch.equal, expected, (p.grad for p in single.parameters())))
+    single.zero_grad()
+    assert allocated_peak(pair_step(single, left, right)) > limit
+
+    both = hybridremat.wrap(model, kwargs=left, memory_limit="130%", forwards=2, **HOW)
+    plan = hybridremat.get_plan(both)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert allocated_peak(pair_step(both, left, right)) <= plan.needed <= plan.memory_limit
+    assert all(map(torch.equal, expected, (p.grad for p in both.parameters())))
+    assert "2 forwards" in str(plan)
+
+
+def test_forwards_that_were_dropped_or_are_over_do_not_warn():
+    model = hybridremat.wrap(Mlp(), kwargs=rows(64), memory_limit="80%", **HOW)
+    losses = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            loss = model(**rows(64))
+            loss.backward()
+            losses.append(loss)  # held, but its backward is over
+        del loss
+        model(**rows(64))  # dropped at once
+        model(**rows(64)).backward()
+
+
+@pytest.mark.parametrize("wrong", [{"forwards": 0}, {"max_plans": 0}, {"on_infeasible": "ignore"}])
+def test_unusable_settings_are_named(wrong):
+    with pytest.raises(LimitError, match=next(iter(wrong))):
+        hybridremat.plan(Mlp(), kwargs=rows(8), memory_limit="100%", **wrong)
