@@ -1,35 +1,107 @@
-"""How modules are put together: shared, tied, called twice, with several inputs and outputs."""
+"""How modules are put together: shared, tied, called twice, with several inputs and outputs, with own ops."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from harness import Case
+from own_ops import ImpureOps, OwnFunctions, PureOps
 from torch import nn
-from torch.nn import functional
+from wiring_nets import (
+    WIDTH,
+    Buffers,
+    Nested,
+    Sample,
+    SeveralOutputs,
+    SharedAcrossTowers,
+    StopsGradients,
+    Structured,
+    Teacher,
+    Tied,
+    TwoLosses,
+    Unrolled,
+)
+
+ROWS, LENGTH = 4, 64
+UNUSED = "parameters behind unused outputs get zeros, not None, as from AOTAutograd"
 
 
-class Tied(nn.Module):
-    """One embedding at both ends, one block called twice."""
+def numbers(*names: str, width: int = 16) -> dict[str, Any]:
+    """Random inputs."""
+    return {name: torch.randn(ROWS, LENGTH, width) for name in names}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(64, 32)
-        self.block = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
-        self.head = nn.Linear(32, 64, bias=False)
-        self.head.weight = self.embedding.weight
 
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        x = x + self.block(x)
-        x = x + self.block(x)
-        return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+def classes(count: int) -> torch.Tensor:
+    return torch.randint(0, count, (ROWS, LENGTH))
+
+
+def structured() -> dict[str, Any]:
+    sample = Sample(torch.randn(ROWS, LENGTH, 16), torch.rand(ROWS, LENGTH) > 0.2)
+    return {"sample": sample, "extra": {"shift": torch.randn(WIDTH)}, "pair": (classes(4), 0.5)}
+
+
+def case(name: str, model: Callable[[], nn.Module], batch: Callable[[], dict[str, Any]], **how: Any) -> Case:
+    """A line under Wiring."""
+    return Case("Wiring", name, lambda: (model(), batch()), **how)
 
 
 CASES = [
-    Case(
-        "Wiring",
+    case(
         "tied embeddings, a block called twice",
-        lambda: (Tied(), {"tokens": torch.randint(0, 64, (4, 32))}),
+        Tied,
+        lambda: {"tokens": torch.randint(0, 64, (4, 32))},
+        everyday=True,
+    ),
+    case(
+        "three inputs, a shared encoder, two towers, dict of outputs",
+        SharedAcrossTowers,
+        lambda: {**numbers("left", "right"), "weight": torch.tensor(5.0)},
+    ),
+    case(
+        "three outputs, one of them in the loss",
+        SeveralOutputs,
+        partial(numbers, "x"),
+        loss_in=lambda output: output[1].pow(2).mean(),
+        reference="joint",
+        remark=UNUSED,
+    ),
+    case(
+        "two scalar losses, added outside",
+        TwoLosses,
+        lambda: {**numbers("x"), "labels": classes(5)},
+        loss_in=lambda output: output[0] + 0.1 * output[1],
+    ),
+    case(
+        "two scalar losses, one of them used",
+        TwoLosses,
+        lambda: {**numbers("x"), "labels": classes(5)},
+        loss_in=lambda output: output[1],
+        reference="joint",
+        remark=UNUSED,
+    ),
+    case("parts under no_grad, detached targets", StopsGradients, partial(numbers, "x")),
+    case(
+        "a moving-average teacher inside the forward", Teacher, partial(numbers, "x", "other"), everyday=True
+    ),
+    case(
+        "buffers overwritten in the forward: BatchNorm, code book, queue",
+        Buffers,
+        lambda: {"x": torch.randn(64, 16)},
+    ),
+    case(
+        "modules and parameters in nested lists and dicts, a hook", Nested, partial(numbers, "x", width=WIDTH)
+    ),
+    case("keyword-only dataclass, dict and tuple in, dataclass out", Structured, structured),
+    case("custom autograd.Function", OwnFunctions, partial(numbers, "x"), everyday=True),
+    case("torch.library ops, pure and random", PureOps, partial(numbers, "x", width=WIDTH), everyday=True),
+    case("torch.library op that writes into a buffer", ImpureOps, partial(numbers, "x", width=WIDTH)),
+    case(
+        "LSTM unrolled by hand",
+        Unrolled,
+        lambda: {"tokens": torch.randint(0, 40, (64, 8))},
         everyday=True,
     ),
 ]
