@@ -1,7 +1,8 @@
-"""Cases."""
+"""Language models."""
 
 from __future__ import annotations
 
-from harness import Case
+import cases_decoders
+import cases_encoders
 
-CASES: list[Case] = []
+CASES = [*cases_decoders.CASES, *cases_encoders.CASES]
