@@ -259,7 +259,9 @@ class _HeldOutputs:
 
 
 def _refuse_gradient(index: int, shape: tuple[int, ...]) -> Callable[[torch.Tensor], None]:
-    def hook(_: torch.Tensor) -> None:
+    def hook(gradient: torch.Tensor | None) -> None:
+        if gradient is None:  # a node between here and the loss (DistributedDataParallel has one) passes none
+            return
         raise PlanMismatchError(
             f"a gradient reached output {index} of the model, of shape {shape}. The step was planned "
             "for a loss "

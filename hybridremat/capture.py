@@ -32,14 +32,17 @@ def _logging_methods() -> set[Callable[..., Any]]:
 
 
 @contextmanager
-def without_logging() -> Iterator[None]:
-    """Log lines in the model's code do not break the graph; they are left out of the compiled step.
+def dynamo_settings() -> Iterator[None]:
+    """Dynamo as a planned step needs it.
 
-    Hooks are guarded, so that one registered later takes part: the step is then planned anew.
+    Log lines in the model's code do not break the graph; they are left out of the compiled step. Hooks are
+    guarded, so that one registered later takes part: the step is then planned anew. Inside
+    DistributedDataParallel the graph stays whole; it is not split at gradient buckets.
     """
     with dynamo_config.patch(
         ignore_logging_functions=dynamo_config.ignore_logging_functions | _logging_methods(),
         skip_nnmodule_hook_guards=False,
+        optimize_ddp=False,
     ):
         yield
 
@@ -160,7 +163,7 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     """Dynamo's errors as ours; errors of planning come out as they were raised."""
     backend.error = None
     try:
-        with without_logging():
+        with dynamo_settings():
             yield
     except BackendCompilerFailed as error:
         inner = backend.error or error.inner_exception
