@@ -12,17 +12,19 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, TorchRuntimeError
+from torch._functorch._aot_autograd.descriptors import PlainAOTOutput, TangentAOTInput
 from torch._functorch.partitioners import (
     _extract_fwd_bwd_modules,
     force_save_bw_mutation_src,
     force_save_collectives,
     force_save_effectful_ops,
 )
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import arg_tree_leaves, tree_leaves
@@ -42,6 +44,7 @@ __all__ = [
     "_disable_current_modes",
     "_extract_fwd_bwd_modules",
     "_make_graph_module",
+    "allow_second_backward",
     "aot_autograd",
     "arg_tree_leaves",
     "boxed_nop",
@@ -52,6 +55,26 @@ __all__ = [
     "force_save_effectful_ops",
     "run_and_save_rng_state",
     "run_with_rng_state",
+    "tangent_output",
     "tree_leaves",
     "with_effects",
 ]
+
+
+def tangent_output(node: Node) -> int | None:
+    """Which flat output of the graph a tangent placeholder is the gradient of, if it is one output's own."""
+    described = node.meta.get("desc")
+    output = described.output if isinstance(described, TangentAOTInput) else None
+    return output.idx if isinstance(output, PlainAOTOutput) else None
+
+
+def allow_second_backward() -> None:
+    """Called while a graph is compiled: say that its backward overwrites no saved tensor.
+
+    AOTAutograd refuses ``retain_graph=True`` for saved tensors that an inner compiler may reuse. Graphs that
+    run op by op reuse none.
+    """
+    context = TracingContext.try_get()
+    donated = getattr(context.fw_metadata, "bw_donated_idxs", None) if context is not None else None
+    if donated:
+        donated.clear()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hybridremat.errors import (
     CaptureError,
+    DoubleBackwardError,
     HeldOutputWarning,
     HybridRematError,
     InfeasibleLimitError,
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CaptureError",
+    "DoubleBackwardError",
     "Frontier",
     "HeldOutputWarning",
     "HybridRematError",

@@ -52,6 +52,10 @@ class PlanFormatError(PlanError):
     """A plan file that is damaged or has another schema version."""
 
 
+class DoubleBackwardError(HybridRematError, RuntimeError):
+    """A backward with ``create_graph=True`` reached a planned step. Nothing of the planned backward ran."""
+
+
 class HeldOutputWarning(UserWarning):
     """The caller still holds an output during the backward that the plan assumed to be gone."""
 
