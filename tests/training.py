@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -143,9 +144,8 @@ class Trained:
         return [name for name, tensor in self.tensors.items() if not torch.equal(tensor, other.tensors[name])]
 
 
-def allocated_peak(run) -> int:
-    """Most bytes that a call had allocated at one time."""
-    gc.collect()  # what only a cycle holds must not be freed meanwhile
+def allocations(run) -> list[int]:
+    """Signed bytes that a call allocated and freed, in the order of time."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     records = []
@@ -155,11 +155,13 @@ def allocated_peak(run) -> int:
         pending += event.children
         if event.tag.name == "Allocation":
             records.append((event.start_time_ns, event.extra_fields.alloc_size))
-    level = peak = 0
-    for _, size in sorted(records, key=lambda record: record[0]):
-        level += size
-        peak = max(peak, level)
-    return peak
+    return [size for _, size in sorted(records, key=lambda record: record[0])]
+
+
+def allocated_peak(run) -> int:
+    """Most bytes that a call had allocated at one time."""
+    gc.collect()  # what only a cycle holds must not be freed meanwhile
+    return max(accumulate(allocations(run)), default=0)
 
 
 def train(model, batch, *, steps=3, measure=True, loss_in=loss_in, seed=1, between=lambda: None) -> Trained:
@@ -212,6 +214,9 @@ class FixedPlanner:
         return None
 
     def running(self, key):
+        pass
+
+    def begin(self):
         pass
 
     def emitted(self, step, memory):
