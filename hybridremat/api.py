@@ -14,7 +14,7 @@ from hybridremat.graph.costs import CostModel
 from hybridremat.planned_call import PlannedCall
 from hybridremat.plans import Plan
 from hybridremat.session import Session
-from hybridremat.settings import GradOutputs, OnInfeasible, Settings
+from hybridremat.settings import GradOutputs, GraphBreaks, OnInfeasible, Settings
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -57,6 +57,7 @@ def wrap(
     forwards: int = 1,
     on_infeasible: OnInfeasible = "error",
     max_plans: int = 64,
+    graph_breaks: GraphBreaks = "error",
     workers: int | None = None,
     progress: bool = True,
 ) -> M:
@@ -93,6 +94,9 @@ def wrap(
         ``"least"``, the plan of least memory and a :class:`~hybridremat.InfeasibleLimitWarning`.
     max_plans
         Most input shapes whose plans are kept; beyond that the least recently used is given up.
+    graph_breaks
+        What to do when the model's graph breaks: ``"error"``, or ``"plan"`` the graphs on all sides of the
+        breaks together. The forward is then run once on the sample inputs, without gradients, to learn them.
     workers
         Processes that solve blocks; None: one a core. The plan is the same for any number.
     progress
@@ -123,6 +127,7 @@ def wrap(
         forwards=forwards,
         on_infeasible=on_infeasible,
         max_plans=max_plans,
+        graph_breaks=graph_breaks,
         workers=workers,
     )
     call = _prepared(model, args, kwargs, settings, only_frontier=False, progress=progress)
@@ -204,6 +209,7 @@ def plan(
     forwards: int = 1,
     on_infeasible: OnInfeasible = "error",
     max_plans: int = 64,
+    graph_breaks: GraphBreaks = "error",
     workers: int | None = None,
     progress: bool = True,
 ) -> Plan:
@@ -218,6 +224,7 @@ def plan(
         forwards=forwards,
         on_infeasible=on_infeasible,
         max_plans=max_plans,
+        graph_breaks=graph_breaks,
         workers=workers,
     )
     call = _prepared(model, args, kwargs, settings, only_frontier=False, progress=progress)

@@ -29,10 +29,10 @@ from hybridremat.errors import CaptureError, HeldOutputWarning, HybridRematError
 from hybridremat.graph.allocations import span
 from hybridremat.graph.grouping import TraceError
 from hybridremat.graph.joint import Schedule
+from hybridremat.graph.nodes import joint_outputs
 from hybridremat.graph.private_torch import aot_autograd, boxed_nop
 from hybridremat.graph.trace import TracedStep, trace_joint
 from hybridremat.limits import format_bytes
-from hybridremat.outstanding import Outstanding
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,10 @@ class StepPlanner(Protocol):
 
     def running(self, key: str | None) -> None:
         """Told the name of the step that starts to run."""
+        ...
+
+    def begin(self) -> None:
+        """Told that a training step begins, of one graph or several."""
         ...
 
 
@@ -106,8 +110,8 @@ class Backend:
     armed
         Whether compiled graphs run. While False they raise :class:`CaptureComplete` before anything
         has run, which is how a step is planned without executing it.
-    outstanding
-        Follows forwards that wait for their backward.
+    parted
+        Whether a step may come in several graphs, each of them planned, forward-only ones as well.
     """
 
     def __init__(
@@ -117,12 +121,12 @@ class Backend:
         hold_outputs: bool = False,
         all_outputs: bool = False,
         armed: bool = True,
-        outstanding: Outstanding | None = None,
+        parted: bool = False,
     ) -> None:
         self.planner = planner
         self.hold_outputs, self.all_outputs = hold_outputs, all_outputs
         self.armed = armed
-        self.outstanding = outstanding
+        self.parted = parted
         self.error: HybridRematError | None = None
         self.captured = False
         self._lock = threading.RLock()
@@ -140,24 +144,23 @@ class Backend:
             Whatever planning raised.
         """
         with self._lock:
-            _refuse_graph_break(module)
+            if not self.parted:
+                _refuse_graph_break(module)
             roles = assign_roles(module, all_outputs=self.all_outputs)
             watch = _HeldOutputs(self.hold_outputs)
             compiled = aot_autograd(
                 fw_compiler=self._compile_forward,
                 bw_compiler=lambda graph, inputs: self._compile_backward(graph, inputs, watch),
+                inference_compiler=self._compile_inference,
                 partition_fn=lambda *args, **kwargs: self._partition(*args, roles=roles, **kwargs),
                 keep_inference_input_mutations=True,
             )(module, example_inputs)
 
+        if not roles.detached:
+            return compiled
+
         def run(*args: object) -> Any:
-            if self.outstanding is None:
-                return watch.guard(compiled(*args), roles.detached)
-            if self.armed:
-                self.outstanding.before_forward()
-            outputs = compiled(*args)
-            self.outstanding.after_forward(outputs)
-            return watch.guard(outputs, roles.detached)
+            return watch.guard(compiled(*args), roles.detached)
 
         return run
 
@@ -205,19 +208,35 @@ class Backend:
         key = self.planner.current()
         return self._runnable(graph, inputs, lambda: self.planner.running(key), "forward")
 
+    def _compile_inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """A graph without a backward: nothing to choose, but its memory is part of a parted step's."""
+        if self.parted:
+            self.planner.choose(trace_joint(graph, len(joint_outputs(graph)), hold_outputs=True))
+        return self._compile_forward(graph, inputs)
+
     def _compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any], watch: _HeldOutputs) -> Any:
         return self._runnable(graph, inputs, watch.warn_once, "backward")
 
 
-def _refuse_graph_break(module: fx.GraphModule) -> None:
+def break_after(module: fx.GraphModule) -> tuple[str, str] | None:
+    """Place and reason of the graph break that ends one of Dynamo's graphs, if one does."""
     reason = getattr(module, "compile_subgraph_reason", None)
-    if reason is not None and reason.graph_break:
-        place = reason.user_stack[-1] if reason.user_stack else None
-        where = f" at {place.filename}:{place.lineno}" if place is not None else ""
+    if reason is None or not reason.graph_break:
+        return None
+    place = reason.user_stack[-1] if reason.user_stack else None
+    return (f"{place.filename}:{place.lineno}" if place is not None else "", str(reason.reason))
+
+
+def _refuse_graph_break(module: fx.GraphModule) -> None:
+    found = break_after(module)
+    if found is not None:
+        place, reason = found
+        where = f" at {place}" if place else ""
         raise CaptureError(
-            f"the model's graph breaks{where} ({reason.reason}), so the memory of the whole step cannot be "
+            f"the model's graph breaks{where} ({reason}), so the memory of the whole step cannot be "
             "planned. Nothing has been run. Remove the break (often a print, a call of .item(), or a branch "
-            "on a tensor's value), or wrap the part of the model that has none."
+            "on a tensor's value), wrap the part of the model that has none, or wrap with "
+            'graph_breaks="plan", which plans the graphs on both sides of it together.'
         )
 
 
@@ -230,8 +249,6 @@ class _HeldOutputs:
 
     def guard(self, outputs: Sequence[Any], detached: Sequence[int]) -> Sequence[Any]:
         """Give detached outputs a gradient edge that raises."""
-        if not detached:
-            return outputs
         results = list(outputs)
         self._alive.clear()
         for index in detached:

@@ -78,6 +78,23 @@ def training_mode(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Gradients, buffers and generators come back as they were."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
 def require_trainable(model: object) -> None:
     """Refuse what is no module, and a module without trainable parameters.
 
@@ -114,10 +131,10 @@ def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mappi
 
 
 def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
-    """The model's call, compiled by ``backend``: one graph for each input shape."""
+    """The model's call, compiled by ``backend``: one graph, or several if the backend takes parts."""
     limits: dict[str, Any] = {"recompile_limit": 256}  # not in the published overloads of torch.compile
     compiled: Callable[..., Any] = torch.compile(
-        fresh_call(model), backend=backend, dynamic=False, fullgraph=True, **limits
+        fresh_call(model), backend=backend, dynamic=False, fullgraph=not backend.parted, **limits
     )
     return compiled
 
@@ -142,12 +159,23 @@ def capture(
     """
     backend.armed = False
     try:
-        with training_mode(model), torch.enable_grad(), translated_errors(model, backend):
-            compiled(*args, **kwargs)
+        run_once(model, compiled, backend, args, kwargs)
     except CaptureComplete:
         pass
     finally:
         backend.armed = True
+
+
+def run_once(
+    model: nn.Module,
+    compiled: Callable[..., Any],
+    backend: Backend,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Call the compiled step as in training; its output is dropped."""
+    with training_mode(model), torch.enable_grad(), translated_errors(model, backend):
+        compiled(*args, **kwargs)
 
 
 def no_backward(model: nn.Module) -> CaptureError:
@@ -179,10 +207,10 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     except TorchDynamoException as error:  # a break, an unbacked size in a branch, too many recompilations
         raise CaptureError(
             f"the graph of {type(model).__name__} breaks, so the memory of the whole step cannot be "
-            "planned. Nothing "
-            f"has been run. {_first_lines(error, 12)}\nRemove the break (often a print, a call of "
-            ".item(), or a "
-            "branch on a tensor's value), or wrap the part of the model that has none."
+            f"planned. Nothing has been run. {_first_lines(error, 12)}\n"
+            "Remove the break (often a print, a call of .item(), or a branch on a tensor's value), wrap the "
+            'part of the model that has none, or wrap with graph_breaks="plan", which plans the graphs on '
+            "both sides of it together."
         ) from error
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hybridremat.capture import training_mode
+from hybridremat.capture import training_mode, untouched
 from hybridremat.errors import InputError
 from hybridremat.graph.allocations import Trace, record_allocations, span
 from hybridremat.graph.private_torch import tree_leaves
@@ -79,23 +78,6 @@ def loss_of(output: object) -> Tensor:
     )
 
 
-@contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Gradients, buffers and generators come back as they were."""
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-
 def measure(
     model: nn.Module,
     args: Sequence[Any] = (),
@@ -137,7 +119,7 @@ def measure(
             del output
         loss.backward()
 
-    with _untouched(model), torch.enable_grad(), training_mode(model):
+    with untouched(model), torch.enable_grad(), training_mode(model):
         step()  # the first call may compile
         seconds = min(_timed(step, model) for _ in range(max(1, repeats)))
         figures = _cuda_figures(step, model) if _device(model) == "cuda" else _cpu_figures(step, model)

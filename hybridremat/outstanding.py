@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 
 from hybridremat.errors import OutstandingForwardWarning
+from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.limits import format_bytes
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ class Outstanding:
             stacklevel=2,
         )
 
-    def after_forward(self, outputs: Iterable[object]) -> None:
+    def after_forward(self, outputs: object) -> None:
         """Follow the autograd graph of what a forward returned."""
         token = _Token()
-        for output in outputs:
+        for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor) and output.grad_fn is not None:
                 output.grad_fn.register_prehook(token.spend)
         self._tokens.add(token)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hybridremat.errors import PlanFormatError
 from hybridremat.graph.joint import Schedule
-from hybridremat.plans import SCHEMA, Plan, PlannedBlock, ValueRecord
+from hybridremat.plans import SCHEMA, GraphBreak, Plan, PlannedBlock, ValueRecord
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -68,13 +68,19 @@ def plan_from_dict(data: object) -> Plan:
     if data["schema"] != SCHEMA:
         raise PlanFormatError(f"schema version {data['schema']!r}; this hybridremat reads version {SCHEMA}")
     try:
-        given = {name: item for name, item in data.items() if name != "schema"}
-        schedule = given.pop("schedule")
-        blocks = tuple(_block(block) for block in given.pop("blocks"))
-        steps = Schedule(tuple(schedule["steps"]), schedule["num_forward"])
-        return Plan(**given, blocks=blocks, schedule=steps)
+        return _plan({name: item for name, item in data.items() if name != "schema"})
     except (KeyError, TypeError, AttributeError) as error:
         raise PlanFormatError(f"the plan is damaged ({type(error).__name__}: {error})") from error
+
+
+def _plan(data: Mapping[str, Any]) -> Plan:
+    given = dict(data)
+    schedule = given.pop("schedule")
+    given["schedule"] = Schedule(tuple(schedule["steps"]), schedule["num_forward"])
+    given["blocks"] = tuple(_block(block) for block in given["blocks"])
+    given["parts"] = tuple(_plan(part) for part in given["parts"])
+    given["breaks"] = tuple(GraphBreak(**item) for item in given["breaks"])
+    return Plan(**given)
 
 
 def _block(data: Mapping[str, Any]) -> PlannedBlock:

@@ -14,12 +14,21 @@ import torch
 from torch import nn
 
 from hybridremat.backend import Backend
-from hybridremat.capture import capture, compile_step, no_backward, translated_errors
+from hybridremat.capture import (
+    capture,
+    compile_step,
+    no_backward,
+    run_once,
+    translated_errors,
+    untouched,
+)
 from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.outstanding import Outstanding
+from hybridremat.parted import PartedPlanner
 from hybridremat.plans import Plan
 from hybridremat.progress import planning_progress
 from hybridremat.session import Session
+from hybridremat.survey import Survey, SurveyBackend
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +82,12 @@ class PlannedCall:
             return self.model._call_impl(*args, **kwargs)
         with self._without_caches():
             step = self._step(args, kwargs)
+            step.backend.planner.begin()
+            self.outstanding.before_forward()
             with translated_errors(self.model, step.backend):
-                return step.compiled(*args, **kwargs)
+                output = step.compiled(*args, **kwargs)
+            self.outstanding.after_forward(output)
+            return output
 
     def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan | None:
         """Capture and plan for sample inputs; nothing runs.
@@ -101,20 +114,44 @@ class PlannedCall:
         return step
 
     def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Step:
+        started = time.perf_counter()
+        with planning_progress(show=self.show) as progress:
+            self.session.progress = progress
+            survey = self._survey(args, kwargs)
+            step = self._in_one_graph(args, kwargs) if survey is None else self._in_parts(survey)
+        self.session.note_total(time.perf_counter() - started)
+        return step
+
+    def _in_one_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Step:
         settings = self.session.settings
         backend = Backend(
             self.session,
             hold_outputs=settings.hold_outputs,
             all_outputs=settings.grad_outputs == "all",
-            outstanding=self.outstanding,
         )
         compiled = compile_step(self.model, backend)
-        started = time.perf_counter()
-        with planning_progress(show=self.show) as progress:
-            self.session.progress = progress
-            capture(self.model, compiled, backend, args, kwargs)
-        self.session.note_total(time.perf_counter() - started)
+        capture(self.model, compiled, backend, args, kwargs)
         return _Step(backend, compiled)
+
+    def _survey(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
+        """The graphs of the step; None for a step of one graph, and where breaks are errors."""
+        if self.session.settings.graph_breaks == "error" or self.session.only_frontier:
+            return None
+        survey = Survey(self.session)
+        backend = SurveyBackend(survey)
+        compiled = compile_step(self.model, backend)
+        with untouched(self.model):
+            run_once(self.model, compiled, backend, args, kwargs)
+        return survey if len(survey.order) > 1 else None
+
+    def _in_parts(self, survey: Survey) -> _Step:
+        """The graphs that a survey found, planned together; they are compiled as they first run."""
+        backend = Backend(
+            PartedPlanner(self.session, survey), hold_outputs=True, all_outputs=True, parted=True
+        )
+        backend.captured = True
+        survey.warn_of_the_rest(self.model)
+        return _Step(backend, compile_step(self.model, backend))
 
     def _make_room(self) -> None:
         most = self.session.settings.max_plans

@@ -17,7 +17,7 @@ from hybridremat.blocks.types import BlockBinding, BlockProblem, OptionSet
 from hybridremat.demands import NOTHING, Demands, schedule_needs
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.chain import Chain
-from hybridremat.graph.joint import JointGraph, plain_schedule
+from hybridremat.graph.joint import JointGraph, Phase, plain_schedule
 from hybridremat.graph.segment import block_sizes, segment
 from hybridremat.graph.validate import validate_chain
 from hybridremat.limits import format_bytes
@@ -37,10 +37,10 @@ class ChainPlan:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One point of the frontier; ``chain_index`` says whose chain's decisions it holds."""
+    """One point of the frontier; ``chain_index`` says whose chain's decisions it holds, if it has any."""
 
     point: SchedulePoint
-    chain_index: int
+    chain_index: int | None
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,9 @@ def plan_graph(
     """
     report = progress or (lambda *_: None)
     started = time.perf_counter()
+    plain = plain_point(graph)
+    if not any(op.phase is Phase.BACKWARD for op in graph.ops):
+        return Planning(graph, (), (Candidate(plain, None),), plain, {})
     chains: list[Chain] = []
     for size in block_sizes(graph):
         report("segmenting", len(chains), len(block_sizes(graph)))
@@ -227,7 +230,6 @@ def plan_graph(
         "solve blocks": solved - segmented,
         "compose": composed - solved,
     }
-    plain = plain_point(graph)
     candidates = tuple(Candidate(point, owner[id(point)]) for point in merged)
     return Planning(graph, plans, candidates, plain, timings, reused_options=bool(reused))
 

@@ -76,6 +76,15 @@ class PlannedBlock:
 
 
 @dataclass(frozen=True)
+class GraphBreak:
+    """Where the model's graph breaks, why, and the bytes that are handed across and so kept to the end."""
+
+    place: str
+    reason: str
+    crossing_bytes: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """A plan for one model, input and limit.
 
@@ -104,6 +113,10 @@ class Plan:
         Bytes alive between forward and backward.
     blocks
         Decisions, block by block.
+    parts
+        For a step of several graphs, the plan of each distinct one; ``schedule`` is then empty.
+    breaks
+        The graph breaks between them, in the order of the forward.
     timings
         Seconds that planning took, by stage.
     cost_model
@@ -133,6 +146,8 @@ class Plan:
     fingerprint: str
     schedule: Schedule
     reused_options: bool = False
+    parts: tuple[Plan, ...] = ()
+    breaks: tuple[GraphBreak, ...] = ()
     timings: dict[str, float] = field(compare=False, default_factory=dict)
 
     def __str__(self) -> str:
@@ -195,7 +210,9 @@ def make_plan(
         overhead=planning.overhead(point),
         extra_flops=planning.extra_flops(point),
         saved_bytes=memory.saved,
-        blocks=planned_blocks(planning.chains[chosen.chain_index], point.schedule, point.decisions),
+        blocks=()
+        if chosen.chain_index is None
+        else planned_blocks(planning.chains[chosen.chain_index], point.schedule, point.decisions),
         cost_model=cost_model,
         fingerprint=fingerprint(graph),
         schedule=point.schedule,

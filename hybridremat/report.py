@@ -63,6 +63,10 @@ def summary(plan: Plan) -> Table:
     if plan.reserve or plan.forwards > 1:
         grid.add_row("with your own code", _of_plain(plan.needed, plan))
     grid.add_row("least feasible", _of_plain(plan.least_peak, plan))
+    for found in plan.breaks:
+        place = found.place.rpartition("/")[2] or "an unknown place"
+        across = f"{format_bytes(found.crossing_bytes)} cross it and are kept to the end of the step"
+        grid.add_row("graph break", f"{place}: {across} ({found.reason.splitlines()[0]})")
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")

@@ -61,19 +61,22 @@ class Session:
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
         """See :class:`~hybridremat.backend.StepPlanner`."""
-        started = time.perf_counter()
-        step = self._with_costs(step)
-        timings = {"costs": time.perf_counter() - started}
+        step, timings = self.with_costs(step)
         if self.only_frontier:
             self.planning = self._planning(step, timings, reuse=False)
             return step, plain_schedule(step.graph), None
         key = fingerprint(step.graph)
         plan = self.plans.pop(key, None) or self._plan(step, timings)
+        self.adopt(plan)
+        return step, plan.schedule, plan.memory_limit
+
+    def adopt(self, plan: Plan) -> None:
+        """Make a plan the current one; the least recently used is given up if there are too many."""
+        self.plans.pop(plan.fingerprint, None)
         while len(self.plans) >= self.settings.max_plans:
             del self.plans[next(iter(self.plans))]
-        self.plans[key] = plan
-        self._latest = key
-        return step, plan.schedule, plan.memory_limit
+        self.plans[plan.fingerprint] = plan
+        self._latest = plan.fingerprint
 
     def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
         """Hold the plan's figures against those of the emitted graphs, found by other means."""
@@ -110,14 +113,28 @@ class Session:
             rest = max(0.0, seconds - plan.planning_seconds)
             self.plans[self._latest] = plan.with_timings({"capture and emit": rest})
 
-    def _with_costs(self, step: TracedStep) -> TracedStep:
+    def begin(self) -> None:
+        """A step of one graph needs no preparation."""
+
+    @property
+    def cost_model_name(self) -> str:
+        """What the plans call their source of times."""
+        return cost_model(self.settings.cost_model).name
+
+    def with_costs(self, step: TracedStep) -> tuple[TracedStep, dict[str, float]]:
+        """The step with times, temporaries and real sizes, and how long it took to find them."""
+        started = time.perf_counter()
         store = KernelStore.for_device(distinct_kernels(step).device)
         model = cost_model(self.settings.cost_model)
         step = with_costs(
             step, model, store, lambda done, total: self.progress("timing kernels", done, total)
         )
         store.save()
-        return step
+        return step, {"costs": time.perf_counter() - started}
+
+    def planning_of(self, step: TracedStep, timings: dict[str, float]) -> Planning:
+        """The frontier of one graph of a step that comes in several."""
+        return self._planning(step, timings, reuse=bool(self.plans))
 
     def _planning(self, step: TracedStep, timings: dict[str, float], *, reuse: bool) -> Planning:
         planning = plan_graph(
@@ -151,5 +168,6 @@ class Session:
             chosen = planning.least(demands)
             limit = planning.needs(chosen, demands)
             warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
-        name = cost_model(settings.cost_model).name
-        return make_plan(planning, chosen, limit=limit, asked=asked, demands=demands, cost_model=name)
+        return make_plan(
+            planning, chosen, limit=limit, asked=asked, demands=demands, cost_model=self.cost_model_name
+        )

@@ -12,6 +12,7 @@ from hybridremat.limits import parse_bytes, parse_overhead, resolve_limit
 
 GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
+GraphBreaks = Literal["error", "plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class Settings:
     forwards: int = 1
     on_infeasible: OnInfeasible = "error"
     max_plans: int = 64
+    graph_breaks: GraphBreaks = "error"
     workers: int | None = None
 
     def validated(self, *, need_limit: bool) -> Settings:
@@ -57,6 +59,12 @@ class Settings:
             _positive("workers", self.workers, "of processes, or None")
         _one_of("grad_outputs", self.grad_outputs, get_args(GradOutputs))
         _one_of("on_infeasible", self.on_infeasible, get_args(OnInfeasible))
+        _one_of("graph_breaks", self.graph_breaks, get_args(GraphBreaks))
+        if self.graph_breaks == "plan" and self.forwards > 1:
+            raise LimitError(
+                f'forwards={self.forwards} and graph_breaks="plan" cannot be combined: plan the pair as one '
+                "model that takes both inputs, or remove the breaks"
+            )
         return self
 
     def reserve_bytes(self) -> int:

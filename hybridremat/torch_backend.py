@@ -82,6 +82,11 @@ def read_options(
     on_plan, show = given.pop("on_plan", None), bool(given.pop("progress", True))
     if on_plan is not None and not callable(on_plan):
         raise OptionsError(f"option on_plan={on_plan!r} is no function; it is called with the plan")
+    if given.get("graph_breaks", "error") != "error":
+        raise OptionsError(
+            'graph_breaks="plan" needs hybridremat.wrap: torch.compile hands over one graph at a time, and '
+            "the graphs of a step are planned together"
+        )
     return Settings(**given).validated(need_limit=True), on_plan, show
 
 

@@ -1,0 +1,136 @@
+"""A step that comes in several graphs: one point of each graph's frontier, so that the whole step fits.
+
+Graph breaks part a step into graphs that run one after the other, and backward in reverse. Nothing is
+recomputed across a break, so the parts meet in memory alone. With F, B and S the forward peak, backward peak
+and saved bytes of a part's point, and G its gradients, the step's peak is the most of
+
+- forward of part i: F_i + Σ_{j<i} S_j
+- backward of part i: B_i + Σ_{j<i} S_j + Σ_{j>i} G_j
+
+which is linear in the choice of points: a small problem for CP-SAT, solved to optimality. Equal graphs (the
+layers of a Transformer with a break in each) take the same point.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel, IntVar
+
+
+@dataclass(frozen=True)
+class PartPoint:
+    """One way to run a part: bytes, and nanoseconds of all executions."""
+
+    forward_peak: int
+    backward_peak: int
+    saved: int
+    time: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A distinct graph of the step: its points, and the bytes of the gradients that its backward leaves."""
+
+    points: tuple[PartPoint, ...]
+    gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class PartedStep:
+    """The distinct graphs of a step and the order in which their forwards run.
+
+    ``joined_bytes`` are needed once in the backward to add up gradients of what several parts use.
+    """
+
+    parts: tuple[Part, ...]
+    order: tuple[int, ...]
+    joined_bytes: int = 0
+
+    def time(self, chosen: Sequence[int]) -> int:
+        """Nanoseconds of the step with ``chosen[g]`` the point of distinct graph g."""
+        return sum(self.parts[g].points[chosen[g]].time for g in self.order)
+
+    def peak(self, chosen: Sequence[int]) -> int:
+        """Bytes that the step takes at most with ``chosen[g]`` the point of distinct graph g."""
+        points = [self.parts[g].points[chosen[g]] for g in self.order]
+        later = sum(self.parts[g].gradient_bytes for g in self.order)
+        highest = before = 0
+        for g, point in zip(self.order, points, strict=True):
+            later -= self.parts[g].gradient_bytes
+            backward = point.backward_peak + later + self.joined_bytes
+            highest = max(highest, before + max(point.forward_peak, backward))
+            before += point.saved
+        return highest
+
+
+def choose_points(
+    step: PartedStep, *, limit: int | None = None, most_time: int | None = None
+) -> tuple[int, ...] | None:
+    """The point of each distinct graph: least time under a limit, else least memory within a time.
+
+    Parameters
+    ----------
+    limit
+        Most bytes; None: as few as possible.
+    most_time
+        Most nanoseconds of the step; None: any.
+
+    Returns
+    -------
+    tuple of int, or None
+        Point of each distinct graph; None if nothing satisfies what was asked.
+    """
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    taken = [[model.new_bool_var("") for _ in part.points] for part in step.parts]
+    for group in taken:
+        model.add_exactly_one(group)
+    memory = model.new_int_var(0, _loosest(step) if limit is None else max(0, limit), "memory")
+    _bound_memory(model, step, taken, memory)
+    runs = Counter(step.order)
+    time = sum(
+        runs[g] * point.time * var
+        for g, part in enumerate(step.parts)
+        for point, var in zip(part.points, taken[g], strict=True)
+    )
+    if most_time is not None:
+        model.add(time <= most_time)
+    model.minimize(memory if limit is None else time)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    return tuple(next(p for p, var in enumerate(group) if solver.value(var)) for group in taken)
+
+
+def _loosest(step: PartedStep) -> int:
+    """Bytes that no choice of points can pass."""
+    used = [step.parts[g] for g in step.order]
+    peaks = [max(p.forward_peak, p.backward_peak) + p.saved for part in used for p in part.points]
+    return sum(peaks) + sum(part.gradient_bytes for part in used) + step.joined_bytes
+
+
+def _bound_memory(model: CpModel, step: PartedStep, taken: list[list[IntVar]], memory: IntVar) -> None:
+    """Hold every phase of every part under the variable ``memory``."""
+    later = sum(step.parts[g].gradient_bytes for g in step.order)
+    before: Counter[int] = Counter()
+    for g in step.order:
+        later -= step.parts[g].gradient_bytes
+        held = sum(
+            runs * point.saved * var
+            for earlier, runs in before.items()
+            for point, var in zip(step.parts[earlier].points, taken[earlier], strict=True)
+        )
+        for phase in ("forward_peak", "backward_peak"):
+            fixed = later + step.joined_bytes if phase == "backward_peak" else 0
+            here = sum(
+                getattr(point, phase) * var for point, var in zip(step.parts[g].points, taken[g], strict=True)
+            )
+            model.add(held + here + fixed <= memory)
+        before[g] += 1

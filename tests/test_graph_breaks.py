@@ -1,0 +1,163 @@
+"""Steps that come in several graphs: planned together, the numbers of plain training, under the limit."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from training import train, train_plain
+
+import hybridremat
+from hybridremat.errors import CaptureError, InfeasibleLimitError, InfeasibleLimitWarning, LimitError
+
+HOW = {"cost_model": "flops", "workers": 1, "progress": False, "graph_breaks": "plan"}
+
+
+class Stage(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.wide, self.narrow = (
+            nn.BatchNorm1d(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.dropout(self.narrow(functional.gelu(self.wide(self.norm(x)))))
+
+
+class Reader(nn.Module):
+    """Reads a value in the middle of its forward, and may take another path for it."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.second, self.third = Stage(width), Stage(width), Stage(width)
+        self.seen: list[float] = []
+
+    def forward(self, x, labels):
+        x = self.first(x)
+        mean = x.detach().mean().item()
+        self.seen.append(mean)
+        x = self.second(x) if mean < 5 else self.third(self.second(x))
+        return functional.cross_entropy(x, labels)
+
+
+class Layers(nn.Module):
+    """A break inside each of several equal layers, and one parameter used on all sides."""
+
+    class Layer(Stage):
+        def forward(self, x, scale):
+            x = super().forward(x) * scale
+            torch._dynamo.graph_break()
+            return functional.gelu(x)
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+        self.layers = nn.ModuleList(Layers.Layer(width) for _ in range(3))
+
+    def forward(self, x, labels):
+        for layer in self.layers:
+            x = layer(x, self.scale)
+        return functional.cross_entropy(x, labels)
+
+
+def batch(rows=48, width=16, shift=0.0):
+    return {"x": torch.randn(rows, width) + shift, "labels": torch.randint(0, width, (rows,))}
+
+
+@pytest.mark.parametrize("make", [Reader, Layers])
+def test_bit_equal_within_the_limit_of_the_whole_step(make):
+    torch.manual_seed(0)
+    model, inputs = make(), batch()
+    expected = train_plain(model, inputs)
+    whole = hybridremat.plan(model, kwargs=inputs, memory_limit="100%", **HOW)
+    least, plain = whole.least_peak, whole.plain_peak
+    assert least < 0.9 * plain
+    for limit in ((least + plain) // 2, least):
+        planned = hybridremat.wrap(copy.deepcopy(model), kwargs=inputs, memory_limit=limit, **HOW)
+        train(planned, inputs, steps=1, measure=False)  # compiles
+        planned.load_state_dict(model.state_dict())
+        trained = train(planned, inputs)
+        assert expected.differences(trained) == []
+        plan = hybridremat.get_plan(planned)
+        assert max(trained.peaks) <= plan.predicted_peak <= limit
+        assert len(plan.parts) >= 2 and plan.breaks
+
+
+def test_planning_leaves_buffers_gradients_and_random_state_alone():
+    torch.manual_seed(0)
+    model, inputs = Reader(), batch()
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
+    hybridremat.wrap(model, kwargs=inputs, memory_limit="100%", **HOW)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_another_path_is_planned_beside_what_has_run():
+    torch.manual_seed(0)
+    model, inputs, shifted = Reader(), batch(), batch(shift=50.0)
+    model.first.norm.eval()  # lets the shift through
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=inputs, memory_limit="100%", **HOW)
+    for given in (inputs, shifted, inputs, shifted):
+        mine, theirs = train(model, given, steps=1), train(plain, given, steps=1)
+        assert theirs.differences(mine) == []
+    assert model.seen[-4:] == plain.seen[-4:] and plain.seen[-1] > 5
+    plan = hybridremat.get_plan(model)
+    assert max(mine.peaks) <= plan.predicted_peak <= plan.memory_limit
+
+
+def test_the_report_names_the_breaks_and_what_they_cost():
+    plan = hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", **HOW)
+    found = plan.breaks[0]
+    assert "test_graph_breaks.py:" in found.place and "item" in found.reason
+    assert found.crossing_bytes >= 48 * 16 * 4
+    assert "graph break" in str(plan) and "test_graph_breaks.py" in str(plan)
+    assert [block.index for block in plan.blocks] == list(range(len(plan.blocks)))
+
+
+def test_a_plan_with_breaks_survives_its_file(tmp_path):
+    from hybridremat.plan_file import read_plan, write_plan
+
+    plan = hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", **HOW)
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+
+
+def test_infeasible_limits_and_overheads():
+    model, inputs = Reader(), batch()
+    with pytest.raises(InfeasibleLimitError, match="graph breaks") as caught:
+        hybridremat.wrap(model, kwargs=inputs, memory_limit=1000, **HOW)
+    with pytest.warns(InfeasibleLimitWarning):
+        plan = hybridremat.plan(model, kwargs=inputs, memory_limit=1000, on_infeasible="least", **HOW)
+    assert plan.memory_limit == plan.predicted_peak == caught.value.least
+    frugal = hybridremat.plan(model, kwargs=inputs, max_overhead=0.1, **HOW)
+    assert frugal.overhead <= 0.1 and frugal.predicted_peak < frugal.plain_peak
+
+
+def test_breaks_stay_errors_by_default_and_say_what_to_do():
+    with pytest.raises(CaptureError, match='graph_breaks="plan"'):
+        hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", **{**HOW, "graph_breaks": "error"})
+
+
+def test_a_model_without_breaks_is_planned_as_ever():
+    torch.manual_seed(0)
+    model = Stage(16)
+    inputs = {"x": torch.randn(8, 16)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = hybridremat.plan(model, kwargs=inputs, memory_limit="100%", **HOW)
+    assert plan.breaks == plan.parts == ()
+
+
+def test_forwards_that_wait_cannot_be_counted_across_breaks():
+    with pytest.raises(LimitError, match="forwards"):
+        hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", forwards=2, **HOW)

@@ -1,0 +1,68 @@
+"""Steps in several graphs: the choice of points against enumeration, the peak against a replay in time."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridremat.sequence.parts import Part, PartedStep, PartPoint, choose_points
+
+BYTES = st.integers(0, 12)
+
+
+@st.composite
+def steps(draw):
+    point = st.builds(PartPoint, BYTES, BYTES, BYTES, st.integers(0, 9))
+    part = st.builds(Part, st.lists(point, min_size=1, max_size=4).map(tuple), BYTES)
+    parts = draw(st.lists(part, min_size=1, max_size=3))
+    rest = draw(st.lists(st.integers(0, len(parts) - 1), max_size=3))
+    order = draw(st.permutations([*range(len(parts)), *rest]))
+    return PartedStep(tuple(parts), tuple(order), draw(st.integers(0, 3)))
+
+
+def replayed_peak(step, chosen):
+    """Walk through the step in time, adding and taking away what is there."""
+    level, levels = 0, []
+    for g in step.order:
+        point = step.parts[g].points[chosen[g]]
+        levels.append(level + point.forward_peak)
+        level += point.saved
+    for g in reversed(step.order):
+        point = step.parts[g].points[chosen[g]]
+        level -= point.saved
+        levels.append(level + point.backward_peak + step.joined_bytes)
+        level += step.parts[g].gradient_bytes
+    return max(levels)
+
+
+def choices(step):
+    return list(product(*(range(len(part.points)) for part in step.parts)))
+
+
+@given(steps())
+def test_peak_is_that_of_a_walk_through_the_step(step):
+    for chosen in choices(step):
+        assert step.peak(chosen) == replayed_peak(step, chosen)
+
+
+@settings(max_examples=60)
+@given(steps(), st.integers(0, 80))
+def test_least_time_under_a_limit(step, limit):
+    fitting = [c for c in choices(step) if replayed_peak(step, c) <= limit]
+    chosen = choose_points(step, limit=limit)
+    assert (chosen is None) == (not fitting)
+    if chosen is not None:
+        assert chosen in fitting
+        assert step.time(chosen) == min(map(step.time, fitting))
+
+
+@settings(max_examples=60)
+@given(steps(), st.integers(0, 60))
+def test_least_memory_within_a_time(step, most):
+    fitting = [c for c in choices(step) if step.time(c) <= most]
+    chosen = choose_points(step, most_time=most)
+    assert (chosen is None) == (not fitting)
+    if chosen is not None:
+        assert step.peak(chosen) == min(replayed_peak(step, c) for c in fitting)
