@@ -1,0 +1,59 @@
+"""Key/value caches of transformers models: off in planned steps, there for everything else."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from training import train, train_plain
+
+import hybridremat
+
+transformers = pytest.importorskip("transformers")
+
+HOW = {"cost_model": "flops", "workers": 1, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A wrapped model whose configuration asks for caches, a plain copy, and a batch."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=1, n_embd=32, n_head=2, n_positions=64, vocab_size=64, bos_token_id=0, eos_token_id=None
+    )
+    assert config.use_cache is True
+    model = transformers.GPT2LMHeadModel(config).train()
+    tokens = torch.randint(0, 64, (2, 32))
+    batch = {"input_ids": tokens, "labels": tokens.clone()}
+    plain = copy.deepcopy(model)
+    return hybridremat.wrap(model, kwargs=batch, memory_limit="80%", **HOW), plain, batch
+
+
+def test_training_makes_no_cache_and_the_setting_comes_back(pair):
+    model, plain, batch = pair
+    assert model(**batch).past_key_values is None
+    assert model.config.use_cache is True
+    expected, trained = train_plain(plain, batch), train(copy.deepcopy(plain), batch)
+    assert expected.differences(trained) == []
+    assert max(trained.peaks) > hybridremat.get_plan(model).memory_limit
+
+
+def test_the_setting_comes_back_when_a_step_fails(pair):
+    model, _, batch = pair
+    with pytest.raises(hybridremat.HybridRematError):
+        model(**batch | {"labels": torch.zeros(3, 5, dtype=torch.long)})
+    assert model.config.use_cache is True
+
+
+def test_evaluation_and_generation_use_caches(pair):
+    model, plain, batch = pair
+    model.eval()
+    plain.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert model(**batch).past_key_values is not None
+    prompt = batch["input_ids"][:, :5]
+    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(prompt, **how), plain.eval().generate(prompt, **how))
+    model.train()
+    assert model(**batch).past_key_values is None
