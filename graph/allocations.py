@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from hybridremat.graph.private_torch import ALLOCATION_EVENT
+from hybridremat.errors import ProfilerActiveError
+from hybridremat.graph.private_torch import ALLOCATION_EVENT, _profiler_enabled
 
 _TAG = "##hybridremat:"
 
@@ -68,7 +69,19 @@ def span(name: str) -> Iterator[None]:
 
 
 def record_allocations(run: Callable[[], None]) -> Trace:
-    """Run a function on CPU and return its allocation records."""
+    """Run a function on CPU and return its allocation records.
+
+    Raises
+    ------
+    ProfilerActiveError
+        If a profiler is running: PyTorch has one at a time, and starting ours would end it.
+    """
+    if _profiler_enabled():
+        raise ProfilerActiveError(
+            "memory has to be measured, which takes torch.profiler, and a session of it is running already. "
+            "Plan and measure outside of it: hybridremat.prepare(model, kwargs=batch) plans an input shape "
+            "ahead of the step that meets it."
+        )
     recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
     with _without_profiler_notices(), recording as profiler:
         run()

@@ -24,6 +24,7 @@ from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import _profiler_enabled
 from torch.fx import Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
@@ -44,6 +45,7 @@ __all__ = [
     "_disable_current_modes",
     "_extract_fwd_bwd_modules",
     "_make_graph_module",
+    "_profiler_enabled",
     "allow_second_backward",
     "aot_autograd",
     "arg_tree_leaves",

@@ -26,6 +26,7 @@ from hybridremat.errors import (
     PlanError,
     PlanFormatError,
     PlanMismatchError,
+    ProfilerActiveError,
     TargetError,
 )
 
@@ -55,6 +56,7 @@ __all__ = [
     "PlanError",
     "PlanFormatError",
     "PlanMismatchError",
+    "ProfilerActiveError",
     "TargetError",
     "frontier",
     "get_plan",

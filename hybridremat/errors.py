@@ -56,6 +56,10 @@ class DoubleBackwardError(HybridRematError, RuntimeError):
     """A backward with ``create_graph=True`` reached a planned step. Nothing of the planned backward ran."""
 
 
+class ProfilerActiveError(HybridRematError, RuntimeError):
+    """Memory has to be measured while a profiler of the caller is running."""
+
+
 class HeldOutputWarning(UserWarning):
     """The caller still holds an output during the backward that the plan assumed to be gone."""
 

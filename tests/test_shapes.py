@@ -18,6 +18,7 @@ from hybridremat.errors import (
     InfeasibleLimitWarning,
     LimitError,
     OutstandingForwardWarning,
+    ProfilerActiveError,
 )
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -177,3 +178,18 @@ def test_forwards_that_were_dropped_or_are_over_do_not_warn():
 def test_unusable_settings_are_named(wrong):
     with pytest.raises(LimitError, match=next(iter(wrong))):
         hybridremat.plan(Mlp(), kwargs=rows(8), memory_limit="100%", **wrong)
+
+
+def test_a_new_shape_does_not_end_a_running_profiler():
+    from torch.profiler import ProfilerActivity, profile
+
+    model = hybridremat.wrap(Mlp(layers=1), kwargs=rows(8), memory_limit="100%", **HOW)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        with pytest.raises(ProfilerActiveError, match="prepare"):
+            model(**rows(77))
+        model(**rows(8)).backward()
+    assert profiler.events()
+    hybridremat.prepare(model, kwargs=rows(77))
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        model(**rows(77)).backward()
+    assert profiler.events()
