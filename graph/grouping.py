@@ -44,7 +44,8 @@ class NodeGroups:
         Raises
         ------
         TraceError
-            For symbolic shapes, and calls that return a view of their input together with a new tensor.
+            For symbolic shapes, and calls that return a view of what the step itself has made together
+            with a new tensor.
         """
         value = node.meta.get("val")
         self._keep_alive.append(value)
@@ -92,11 +93,16 @@ class NodeGroups:
     def _new_values(self, node: fx.Node) -> Iterable[int]:
         for tensor in tensors(node.meta.get("val")):
             key = self._key(tensor)
-            if self.storages.get(key) in self.input_values(node):
+            known = self.storages.get(key, -1)
+            # what is resident needs no planning, whoever refers to it
+            if known in self.input_values(node) and not self._is_resident(known):
                 raise TraceError(f"{node.format_node()} returns both a view of its input and a new tensor")
             if key not in self.storages:
                 self.storages[key] = self._new_value(tensor, len(self.op_nodes), node)
                 yield self.storages[key]
+
+    def _is_resident(self, value: int) -> bool:
+        return self.values[value].producer is None and not self.values[value].tangent
 
     def _add_op(self, node: fx.Node, writes: tuple[int, ...]) -> None:
         self.node_values[node] = writes
@@ -107,7 +113,9 @@ class NodeGroups:
     ) -> int:
         if any(not isinstance(size, int) for size in tensor.shape):
             raise TraceError(
-                f"{node.name} has the symbolic shape {tuple(tensor.shape)}; compile with dynamic=False"
+                f"{node.name} has the symbolic shape {tuple(tensor.shape)}, and memory is planned to the "
+                "byte: compile with dynamic=False, and give what depends on the data (nonzero, x[mask], "
+                "unique) a shape that does not (torch.where, x * mask)"
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         value = Value(

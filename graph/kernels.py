@@ -19,7 +19,8 @@ from torch import fx
 
 from hybridremat.graph.allocations import peaks_of
 from hybridremat.graph.nodes import storage_bytes, tensors
-from hybridremat.graph.private_torch import _disable_current_modes
+from hybridremat.graph.private_torch import _disable_current_modes, arg_tree_leaves
+from hybridremat.graph.signature import meant_by, signature
 from hybridremat.graph.trace import TracedStep
 
 logger = logging.getLogger(__name__)
@@ -28,28 +29,15 @@ TIMING_NS = 30_000_000
 MIN_REPEATS, MAX_REPEATS = 3, 20
 
 
-def signature(node: fx.Node) -> str:
-    """What distinguishes one kernel from another, as text (a cache key)."""
-
-    def describe(item: object) -> str:
-        if isinstance(item, fx.Node):
-            value = item.meta.get("val")
-            if isinstance(value, torch.Tensor):
-                extent = storage_bytes(value)
-                return f"{value.dtype}{tuple(value.shape)}{value.stride()}@{value.storage_offset()}/{extent}"
-            return str(value)
-        if isinstance(item, (list, tuple)):
-            return "[" + ",".join(map(describe, item)) + "]"
-        return str(item)
-
-    keywords = ",".join(f"{name}={describe(item)}" for name, item in sorted(node.kwargs.items()))
-    return f"{node.target}({describe(node.args)};{keywords})"
-
-
 def _real(value: Any) -> Any:
     """A real tensor like the fake one: any numbers that every kernel accepts."""
     if not isinstance(value, torch.Tensor):
         return value
+    if value.layout is torch.sparse_coo:
+        indices, values = map(_real, tensors(value))
+        return torch.sparse_coo_tensor(
+            indices, values, value.shape, is_coalesced=value.is_coalesced(), check_invariants=False
+        )
     extent = int(value.untyped_storage().nbytes()) // value.element_size()
     if value.dtype.is_floating_point:
         base = torch.rand(extent, dtype=torch.float32, device=value.device).to(value.dtype)
@@ -57,7 +45,10 @@ def _real(value: Any) -> Any:
         base = torch.ones(extent, dtype=torch.bool, device=value.device)
     else:
         base = torch.zeros(extent, dtype=value.dtype, device=value.device)
-    return torch.as_strided(base, value.shape, value.stride(), int(value.storage_offset()))
+    real = torch.as_strided(base, value.shape, value.stride(), int(value.storage_offset()))
+    # kernels that cannot read a conjugated or negated view make a copy first
+    real = real.conj() if value.is_conj() else real
+    return torch._neg_view(real) if value.is_neg() else real
 
 
 @dataclass(frozen=True)
@@ -80,13 +71,12 @@ def distinct_kernels(step: TracedStep) -> Kernels:
     return Kernels(keys, nodes, next(iter(sorted(devices - {"cpu"})), "cpu"))
 
 
-def _prepared(node: fx.Node) -> Callable[[], object]:
+def _prepared(node: fx.Node) -> partial[object]:
     """Make real inputs; the result calls the node's kernel on them."""
-    args = fx.map_arg(node.args, lambda n: _real(n.meta.get("val")))
-    kwargs = fx.map_arg(node.kwargs, lambda n: _real(n.meta.get("val")))
-    target = node.target
-    assert callable(target)
-    return lambda: target(*args, **kwargs)
+    assert callable(node.target)
+    args: Any = fx.map_arg(node.args, lambda n: _real(meant_by(n)))
+    kwargs: Any = fx.map_arg(node.kwargs, lambda n: _real(meant_by(n)))
+    return partial(node.target, *args, **kwargs)
 
 
 @contextmanager
@@ -127,6 +117,7 @@ def measure_footprints(kernels: Kernels, keys: Sequence[str]) -> dict[str, Footp
 
     def prepared(key: str, node: fx.Node) -> Callable[[], object]:
         call = _prepared(node)
+        given = arg_tree_leaves(*call.args, **call.keywords)
 
         def run() -> object:
             try:
@@ -136,7 +127,7 @@ def measure_footprints(kernels: Kernels, keys: Sequence[str]) -> dict[str, Footp
                     "%s cannot be tried alone, its temporary memory is not counted: %s", node, error
                 )
                 return None
-            outputs[key] = _storages(result)
+            outputs[key] = _storages(result, given)
             return result
 
         return run
@@ -152,11 +143,13 @@ def measure_footprints(kernels: Kernels, keys: Sequence[str]) -> dict[str, Footp
     return found
 
 
-def _storages(result: object) -> tuple[int, ...]:
-    """Bytes of each distinct storage among the tensors of a result, in order."""
+def _storages(result: object, given: Sequence[object] = ()) -> tuple[int, ...]:
+    """Bytes of each distinct storage among the tensors of a result, in order; not those that were given."""
     sizes: dict[int, int] = {}
     for tensor in tensors(result):
         sizes.setdefault(tensor.untyped_storage()._cdata, storage_bytes(tensor))
+    for tensor in tensors(given):
+        sizes.pop(tensor.untyped_storage()._cdata, None)
     return tuple(sizes.values())
 
 

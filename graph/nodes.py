@@ -17,13 +17,21 @@ def joint_outputs(module: fx.GraphModule) -> list[Any]:
     return list(arg_tree_leaves(*output.args))
 
 
+def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold a tensor's storages: its indices and values if it is sparse, else itself."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
+
+
 def tensors(value: object) -> list[torch.Tensor]:
-    """The tensors in a node's ``meta['val']``."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [item for item in value if isinstance(item, torch.Tensor)]
-    return []
+    """The tensors in a node's ``meta['val']``; the parts of sparse ones."""
+    given = value if isinstance(value, (list, tuple)) else [value]
+    return [part for item in given if isinstance(item, torch.Tensor) for part in strided_parts(item)]
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:

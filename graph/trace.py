@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from hybridremat.graph.common import merge_common
 from hybridremat.graph.flops import node_flops
 from hybridremat.graph.gradients import own_gradients
-from hybridremat.graph.grouping import NodeGroups
+from hybridremat.graph.grouping import NodeGroups, TraceError
 from hybridremat.graph.joint import JointGraph, Op, Phase
 from hybridremat.graph.nodes import (
     ignored_statistics,
@@ -120,6 +121,17 @@ def _statistics_matter(node: fx.Node) -> bool:
     )
 
 
+def _refuse_branches(nodes: Iterable[fx.Node]) -> None:
+    """A branch on data takes memory that nobody knows before it is taken."""
+    for node in nodes:
+        if node.target in (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop):
+            raise TraceError(
+                f"{node.name} chooses by the data what it runs, so its memory is not known before. Compute "
+                "both branches and choose with torch.where, or wrap the part of the model without such a "
+                "branch."
+            )
+
+
 def _make_op(groups: NodeGroups, index: int, needed: set[fx.Node], mutated: set[int]) -> Op:
     node = groups.op_nodes[index]
     reads = groups.input_values(node)
@@ -170,13 +182,15 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
     Raises
     ------
     TraceError
-        For symbolic shapes, and ops that return a view of their input together with a new tensor.
+        For symbolic shapes, branches on data, and ops that return a view of what the step has made
+        together with a new tensor.
     """
     prepare(module, num_outputs)
     groups = NodeGroups()
     for node in module.graph.nodes:
         if node.op != "output":
             groups.add(node)
+    _refuse_branches(groups.op_nodes)
     outputs = [o if isinstance(o, fx.Node) else None for o in joint_outputs(module)]
     forward = [node for node in outputs[:num_outputs] if node is not None]
     gradients = [node for node in outputs[num_outputs:] if node is not None]

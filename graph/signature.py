@@ -1,0 +1,44 @@
+"""When two calls are the same kernel: equal target, scalar arguments, and layouts of all tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from operator import attrgetter
+
+import torch
+from torch import fx
+
+from hybridremat.graph.nodes import storage_bytes, tensors
+
+
+def meant_by(node: fx.Node) -> object:
+    """What a node stands for: its fake tensors, or the subgraph that an op is to run."""
+    if node.op == "get_attr" and "val" not in node.meta:
+        assert node.graph.owning_module is not None
+        return attrgetter(str(node.target))(node.graph.owning_module)
+    return node.meta.get("val")
+
+
+def signature(node: fx.Node) -> str:
+    """What distinguishes one kernel from another, as text (a cache key)."""
+    keywords = ",".join(f"{name}={_described(item)}" for name, item in sorted(node.kwargs.items()))
+    return f"{node.target}({_described(node.args)};{keywords})"
+
+
+def _described(item: object) -> str:
+    if isinstance(item, fx.Node):
+        value = meant_by(item)
+        if isinstance(value, fx.GraphModule):
+            return hashlib.sha256(value.code.encode()).hexdigest()
+        return _described_tensor(value) if isinstance(value, torch.Tensor) else str(value)
+    if isinstance(item, (list, tuple)):
+        return "[" + ",".join(map(_described, item)) + "]"
+    return str(item)
+
+
+def _described_tensor(value: torch.Tensor) -> str:
+    if value.layout is not torch.strided:
+        return f"{value.layout}{tuple(value.shape)}[{','.join(map(_described_tensor, tensors(value)))}]"
+    lazy = ("~" if value.is_conj() else "") + ("-" if value.is_neg() else "")
+    extent = storage_bytes(value)
+    return f"{lazy}{value.dtype}{tuple(value.shape)}{value.stride()}@{value.storage_offset()}/{extent}"
