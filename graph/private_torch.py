@@ -7,6 +7,7 @@ the capture of a second shape. So 2.11 is not in the supported range.
 
 from __future__ import annotations
 
+from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
@@ -24,7 +25,6 @@ from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import _profiler_enabled
 from torch.fx import Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import _disable_current_modes

@@ -95,6 +95,11 @@ def untouched(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
 
 
+def model_device(model: nn.Module) -> str:
+    """The kind of device that holds the model's first parameter."""
+    return next((parameter.device.type for parameter in model.parameters()), "cpu")
+
+
 def require_trainable(model: object) -> None:
     """Refuse what is no module, and a module without trainable parameters.
 
@@ -172,10 +177,10 @@ def run_once(
     backend: Backend,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> None:
-    """Call the compiled step as in training; its output is dropped."""
+) -> Any:
+    """Call the compiled step as in training, and return its output."""
     with training_mode(model), torch.enable_grad(), translated_errors(model, backend):
-        compiled(*args, **kwargs)
+        return compiled(*args, **kwargs)
 
 
 def no_backward(model: nn.Module) -> CaptureError:

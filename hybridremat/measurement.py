@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridremat.capture import training_mode, untouched
+from hybridremat.capture import model_device, training_mode, untouched
 from hybridremat.errors import InputError
 from hybridremat.graph.allocations import Trace, record_allocations, span
 from hybridremat.graph.private_torch import tree_leaves
@@ -122,7 +122,7 @@ def measure(
     with untouched(model), torch.enable_grad(), training_mode(model):
         step()  # the first call may compile
         seconds = min(_timed(step, model) for _ in range(max(1, repeats)))
-        figures = _cuda_figures(step, model) if _device(model) == "cuda" else _cpu_figures(step, model)
+        figures = _cuda_figures(step, model) if model_device(model) == "cuda" else _cpu_figures(step, model)
     return Measurement(*figures, seconds=seconds, predicted=_predicted(model))
 
 
@@ -141,10 +141,6 @@ def _mark_arrival(output: object) -> None:
             tensor.register_hook(mark)
 
 
-def _device(model: nn.Module) -> str:
-    return next((parameter.device.type for parameter in model.parameters()), "cpu")
-
-
 def _predicted(model: nn.Module) -> int | None:
     from hybridremat.planned_call import PlannedCall
 
@@ -154,7 +150,7 @@ def _predicted(model: nn.Module) -> int | None:
 
 
 def _synchronize(model: nn.Module) -> None:
-    if _device(model) == "cuda":
+    if model_device(model) == "cuda":
         torch.cuda.synchronize()
 
 

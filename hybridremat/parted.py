@@ -36,7 +36,7 @@ class PartedPlanner:
         self.session = session
         self.plannings = dict(survey.plannings)
         self.joined_bytes = survey.joined_bytes
-        self.endings = survey.breaks
+        self.endings, self.between = survey.breaks, tuple(survey.between)
         self.ran: list[str] = []
         self.latest: str | None = None
         self.parts: dict[str, Plan] = {}
@@ -79,7 +79,7 @@ class PartedPlanner:
 
     def _adopt(self, order: Sequence[str]) -> None:
         """Choose a point for each graph of a step that has none, and make the plan of the whole."""
-        problem = PartedProblem.of(order, self.plannings, self.joined_bytes, self.chosen)
+        problem = PartedProblem.of(order, self.plannings, self.chosen, self.between, self.joined_bytes)
         name = self.session.cost_model_name
         chosen, whole = choose_parts(problem, self.session.settings, name)
         for key, candidate in chosen.items():

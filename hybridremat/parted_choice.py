@@ -32,6 +32,8 @@ class PartedProblem:
         Of each distinct graph.
     offered
         Points of each distinct graph: its frontier, or the one that it runs already.
+    between
+        The code before each graph of ``order``, and after the last one.
     joined_bytes
         As in :class:`~hybridremat.sequence.parts.PartedStep`.
     """
@@ -40,14 +42,16 @@ class PartedProblem:
     order: tuple[int, ...]
     plannings: tuple[Planning, ...]
     offered: tuple[tuple[Candidate, ...], ...]
+    between: tuple[Part | None, ...]
     joined_bytes: int
 
     @staticmethod
     def of(
         order: Sequence[str],
         plannings: Mapping[str, Planning],
-        joined_bytes: int,
         fixed: Mapping[str, Candidate],
+        between: tuple[Part | None, ...],
+        joined_bytes: int,
     ) -> PartedProblem:
         """The problem of a step whose graphs run in ``order``."""
         keys = tuple(dict.fromkeys(order))
@@ -56,13 +60,19 @@ class PartedProblem:
             tuple(keys.index(key) for key in order),
             tuple(plannings[key] for key in keys),
             tuple((fixed[key],) if key in fixed else plannings[key].candidates for key in keys),
+            between,
             joined_bytes,
         )
 
     def step(self, offered: Sequence[Sequence[Candidate]]) -> PartedStep:
-        """The integers of the problem for some points of each graph."""
-        parts = (_part(planning, group) for planning, group in zip(self.plannings, offered, strict=True))
-        return PartedStep(tuple(parts), self.order, self.joined_bytes)
+        """The integers of the problem for some points of each graph, which come first among its parts."""
+        parts = [_part(planning, group) for planning, group in zip(self.plannings, offered, strict=True)]
+        order = list(self.order)
+        for place, code in reversed(list(enumerate(self.between[: len(order) + 1]))):
+            if code is not None:
+                order.insert(place, len(parts))
+                parts.append(code)
+        return PartedStep(tuple(parts), tuple(order), self.joined_bytes)
 
     def plain(self) -> PartedStep:
         """The step with each graph plain."""
@@ -95,9 +105,9 @@ def choose_parts(
         If nothing fits, unless ``on_infeasible="least"``.
     """
     step, plain = problem.step(problem.offered), problem.plain()
-    first = (0,) * len(problem.keys)
+    first = (0,) * len(plain.parts)
     choice = _choose(step, plain.peak(first), plain.time(first), settings)
-    taken = zip(problem.keys, problem.offered, choice.points, strict=True)
+    taken = zip(problem.keys, problem.offered, choice.points[: len(problem.keys)], strict=True)
     chosen = {key: group[point] for key, group, point in taken}
     peak, reserve = step.peak(choice.points), settings.reserve_bytes()
     whole = Plan(
@@ -111,7 +121,7 @@ def choose_parts(
         least_peak=choice.least,
         overhead=_more(step.time(choice.points), plain.time(first)),
         extra_flops=_extra_flops(problem, chosen),
-        saved_bytes=sum(step.parts[g].points[choice.points[g]].saved for g in problem.order),
+        saved_bytes=sum(step.parts[g].points[choice.points[g]].saved for g in step.order),
         blocks=(),
         cost_model=cost_model,
         fingerprint=problem.fingerprint(),

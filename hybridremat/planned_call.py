@@ -17,6 +17,7 @@ from hybridremat.backend import Backend
 from hybridremat.capture import (
     capture,
     compile_step,
+    model_device,
     no_backward,
     run_once,
     translated_errors,
@@ -140,9 +141,17 @@ class PlannedCall:
         survey = Survey(self.session)
         backend = SurveyBackend(survey)
         compiled = compile_step(self.model, backend)
+
+        def run() -> Any:
+            return run_once(self.model, compiled, backend, args, kwargs)
+
         with untouched(self.model):
-            run_once(self.model, compiled, backend, args, kwargs)
-        return survey if len(survey.order) > 1 else None
+            run()
+        if not survey.in_parts:
+            return None
+        with untouched(self.model):
+            survey.measure(run, model_device(self.model))
+        return survey
 
     def _in_parts(self, survey: Survey) -> _Step:
         """The graphs that a survey found, planned together; they are compiled as they first run."""
@@ -150,7 +159,6 @@ class PlannedCall:
             PartedPlanner(self.session, survey), hold_outputs=True, all_outputs=True, parted=True
         )
         backend.captured = True
-        survey.warn_of_the_rest(self.model)
         return _Step(backend, compile_step(self.model, backend))
 
     def _make_room(self) -> None:

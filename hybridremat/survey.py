@@ -6,27 +6,26 @@ gradients, buffers and random state come back as they were.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from hybridremat.backend import Backend, break_after
+from hybridremat.between import Recorder, measure_between
 from hybridremat.emitted_memory import EmittedMemory
 from hybridremat.graph.joint import Schedule, plain_schedule
 from hybridremat.graph.nodes import joint_outputs
 from hybridremat.graph.trace import TracedStep
+from hybridremat.graph.windows import Windows
 from hybridremat.planner import Planning
 from hybridremat.plans import fingerprint
+from hybridremat.sequence.parts import Part
 
 if TYPE_CHECKING:
     from hybridremat.session import Session
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -43,6 +42,8 @@ class Survey:
         Place and reason of the break that ends each run, None where there is none.
     uses
         For each leaf that requires a gradient, its bytes and the runs that use it.
+    between
+        What the code before each run takes, and after the last one, once :meth:`measure` has been called.
     """
 
     session: Session
@@ -50,7 +51,9 @@ class Survey:
     order: list[str] = field(default_factory=list)
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     uses: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    between: list[Part | None] = field(default_factory=list)
     latest: str | None = None
+    recorder: Recorder | None = None
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
         """Keep the frontier of a graph; its plain schedule stands in, and never runs."""
@@ -83,17 +86,18 @@ class Survey:
         self.order.append(key)
         self.breaks.append(ending)
 
-    def warn_of_the_rest(self, model: nn.Module) -> None:
-        """Name the parameters that no graph uses: code between the graphs may, and is not planned."""
-        rest = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in self.uses]
-        if rest:
-            shown = ", ".join(rest[:3]) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
-            logger.warning(
-                "%s: no captured graph uses %s. If code between graph breaks does, its memory is not in the "
-                "plan: keep room for it with reserve=.",
-                type(model).__name__,
-                shown,
-            )
+    def measure(self, forward: Callable[[], Any], device: str) -> None:
+        """Measure the code between the graphs; ``forward`` runs the surveyed step again."""
+        self.recorder = Recorder(Windows(device))
+        try:
+            self.between = measure_between(self.recorder, forward)
+        finally:
+            self.recorder = None
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the step is anything but one graph."""
+        return len(self.order) > 1 or any(ending is not None for ending in self.breaks)
 
     @property
     def joined_bytes(self) -> int:
@@ -118,10 +122,16 @@ class SurveyBackend(Backend):
         traced = [node.meta.get("example_value") for node in joint_outputs(module)]
 
         def run(*args: Any) -> tuple[Any, ...]:
-            self.survey.enter(key, ending, args)
+            recorder = self.survey.recorder
+            if recorder is None:
+                self.survey.enter(key, ending, args)
+            else:
+                recorder.enter(args)
             with torch.no_grad():
-                outputs = module(*args)
-            return tuple(map(_as_traced, outputs, traced))
+                outputs = tuple(map(_as_traced, module(*args), traced))
+            if recorder is not None:
+                recorder.leave(outputs)
+            return outputs
 
         return run
 

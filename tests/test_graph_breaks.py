@@ -161,3 +161,32 @@ def test_a_model_without_breaks_is_planned_as_ever():
 def test_forwards_that_wait_cannot_be_counted_across_breaks():
     with pytest.raises(LimitError, match="forwards"):
         hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", forwards=2, **HOW)
+
+
+class Between(nn.Module):
+    """A normalization that Dynamo leaves to plain PyTorch, between two graphs, and a loss that it leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.norm = nn.BatchNorm1d(64, momentum=None)
+
+    def forward(self, x):
+        y = self.narrow(functional.gelu(self.norm(self.wide(x))))
+        return functional.gaussian_nll_loss(y, x, functional.softplus(y) + 0.1)
+
+
+def test_code_between_the_graphs_is_measured_and_counted():
+    torch.manual_seed(0)
+    model, inputs = Between(), {"x": torch.randn(64, 16)}
+    expected = train_plain(model, inputs)
+    least = hybridremat.plan(model, kwargs=inputs, memory_limit="100%", **HOW).least_peak
+    planned = hybridremat.wrap(copy.deepcopy(model), kwargs=inputs, memory_limit=least, **HOW)
+    train(planned, inputs, steps=1, measure=False)
+    planned.load_state_dict(model.state_dict())
+    trained = train(planned, inputs)
+    assert expected.differences(trained) == []
+    plan = hybridremat.get_plan(planned)
+    assert max(trained.peaks) <= plan.predicted_peak <= least
+    in_graphs = max(part.predicted_peak for part in plan.parts)
+    assert max(trained.peaks) > in_graphs
