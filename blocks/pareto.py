@@ -1,8 +1,10 @@
 """The Pareto set of one block: all nondominated ways to run it.
 
-ε-constraint, coarse to fine over both limits at once. A rectangle of limits (saved bytes × peak bytes) is
-done when its tightest corner is hardly slower than its loosest, since least time is monotone in the limits,
-or when it is small. Otherwise it is split, the rectangles with the most at stake first.
+Blocks with few enough values are answered from sweeps of their lattice (:mod:`hybridremat.blocks.surface`),
+the others by CP-SAT: ε-constraint, coarse to fine over both limits at once. A rectangle of limits (saved
+bytes × peak bytes) is done when its tightest corner is hardly slower than its loosest, since least time is
+monotone in the limits, or when it is small. Otherwise it is split, the rectangles with the most at stake
+first.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from hybridremat.blocks.lattice import Lattice
+from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.search import BlockSearch
+from hybridremat.blocks.surface import Surface, explore
 from hybridremat.blocks.types import BlockProblem, Option, OptionSet
 
 
@@ -23,12 +28,17 @@ class Effort:
     ----------
     solves, solo_solves
         Most solves for the ordinary and the solo family.
-    resolution
-        Smallest side of a rectangle, as a share of the whole range.
+    resolution, limit_resolution
+        Smallest side of a rectangle, and smallest distance of two peak limits of a lattice, as a share of the
+        whole range.
     tolerance
         Time difference not worth a solve, as a share of the block's forward time.
     deterministic_time, family_time
         Limits of one solve, and of all solves of a family, in CP-SAT's deterministic seconds.
+    limits, least_limits
+        Most and least peak limits that a lattice is swept for.
+    entries
+        Array entries that all sweeps of a lattice may touch: where the least limits take more, CP-SAT solves.
     """
 
     solves: int = 240
@@ -37,6 +47,10 @@ class Effort:
     tolerance: float = 0.001
     deterministic_time: float = 0.3
     family_time: float = 3.0
+    limit_resolution: float = 0.001
+    limits: int = 128
+    least_limits: int = 24
+    entries: int = 500_000_000
 
 
 DEFAULT_EFFORT = Effort()
@@ -55,16 +69,30 @@ def enumerate_options(problem: BlockProblem, effort: Effort = DEFAULT_EFFORT) ->
     ValueError
         If the block cannot run at all.
     """
-    ordinary = _explore(problem, effort, solo=False)
-    solo = _explore(problem, effort, solo=True)
-    if not ordinary.options:
+    lattice = Lattice(problem, scale_block(problem))
+    if lattice.exact and lattice.work * effort.least_limits <= effort.entries:
+        found = _sweep(lattice, effort)
+    else:
+        ordinary, solo = (_explore(problem, effort, solo=solo) for solo in (False, True))
+        found = OptionSet(
+            options=nondominated(ordinary.options),
+            solo=nondominated(solo.options),
+            solves=ordinary.solves + solo.solves,
+            unproved=ordinary.unproved + solo.unproved,
+        )
+    if not found.options:
         raise ValueError(f"no option found for a block of {len(problem.ops)} ops")
-    return OptionSet(
-        options=nondominated(ordinary.options),
-        solo=nondominated(solo.options),
-        solves=ordinary.solves + solo.solves,
-        unproved=ordinary.unproved + solo.unproved,
-    )
+    return found
+
+
+def _sweep(lattice: Lattice, effort: Effort) -> OptionSet:
+    """All options from the lattice, for as many peak limits as the effort allows."""
+    forward_time = sum(op.time for op in lattice.problem.ops)
+    tick = lattice.scale.tick
+    surface = Surface(lattice, tolerance=int(effort.tolerance * forward_time / tick))
+    limits = max(effort.least_limits, min(effort.limits, effort.entries // lattice.work))
+    explore(surface, limits=limits, resolution=effort.limit_resolution, much=forward_time // (4 * tick) + 1)
+    return OptionSet(nondominated(surface.options), nondominated(surface.solo), solves=surface.sweeps)
 
 
 def nondominated(options: Sequence[Option]) -> tuple[Option, ...]:
@@ -155,24 +183,24 @@ def _explore(problem: BlockProblem, effort: Effort, *, solo: bool) -> BlockSearc
 
 
 def _whole(problem: BlockProblem, search: BlockSearch) -> _Rectangle | None:
-    """From outputs only and the least peak to the limits that the fastest option needs."""
+    """From outputs only and the least peak to all that is ever read and the peak of the fastest option."""
     unlimited = search.scale.most_units * search.scale.unit
     outputs = 0 if search.solo else sum(problem.value_bytes[d] for d in problem.outputs)
-    fastest = search.query((0 if search.solo else unlimited, unlimited))
+    read = {d for op in problem.ops for d in op.reads} | {d for step in problem.steps for d in step.reads}
+    # A lower peak may need more saved bytes than the fastest option has.
+    top = 0 if search.solo else sum(problem.value_bytes[d] for d in read | problem.outputs)
+    fastest = search.query((top, unlimited))
     if fastest is None:
         return None
     high = max(fastest.forward_peak, fastest.backward_peak)
     low = max(max(step.during, step.tail) for step in problem.steps) - 1
-    top = max(fastest.saved_bytes, outputs)
     while high - low > max(1, high // 400):
         middle = (low + high) // 2
-        found = search.query((0 if search.solo else unlimited, middle))
+        found = search.query((top, middle))
         if found is None:
             low = middle
         else:
             high = max(found.forward_peak, found.backward_peak)
-            # A lower peak may need more saved bytes than the fastest option has.
-            top = max(top, found.saved_bytes)
     # Saving little can need a higher peak than saving all: start from the higher of the two.
     leanest = search.query((outputs, unlimited)) or fastest
     peak = max(p for o in (fastest, leanest) for p in (o.forward_peak, o.backward_peak))

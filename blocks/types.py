@@ -109,7 +109,8 @@ class Option:
 class OptionSet:
     """Pareto set of one block: ordinary options, and solo options (nothing saved, output not made).
 
-    ``unproved`` counts solves that ended without a proof of optimality; ``solves`` counts all.
+    ``solves`` counts the solves (or the peak limits, where one sweep solves for all saved sizes) and
+    ``unproved`` those that ended without a proof of optimality.
     """
 
     options: tuple[Option, ...]

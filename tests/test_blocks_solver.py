@@ -13,7 +13,8 @@ from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp, Option, si
 from hybridremat.blocks.pareto import Effort, enumerate_options
 
 SIZES = st.integers(1, 6)
-FINE = Effort(solves=400, solo_solves=100, resolution=0.0, tolerance=0.0)
+SWEEPS = Effort(limits=10_000, limit_resolution=0.0, tolerance=0.0)
+SOLVES = Effort(solves=400, solo_solves=100, resolution=0.0, tolerance=0.0, entries=0)
 
 
 @st.composite
@@ -119,8 +120,8 @@ def needed(problem: BlockProblem, j: int) -> set[int]:
         values |= more
 
 
-def brute_force(problem: BlockProblem, *, solo: bool) -> set[Figures]:
-    """Every choice that recomputes an op at most twice, each time before a step that needs it."""
+def brute_force(problem: BlockProblem, *, solo: bool, copies: int) -> set[Figures]:
+    """Every choice that recomputes an op at most ``copies`` times, each time before a step that needs it."""
     found = set()
     count, stages = len(problem.ops), len(problem.steps)
     optional = [c for c in range(count) if problem.ops[c].optional]
@@ -128,7 +129,7 @@ def brute_force(problem: BlockProblem, *, solo: bool) -> set[Figures]:
         places = []
         for op in problem.ops:
             wanted = [j for j in range(stages) if set(op.writes) & needed(problem, j)]
-            places.append([s for s in subsets(wanted) if len(s) <= (2 if op.recomputable else 0)])
+            places.append([s for s in subsets(wanted) if len(s) <= (copies if op.recomputable else 0)])
         for choice in product(*places):
             again = [tuple(c for c in range(count) if j in choice[c]) for j in range(stages)]
             ran = {c for c in range(count) if not problem.ops[c].optional or c in early}
@@ -154,26 +155,28 @@ def figures(options: tuple[Option, ...]) -> set[Figures]:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(blocks())
-def test_finds_every_nondominated_option(problem: BlockProblem) -> None:
-    ordinary = frontier(brute_force(problem, solo=False))
+@pytest.mark.parametrize(("effort", "copies"), [(SWEEPS, 3), (SOLVES, 2)], ids=["sweeps", "solves"])
+@given(problem=blocks())
+def test_finds_every_nondominated_option(problem: BlockProblem, effort: Effort, copies: int) -> None:
+    ordinary = frontier(brute_force(problem, solo=False, copies=copies))
     if not ordinary:
         with pytest.raises(ValueError, match="no option"):
-            enumerate_options(problem, FINE)
+            enumerate_options(problem, effort)
         return
-    found = enumerate_options(problem, FINE)
+    found = enumerate_options(problem, effort)
     # The search stops at the peak that the fastest and the leanest option need.
     most = max(peak for _, peak, _ in figures(found.options))
     assert frontier(figures(found.options)) == {p for p in ordinary if p[1] <= most}
     bare = BlockProblem(problem.value_bytes, problem.ops, problem.steps, frozenset(), problem.gradient_in)
-    assert frontier(figures(found.solo)) == frontier(brute_force(bare, solo=True))
+    assert frontier(figures(found.solo)) == frontier(brute_force(bare, solo=True, copies=copies))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(blocks())
-def test_simulator_accepts_every_option(problem: BlockProblem) -> None:
+@pytest.mark.parametrize("effort", [Effort(), Effort(entries=0)], ids=["sweeps", "solves"])
+@given(problem=blocks())
+def test_simulator_accepts_every_option(problem: BlockProblem, effort: Effort) -> None:
     try:
-        found = enumerate_options(problem)
+        found = enumerate_options(problem, effort)
     except ValueError:
         return
     for option in found.options:
