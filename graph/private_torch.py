@@ -23,7 +23,7 @@ from torch._functorch.partitioners import (
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch._prims.rng_prims import run_and_save_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx._lazy_graph_module import _make_graph_module
@@ -56,7 +56,6 @@ __all__ = [
     "force_save_collectives",
     "force_save_effectful_ops",
     "run_and_save_rng_state",
-    "run_with_rng_state",
     "tangent_output",
     "tree_leaves",
     "with_effects",

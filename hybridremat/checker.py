@@ -22,8 +22,9 @@ from torch import fx
 from hybridremat.emitted_memory import EmittedMemory, emitted_memory
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.nodes import is_mutation, is_random, joint_outputs
-from hybridremat.graph.private_torch import run_and_save_rng_state, run_with_rng_state
+from hybridremat.graph.private_torch import run_and_save_rng_state
 from hybridremat.graph.trace import TracedStep
+from hybridremat.replay import replay
 from hybridremat.stale_reads import refuse_stale_reads, refused
 
 Term = int
@@ -60,7 +61,7 @@ class _Reader:
             self.pairs[node] = self._draw(self._call(target, args, node.kwargs))
             self.state_of[self.terms.of("state", self.pairs[node])] = self.pairs[node]
             self.term[node] = self.terms.of("pair", self.pairs[node])
-        elif node.target is run_with_rng_state:
+        elif node.target is replay:
             self.term[node] = self._replay(node)
         elif node.target is operator.getitem:
             self.term[node] = self._item(node)

@@ -21,9 +21,9 @@ from hybridremat.graph.private_torch import (
     _make_graph_module,
     detect_fake_mode,
     run_and_save_rng_state,
-    run_with_rng_state,
 )
 from hybridremat.graph.trace import TracedStep
+from hybridremat.replay import replay
 
 
 class _Writer:
@@ -86,8 +86,7 @@ class _Writer:
         kwargs: Any = fx.map_arg(node.kwargs, lambda source: mapping[source])
         target: Any = node.target
         if op in self.states:
-            replay = (self.states[op], target, *args)
-            return self.graph.create_node("call_function", run_with_rng_state, replay, kwargs)
+            return self.graph.create_node("call_function", replay, (self.states[op], target, *args), kwargs)
         pair = self.graph.create_node("call_function", run_and_save_rng_state, (target, *args), kwargs)
         state = self.graph.create_node("call_function", operator.getitem, (pair, 0))
         state.meta["val"] = self._fake_state()

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from hybridremat.graph.nodes import joint_outputs
-from hybridremat.graph.private_torch import run_and_save_rng_state, run_with_rng_state
+from hybridremat.graph.private_torch import run_and_save_rng_state
 from hybridremat.graph.trace import TracedStep
+from hybridremat.replay import replay
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class _Storages:
             return
         traced = self.step.graph.ops[op]
         self.held[node] = {v: self.new(self.step.graph.values[v].bytes) for v in traced.writes}
-        self.temporary[node] = traced.temp + (rng if node.target is run_with_rng_state else 0)
+        self.temporary[node] = traced.temp + (rng if node.target is replay else 0)
         if node.target is run_and_save_rng_state:
             self.held[node][-1] = self.new(rng)
 

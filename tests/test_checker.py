@@ -19,7 +19,8 @@ from hybridremat.emission import emit
 from hybridremat.errors import PlanError
 from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
-from hybridremat.graph.private_torch import run_and_save_rng_state, run_with_rng_state
+from hybridremat.graph.private_torch import run_and_save_rng_state
+from hybridremat.replay import replay
 
 # An example costs a tenth of a second: none is made smaller when it fails.
 EXAMPLES = {
@@ -288,7 +289,7 @@ def random_ops(graph):
 
 
 def replays(module):
-    return [node for node in module.graph.nodes if node.target is run_with_rng_state]
+    return [node for node in module.graph.nodes if node.target is replay]
 
 
 def replayed(name):
@@ -443,5 +444,5 @@ def test_random_ops_run_once_without_saved_state():
     step = step_of("transformer")
     forward, backward = emit(step, plain_schedule(step.graph))
     targets = Counter(n.target for m in (forward, backward) for n in m.graph.nodes)
-    assert not targets[run_and_save_rng_state] and not targets[run_with_rng_state]
+    assert not targets[run_and_save_rng_state] and not targets[replay]
     assert targets[operator.getitem]

@@ -11,6 +11,8 @@ from pairs import EQUAL, allocated_after, assert_equal_runs, batches, hold, net,
 from torch import nn
 from torch.nn import functional
 
+from hybridremat.replay import replay
+
 GROUP = "Training habits"
 
 
@@ -196,3 +198,13 @@ def test_exception_in_the_middle_of_a_step(place, line):
     assert_next_step_is_right(model, planned)
     where = place.__name__.replace("_", " ")
     line(GROUP, f"an exception {where}", "the next step is right", remark="nothing piles up")
+
+
+def test_a_replayed_draw_that_fails_leaves_the_generator(line):
+    state = torch.get_rng_state()
+    torch.rand(5)
+    before = torch.get_rng_state()
+    with pytest.raises(Interrupted):
+        replay(state, fail)
+    assert torch.equal(torch.get_rng_state(), before)
+    line(GROUP, "out of memory in a replayed draw", "the generator is left as it was")
