@@ -159,19 +159,53 @@ def test_gradients_that_are_zeros_not_none(line):
     line(GROUP, "optimizer.zero_grad(set_to_none=False)", EQUAL, remark=hold_net(loop))
 
 
-def test_gradients_by_autograd_grad(line):
+def test_gradients_of_some_parameters(line):
     def loop(model, run):
-        for batch in batches(2):
+        for number, batch in enumerate(batches(3)):
+            chosen = list(model.parameters())[number::2]
 
-            def step(batch=batch):
-                made = torch.autograd.grad(model(**batch)["loss"], list(model.parameters()))
-                run.kept += made
+            def step(number=number, batch=batch, chosen=chosen):
+                loss = model(**batch)["loss"]
+                if number == 2:
+                    loss.backward(inputs=chosen)
+                else:
+                    run.kept += torch.autograd.grad(loss, chosen)
 
             run.step(step)
             while run.kept:
                 run.keep("gradient", run.kept.pop())
 
-    line(GROUP, "torch.autograd.grad instead of backward", EQUAL, remark=hold_net(loop))
+    line(GROUP, "torch.autograd.grad, backward(inputs=…)", EQUAL, remark=hold_net(loop))
+
+
+def test_anomaly_detection(line):
+    def loop(model, run):
+        for number, batch in enumerate(batches(3)):
+            with torch.autograd.set_detect_anomaly(number == 1):
+                loss = model(**batch)["loss"]
+                loss.backward()
+            run.keep_model(model)
+
+    model, batch = net()
+    assert_equal_runs(loop, model, wrap_least(copy.deepcopy(model), batch))
+    line(GROUP, "torch.autograd.detect_anomaly", EQUAL)
+
+
+def test_functional_call(line):
+    """Other tensors in the parameters' places for one call."""
+
+    def loop(model, run):
+        for batch in batches(2):
+            others = {name: (2 * p).detach().requires_grad_() for name, p in model.named_parameters()}
+            torch.func.functional_call(model, others, (), batch)["loss"].backward()
+            model(**batch)["loss"].backward()
+            for other in others.values():
+                run.keep("gradient", other.grad)
+            run.keep_model(model)
+
+    model, batch = net()
+    assert_equal_runs(loop, model, wrap_share(copy.deepcopy(model), batch))
+    line(GROUP, "torch.func.functional_call", EQUAL)
 
 
 # Several backwards
