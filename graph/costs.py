@@ -10,6 +10,7 @@ Temporaries are measured whatever the source of time, by one run of each distinc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,7 +21,10 @@ from hybridremat.errors import HybridRematError
 from hybridremat.graph.joint import Op
 from hybridremat.graph.kernel_store import KernelStore
 from hybridremat.graph.kernels import Kernels, distinct_kernels, measure_footprints, measure_times
+from hybridremat.graph.nodes import has_effects
 from hybridremat.graph.trace import TracedStep
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -138,6 +142,10 @@ def cost_model(name: str | CostModel) -> CostModel:
 def with_costs(step: TracedStep, model: CostModel, store: KernelStore, progress: Progress) -> TracedStep:
     """The same step with ``time`` and ``temp`` of every op filled in, and the real sizes of its values."""
     kernels = distinct_kernels(step)
+    for node in filter(has_effects, step.op_nodes):
+        logger.warning(
+            "%s has effects and is not tried: its temporary memory is not counted", node.format_node()
+        )
     missing = [key for key in kernels.node_of if store.temporary(key) is None or store.outputs(key) is None]
     footprints = measure_footprints(kernels, missing)
     store.add_temporaries({key: footprint.temporary for key, footprint in footprints.items()})

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from hybridremat.graph.allocations import peaks_of
-from hybridremat.graph.nodes import storage_bytes, tensors
+from hybridremat.graph.nodes import has_effects, storage_bytes, tensors
 from hybridremat.graph.private_torch import _disable_current_modes, arg_tree_leaves
 from hybridremat.graph.signature import meant_by, signature
 from hybridremat.graph.trace import TracedStep
@@ -61,8 +61,15 @@ class Kernels:
 
 
 def distinct_kernels(step: TracedStep) -> Kernels:
-    """Group the ops of a step by kernel. In-place updates are left out: they only touch residents."""
-    keys = tuple("" if step.graph.ops[i].mutates else signature(n) for i, n in enumerate(step.op_nodes))
+    """Group the ops of a step by kernel.
+
+    In-place updates are left out, since they only touch residents, and ops with effects: they run in the
+    step alone, never to be measured.
+    """
+    keys = tuple(
+        "" if op.mutates or has_effects(node) else signature(node)
+        for op, node in zip(step.graph.ops, step.op_nodes, strict=True)
+    )
     nodes: dict[str, fx.Node] = {}
     for key, node in zip(keys, step.op_nodes, strict=True):
         if key:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from hybridremat.graph.private_torch import OpOverload, arg_tree_leaves
+from hybridremat.graph.private_torch import OpOverload, arg_tree_leaves, with_effects
 
 
 def joint_outputs(module: fx.GraphModule) -> list[Any]:
@@ -65,6 +65,13 @@ def is_random(node: fx.Node) -> bool:
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     return bool(argument(node, "dropout_p") != 0.0)
+
+
+def has_effects(node: fx.Node) -> bool:
+    """Whether a run of the node shows outside the step: an op registered with an effect, or a collective."""
+    if node.target is with_effects:
+        return True
+    return isinstance(node.target, OpOverload) and node.target.namespace == "_c10d_functional"
 
 
 def is_scalar(node: fx.Node) -> bool:

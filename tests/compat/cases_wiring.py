@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from harness import Case
-from own_ops import ImpureOps, OwnFunctions, PureOps
+from own_ops import HiddenEffect, ImpureOps, OwnFunctions, PureOps
 from torch import nn
 from wiring_nets import (
     WIDTH,
@@ -97,6 +97,12 @@ CASES = [
     case("keyword-only dataclass, dict and tuple in, dataclass out", Structured, structured),
     case("custom autograd.Function", OwnFunctions, partial(numbers, "x"), everyday=True),
     case("torch.library ops, pure and random", PureOps, partial(numbers, "x", width=WIDTH), everyday=True),
+    case(
+        "torch.library op with an effect that its schema does not show",
+        HiddenEffect,
+        partial(numbers, "x", width=WIDTH),
+        everyday=True,
+    ),
     case("torch.library op that writes into a buffer", ImpureOps, partial(numbers, "x", width=WIDTH)),
     case(
         "LSTM unrolled by hand",

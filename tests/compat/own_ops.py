@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch._library.effects import EffectType
 from torch.nn import functional
 from wiring_nets import WIDTH, block
 
@@ -150,6 +151,25 @@ noisy.register_autograd(
 )
 
 
+CALLS = [0]  # what the op below changes, seen by nobody else
+
+
+@torch.library.custom_op("hybridremat_compat::hidden", mutates_args=())
+def hidden(x: torch.Tensor) -> torch.Tensor:
+    """An op with an effect that its schema does not show: a second run gives another result."""
+    CALLS[0] += 1
+    return x * (1 + 0.1 * (CALLS[0] % 3))
+
+
+@hidden.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+hidden.register_autograd(lambda ctx, gradient: gradient * 1.1, setup_context=lambda ctx, inputs, output: None)
+hidden.register_effect(EffectType.ORDERED)
+
+
 class PureOps(nn.Module):
     """Pure and random ops of torch.library between ordinary layers."""
 
@@ -174,4 +194,17 @@ class ImpureOps(nn.Module):
     def forward(self, x):
         for layer in self.layers:
             x = x + torch.tanh(Counted.apply(functional.gelu(layer(x)), self.count))
+        return x.pow(2).mean()
+
+
+class HiddenEffect(nn.Module):
+    """An op that is registered as having an effect: its results repeat themselves after three calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(hidden(functional.gelu(layer(x))))
         return x.pow(2).mean()
