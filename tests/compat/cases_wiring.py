@@ -9,17 +9,15 @@ from typing import Any
 import torch
 from harness import Case
 from own_ops import HiddenEffect, ImpureOps, OwnFunctions, PureOps
+from stateful_nets import Buffers, StopsGradients, Teacher
 from torch import nn
 from wiring_nets import (
     WIDTH,
-    Buffers,
     Nested,
     Sample,
     SeveralOutputs,
     SharedAcrossTowers,
-    StopsGradients,
     Structured,
-    Teacher,
     Tied,
     TwoLosses,
     Unrolled,
@@ -59,6 +57,7 @@ CASES = [
         "three inputs, a shared encoder, two towers, dict of outputs",
         SharedAcrossTowers,
         lambda: {**numbers("left", "right"), "weight": torch.tensor(5.0)},
+        everyday=True,
     ),
     case(
         "three outputs, one of them in the loss",
@@ -83,9 +82,7 @@ CASES = [
         remark=UNUSED,
     ),
     case("parts under no_grad, detached targets", StopsGradients, partial(numbers, "x")),
-    case(
-        "a moving-average teacher inside the forward", Teacher, partial(numbers, "x", "other"), everyday=True
-    ),
+    case("a moving-average teacher inside the forward", Teacher, partial(numbers, "x", "other")),
     case(
         "buffers overwritten in the forward: BatchNorm, code book, queue",
         Buffers,
@@ -105,9 +102,14 @@ CASES = [
     ),
     case("torch.library op that writes into a buffer", ImpureOps, partial(numbers, "x", width=WIDTH)),
     case(
-        "LSTM unrolled by hand",
+        "LSTM unrolled by hand, 4 steps",
         Unrolled,
-        lambda: {"tokens": torch.randint(0, 40, (64, 8))},
+        lambda: {"tokens": torch.randint(0, 40, (64, 4))},
         everyday=True,
+    ),
+    case(
+        "LSTM unrolled by hand, 24 steps",
+        Unrolled,
+        lambda: {"tokens": torch.randint(0, 40, (64, 24))},
     ),
 ]

@@ -1,4 +1,4 @@
-"""U-Nets written out by hand: with GroupNorm, and as diffusion models have them."""
+"""Written out by hand: residuals with drop-path, U-Nets with GroupNorm and as diffusion models have them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,25 @@ from torch import nn
 from torch.nn import functional
 
 from hybridremat.unet import UNet
+
+
+class DropPathNet(nn.Module):
+    """Residual convolutions with BatchNorm, each left out for some samples (stochastic depth)."""
+
+    def __init__(self, width: int = 8, layers: int = 2, rate: float = 0.2) -> None:
+        super().__init__()
+        self.rate, self.stem = rate, nn.Conv2d(3, width, 3, padding=1)
+        self.inner = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images, labels):
+        x = self.stem(images)
+        for inner in self.inner:
+            kept = x.new_empty(len(x), 1, 1, 1).bernoulli_(1 - self.rate).div_(1 - self.rate)
+            x = functional.relu(x + inner(x) * kept)
+        return functional.cross_entropy(self.head(x.mean((2, 3))), labels)
 
 
 class GroupUNet(UNet):
