@@ -35,7 +35,9 @@ def forward_side(lattice: Lattice) -> ForwardSide:
     problem, scale = lattice.problem, lattice.scale
     count = len(lattice.values)
     sets = np.arange(1 << count)
-    bits = {d: (sets >> (count - 1 - axis) & 1).astype(bool) for axis, d in enumerate(lattice.values)}
+    bits: dict[int, Choice] = {}
+    for axis, twins in enumerate(lattice.values):
+        bits |= dict.fromkeys(twins, (sets >> (count - 1 - axis) & 1).astype(bool))
     runs = _runs(lattice, bits, len(sets))
     saved = np.full(len(sets), sum(scale.value_units[d] for d in problem.outputs), np.int64)
     for d, chosen in bits.items():

@@ -5,7 +5,12 @@ again or does not; a value may go as soon as it was read. The state between even
 are alive, one bit for each that the backward can use, and the least time from there to the end is known for
 all sets at once: one numpy array with an axis of length 2 for each value, and one axis for the peak limits.
 So one sweep from the last step to the first answers, for every set of saved values, what CP-SAT answers for
-one pair of limits. It grows as 2 to the number of values: larger blocks are left to CP-SAT.
+one pair of limits. It grows as 2 to the number of values; two rules keep that number low.
+
+Twins, which one op makes and the same readers read, share a bit. Where asked (``fused``), an op whose only
+output goes to the next op alone, which makes no more bytes of it, runs together with that one: its output is
+never kept. Saving what the next op makes instead is as good in every figure; only keeping such an output from
+one step to another for its own sake is lost.
 """
 
 from __future__ import annotations
@@ -30,9 +35,9 @@ NEVER: Final = 2**29
 
 @dataclass(frozen=True)
 class Slot:
-    """Op c before step j: where it pays to run it, and what goes right after it."""
+    """Ops that run in a row before a step: where it pays to run them, and what goes meanwhile."""
 
-    op: int
+    ops: tuple[int, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     runs: Flags
@@ -62,30 +67,64 @@ class Lattice:
     Attributes
     ----------
     values
-        The value behind each axis, those that are of use the longest last: stage j knows the last
-        ``width[j]`` of them.
+        The values behind each axis, those that are of use the longest last: stage j knows the last
+        ``width[j]`` axes.
     members
-        For each step, the ops that can run again before it.
+        For each step, the rows of ops that can run again before it.
     """
 
     problem: BlockProblem
     scale: Scale
-    values: tuple[int, ...] = field(init=False)
+    fused: bool = False
+    values: tuple[tuple[int, ...], ...] = field(init=False)
     width: tuple[int, ...] = field(init=False)
-    members: tuple[tuple[int, ...], ...] = field(init=False)
+    members: tuple[tuple[tuple[int, ...], ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         problem = self.problem
         self.producer = {d: c for c, op in enumerate(problem.ops) for d in op.writes}
         needed = [self._needed(j) for j in range(len(problem.steps))]
+        again = set[int]().union(*needed)
+        readers: dict[int, list[int]] = {d: [] for d in self.producer}
+        for c in sorted(again):
+            for d in problem.ops[c].reads:
+                readers[d].append(c)
         last: dict[int, int] = {}
         for j, (step, ops) in enumerate(zip(problem.steps, needed, strict=True)):
             for d in (*step.reads, *(d for c in ops for d in problem.ops[c].reads)):
                 last[d] = j
-        made = {d for ops in needed for c in ops for d in problem.ops[c].writes}
-        self.values = tuple(sorted(made & last.keys(), key=lambda d: (last[d], d)))
-        self.width = tuple(sum(last[d] >= j for d in self.values) for j in range(len(needed)))
-        self.members = tuple(tuple(c for c in sorted(ops) if problem.ops[c].recomputable) for ops in needed)
+        passing = {c for c in again if self.fused and self._passes(c, readers, last)}
+        rows = self._rows(again, passing)
+        self.members = tuple(tuple(row for row in rows if row[-1] in ops) for ops in needed)
+        twins: dict[object, list[int]] = {}
+        for d in sorted(last.keys() - {d for c in passing for d in problem.ops[c].writes}):
+            steps = tuple(j for j, step in enumerate(problem.steps) if d in step.reads)
+            key = (self.producer[d], steps, tuple(readers[d]), d in problem.outputs)
+            twins.setdefault(key, []).append(d)
+        self.values = tuple(sorted(map(tuple, twins.values()), key=lambda ds: (last[ds[0]], ds)))
+        self.width = tuple(sum(last[ds[0]] >= j for ds in self.values) for j in range(len(needed)))
+        self._place = {d: axis for axis, ds in enumerate(self.values) for d in ds}
+
+    def _passes(self, c: int, readers: dict[int, list[int]], last: dict[int, int]) -> bool:
+        """Whether op c only works for the next, which makes no more bytes than it."""
+        ops, units = self.problem.ops, self.scale.value_units
+        used = [d for d in ops[c].writes if d in last]
+        if len(used) != 1 or c + 1 == len(ops) or used[0] in self.problem.outputs:
+            return False
+        if readers[used[0]] != [c + 1] or any(used[0] in step.reads for step in self.problem.steps):
+            return False
+        made = sum(units[d] for d in ops[c + 1].writes if d in last)
+        single = all(op.recomputable and not op.optional for op in ops[c : c + 2])
+        return single and made <= units[used[0]]
+
+    def _rows(self, again: set[int], passing: set[int]) -> list[tuple[int, ...]]:
+        """Recomputable ops in order, each that passes its output on in one row with the next."""
+        rows: list[tuple[int, ...]] = []
+        for c in sorted(again):
+            if self.problem.ops[c].recomputable:
+                joined = rows and c - 1 == rows[-1][-1] and c - 1 in passing
+                rows[-1:] = [(*rows[-1], c)] if joined else [*rows[-1:], (c,)]
+        return rows
 
     @property
     def exact(self) -> bool:
@@ -105,16 +144,16 @@ class Lattice:
                 needed |= {self.producer[d] for d in self.problem.ops[c].reads}
         return needed
 
-    def axis(self, j: int, d: int) -> int | None:
-        """The axis of value d in stage j's arrays, None if it is of no use any more."""
-        axis = self.values.index(d) - len(self.values) + self.width[j] if d in self.values else -1
-        return axis if axis >= 0 else None
+    def axes(self, j: int, values: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes of values in stage j's arrays, without those that are of no use any more."""
+        shift = len(self.values) - self.width[j]
+        return tuple(sorted({self._place[d] - shift for d in values if self._place.get(d, -1) >= shift}))
 
     def bytes_by_set(self) -> NDArray[np.int64]:
         """Units of every set of values."""
         total = np.zeros((2,) * len(self.values), np.int64)
-        for axis, d in enumerate(self.values):
-            total[_at(total.ndim, {axis: 1})] += self.scale.value_units[d]
+        for axis, ds in enumerate(self.values):
+            total[_at(total.ndim, {axis: 1})] += sum(self.scale.value_units[d] for d in ds)
         return total
 
     def sweep(self, limits: NDArray[np.int64]) -> Sweep:
@@ -125,7 +164,7 @@ class Lattice:
         for j in reversed(range(len(self.members))):
             used = sizes[(0,) * (len(self.values) - self.width[j])]
             times, gone = self._step(j, times, used, limits)
-            slots = [self._slot(j, c, times, used, limits) for c in reversed(self.members[j])]
+            slots = [self._slot(j, row, times, used, limits) for row in reversed(self.members[j])]
             stages.append((tuple(reversed(slots)), gone))
         return Sweep(times, tuple(reversed(stages)))
 
@@ -138,7 +177,7 @@ class Lattice:
         stay = used[(0,) * fresh]
         after = np.where(stay[..., None] + step.tail > limits, np.int32(NEVER), after)
         times = np.full((2,) * bits + (len(limits),), NEVER, np.int32)
-        reads = [axis for d in step.reads if (axis := self.axis(j, d)) is not None]
+        reads = self.axes(j, step.reads)
         times[tuple(int(axis in reads) for axis in range(fresh))] = after
         gone = []
         for axis in (axis for axis in reads if axis >= fresh):
@@ -150,27 +189,34 @@ class Lattice:
         np.copyto(times, NEVER, where=used[..., None] + step.during > limits)
         return times, tuple(gone)
 
-    def _slot(self, j: int, c: int, times: Times, used: NDArray[np.int64], limits: NDArray[np.int64]) -> Slot:
-        """Before step j, op c may run where all that it reads is alive and nothing that it writes."""
-        op, bits = self.problem.ops[c], self.width[j]
-        reads = tuple(axis for d in op.reads if (axis := self.axis(j, d)) is not None)
-        writes = tuple(axis for d in op.writes if (axis := self.axis(j, d)) is not None)
-        idle = sum(self.scale.value_units[d] for d in op.writes if self.axis(j, d) is None)
+    def _slot(
+        self, j: int, row: tuple[int, ...], times: Times, used: NDArray[np.int64], limits: NDArray[np.int64]
+    ) -> Slot:
+        """Before step j, a row may run where all that it reads is alive and nothing that it writes."""
+        ops, units, bits = self.problem.ops, self.scale.value_units, self.width[j]
+        writes = self.axes(j, ops[row[-1]].writes)
         before = self.scale.steps[j - 1].after if j else self.scale.gradient_in_units
-        best, drops = times, []
+        best, drops, reads = times, [], dict[int, int]()
         if len(writes) == 1:
             best = best[_at(bits, {writes[0]: 1})]
-        for axis in (*(writes if len(writes) > 1 else ()), *reads):
-            kept, dropped = best[_at(bits, {axis: 1})], best[_at(bits, {axis: 0})]
-            drops.append((axis, dropped < kept))
-            best = np.minimum(kept, dropped)
-        again = best + np.int32(self.scale.time_units[c])
-        room = limits - self.scale.temp_units[c] - idle - before
-        np.copyto(again, NEVER, where=used[_at(bits, dict.fromkeys((*reads, *writes), 1))][..., None] > room)
-        target = times[_at(bits, dict.fromkeys(reads, 1) | dict.fromkeys(writes, 0))]
-        runs = again < target
-        np.minimum(target, again, out=target)
-        return Slot(c, reads, writes, runs, tuple(drops))
+        for c in reversed(row):
+            inner = {d for k in row[:-1] for d in ops[k].writes if d not in self._place}
+            fresh = [axis for axis in self.axes(j, ops[c].reads) if axis not in reads]
+            made = dict.fromkeys(writes, int(c == row[-1]))
+            for axis in (*(writes if c == row[-1] and len(writes) > 1 else ()), *fresh):
+                kept, dropped = best[_at(bits, {axis: 1})], best[_at(bits, {axis: 0})]
+                drops.append((axis, dropped < kept))
+                best = np.minimum(kept, dropped)
+            reads |= dict.fromkeys(fresh, 1)
+            best = best + np.int32(self.scale.time_units[c])
+            aside = sum(units[d] for d in ops[c].writes if not self.axes(j, (d,)))
+            aside += sum(units[d] for d in ops[c].reads if d in inner)
+            room = limits - self.scale.temp_units[c] - aside - before
+            np.copyto(best, NEVER, where=used[_at(bits, reads | made)][..., None] > room)
+        target = times[_at(bits, reads | dict.fromkeys(writes, 0))]
+        runs = best < target
+        np.minimum(target, best, out=target)
+        return Slot(row, tuple(reads), writes, runs, tuple(drops))
 
     def decode(self, sweep: Sweep, saved: int, limit: int) -> tuple[tuple[int, ...], ...]:
         """For each step the ops that run before it, from the set with flat index ``saved``."""
@@ -178,11 +224,11 @@ class Lattice:
         recompute = []
         for j, (slots, gone) in enumerate(sweep.stages):
             alive = alive[len(alive) - self.width[j] :]
-            ran = []
+            ran: list[int] = []
             for slot in slots:
                 possible = all(alive[a] for a in slot.reads) and not any(alive[a] for a in slot.writes)
                 if possible and _flag(slot.runs, alive, limit):
-                    ran.append(slot.op)
+                    ran += slot.ops
                     for axis in slot.writes:
                         alive[axis] = 1
                     _drop(slot.drops, alive, limit)

@@ -37,6 +37,8 @@ class Effort:
         Limits of one solve, and of all solves of a family, in CP-SAT's deterministic seconds.
     limits, least_limits
         Most and least peak limits that a lattice is swept for.
+    fused_above
+        Array entries of one sweep, beyond which ops that work for the next one alone run together with it.
     entries
         Array entries that all sweeps of a lattice may touch: where the least limits take more, CP-SAT solves.
     """
@@ -50,6 +52,7 @@ class Effort:
     limit_resolution: float = 0.001
     limits: int = 128
     least_limits: int = 24
+    fused_above: int = 300_000
     entries: int = 500_000_000
 
 
@@ -70,6 +73,8 @@ def enumerate_options(problem: BlockProblem, effort: Effort = DEFAULT_EFFORT) ->
         If the block cannot run at all.
     """
     lattice = Lattice(problem, scale_block(problem))
+    if lattice.work > effort.fused_above:
+        lattice = Lattice(problem, lattice.scale, fused=True)
     if lattice.exact and lattice.work * effort.least_limits <= effort.entries:
         found = _sweep(lattice, effort)
     else:

@@ -134,7 +134,7 @@ class Surface:
             known.append(simulate_option(problem, (), (), again, solo=True))
             return
         last = len(self.lattice.values) - 1
-        values = [d for axis, d in enumerate(self.lattice.values) if chosen >> (last - axis) & 1]
+        values = [d for axis, ds in enumerate(self.lattice.values) if chosen >> (last - axis) & 1 for d in ds]
         early = [c for c, runs in self.forward.runs.items() if runs[chosen]]
         known.append(simulate_option(problem, values, early, again))
 

@@ -10,10 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp, Option, simulate_option
+from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.pareto import Effort, enumerate_options
+from hybridremat.blocks.scale import scale_block
 
 SIZES = st.integers(1, 6)
 SWEEPS = Effort(limits=10_000, limit_resolution=0.0, tolerance=0.0)
+FUSED = Effort(limits=10_000, limit_resolution=0.0, tolerance=0.0, fused_above=0)
 SOLVES = Effort(solves=400, solo_solves=100, resolution=0.0, tolerance=0.0, entries=0)
 
 
@@ -172,7 +175,7 @@ def test_finds_every_nondominated_option(problem: BlockProblem, effort: Effort, 
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@pytest.mark.parametrize("effort", [Effort(), Effort(entries=0)], ids=["sweeps", "solves"])
+@pytest.mark.parametrize("effort", [Effort(), FUSED, Effort(entries=0)], ids=["sweeps", "fused", "solves"])
 @given(problem=blocks())
 def test_simulator_accepts_every_option(problem: BlockProblem, effort: Effort) -> None:
     try:
@@ -185,3 +188,33 @@ def test_simulator_accepts_every_option(problem: BlockProblem, effort: Effort) -
     for option in found.solo:
         assert simulate_option(problem, (), (), option.recompute, solo=True) == option
         assert option.saved_bytes == option.forward_peak == 0
+
+
+def least_times(points: set[Figures]) -> list[tuple[int, int]]:
+    """Saved bytes and least time, whatever the peak."""
+    lean: list[tuple[int, int]] = []
+    for saved, time in sorted((saved, time) for saved, _, time in points):
+        if not lean or time < lean[-1][1]:
+            lean.append((saved, time))
+    return lean
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=blocks())
+def test_rows_of_ops_lose_no_time_where_the_peak_is_free(problem: BlockProblem) -> None:
+    ordinary = brute_force(problem, solo=False, copies=3)
+    if ordinary:
+        found = enumerate_options(problem, FUSED)
+        assert least_times(figures(found.options)) == least_times(ordinary)
+
+
+def test_rows_of_ops_keep_what_is_between_them_out_of_the_lattice() -> None:
+    # a (4) → b (9) → c (9) → d (5); the backward reads d and a: b and c only lead to d.
+    ops = tuple(ForwardOp((c - 1,) if c else (), (c,), 1 + c, 2 if c == 2 else 0) for c in range(4))
+    steps = (BackwardStep((3,), 3, 0, 3), BackwardStep((0,), 1, 0, 0))
+    problem = BlockProblem((4, 9, 9, 5), ops, steps, frozenset(), 2)
+    lattice = Lattice(problem, scale_block(problem), fused=True)
+    assert (lattice.values, lattice.members[0]) == (((3,), (0,)), ((0,), (1, 2, 3)))
+    fused, single = (enumerate_options(problem, effort) for effort in (FUSED, SWEEPS))
+    assert frontier(figures(fused.options)) == frontier(figures(single.options))
+    assert frontier(figures(fused.solo)) == frontier(figures(single.solo))
