@@ -13,7 +13,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, TorchRuntimeError
-from torch._functorch._aot_autograd.descriptors import PlainAOTOutput, TangentAOTInput
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTOutput, TangentAOTInput
 from torch._functorch.partitioners import (
     _extract_fwd_bwd_modules,
     force_save_bw_mutation_src,
@@ -25,7 +25,7 @@ from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import arg_tree_leaves, tree_leaves
@@ -55,6 +55,7 @@ __all__ = [
     "force_save_bw_mutation_src",
     "force_save_collectives",
     "force_save_effectful_ops",
+    "overwritten_inputs",
     "run_and_save_rng_state",
     "tangent_output",
     "tree_leaves",
@@ -67,6 +68,18 @@ def tangent_output(node: Node) -> int | None:
     described = node.meta.get("desc")
     output = described.output if isinstance(described, TangentAOTInput) else None
     return output.idx if isinstance(output, PlainAOTOutput) else None
+
+
+def overwritten_inputs(module: GraphModule) -> tuple[Node, ...]:
+    """Inputs of a joint graph that AOTAutograd overwrites itself, once the forward has returned.
+
+    These are inputs that carry gradients and are changed in place; it writes the others inside the graph.
+    """
+    (output,) = module.graph.find_nodes(op="output")
+    described = tree_leaves(output.meta.get("desc") or ())
+    changed = {d.mutated_input for d in described if isinstance(d, InputMutationAOTOutput)}
+    inputs = module.graph.find_nodes(op="placeholder")
+    return tuple(node for node in inputs if node.meta.get("desc") in changed)
 
 
 def allow_second_backward() -> None:

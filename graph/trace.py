@@ -35,6 +35,7 @@ from hybridremat.graph.private_torch import (
     force_save_bw_mutation_src,
     force_save_collectives,
     force_save_effectful_ops,
+    overwritten_inputs,
     with_effects,
 )
 
@@ -93,9 +94,10 @@ def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _mutated_values(groups: NodeGroups) -> set[int]:
-    """Values that some node overwrites in the forward."""
-    return {v for n in groups.op_nodes if is_mutation(n) for v in groups.node_values[n]}
+def _mutated_values(groups: NodeGroups, module: fx.GraphModule) -> set[int]:
+    """Values that some node overwrites in the forward, or PyTorch at its end."""
+    writes = [*filter(is_mutation, groups.op_nodes), *overwritten_inputs(module)]
+    return {v for n in writes for v in groups.node_values[n]}
 
 
 def _runs_once(groups: NodeGroups, node: fx.Node, mutated: set[int]) -> bool:
@@ -195,7 +197,7 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
     forward = [node for node in outputs[:num_outputs] if node is not None]
     gradients = [node for node in outputs[num_outputs:] if node is not None]
     mutations = [n for n in groups.op_nodes if is_mutation(n) and not groups.backward[n]]
-    mutated = _mutated_values(groups)
+    mutated = _mutated_values(groups, module)
     once = [
         n
         for n in groups.op_nodes

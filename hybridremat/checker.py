@@ -25,7 +25,7 @@ from hybridremat.graph.nodes import is_mutation, is_random, joint_outputs
 from hybridremat.graph.private_torch import run_and_save_rng_state
 from hybridremat.graph.trace import TracedStep
 from hybridremat.replay import replay
-from hybridremat.stale_reads import refuse_stale_reads, refused
+from hybridremat.stale_reads import refuse_late_reads, refuse_stale_reads, refused
 
 Term = int
 Key = tuple[Hashable, ...]
@@ -171,6 +171,7 @@ def check(
     if second.drawn != joint.drawn:
         raise refused("random numbers are not drawn in the order of the joint graph")
     refuse_stale_reads(step, (forward, backward), joint.term, (first.term, second.term))
+    refuse_late_reads(step, joint.term, backward, second.term)
     memory = emitted_memory(
         step, forward, backward, joint.term, first.term | first.pairs, second.term | second.pairs
     )

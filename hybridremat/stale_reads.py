@@ -12,7 +12,7 @@ from torch import fx
 
 from hybridremat.errors import PlanError
 from hybridremat.graph.nodes import ignored_statistics, is_mutation, updated_statistics
-from hybridremat.graph.private_torch import OpOverload
+from hybridremat.graph.private_torch import OpOverload, overwritten_inputs
 from hybridremat.graph.trace import TracedStep
 
 
@@ -55,6 +55,25 @@ def refuse_stale_reads(
                 for terms_of_value in sharing.values():
                     if term[target] in terms_of_value:
                         stale |= terms_of_value
+
+
+def refuse_late_reads(
+    step: TracedStep,
+    joint_terms: Mapping[fx.Node, int],
+    backward: fx.GraphModule,
+    terms: Mapping[fx.Node, int],
+) -> None:
+    """Refuse a backward that takes an input which PyTorch overwrites once the forward has returned.
+
+    Raises
+    ------
+    PlanError
+        Naming the input.
+    """
+    gone = {joint_terms[node] for node in overwritten_inputs(step.module)}
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if terms[node] in gone:
+            raise refused(f"the backward reads {node.name}, which is overwritten when the forward returns")
 
 
 def _refuse(node: fx.Node, term: Mapping[fx.Node, int], stale: set[int], void: set[fx.Node]) -> None:
