@@ -39,6 +39,7 @@ class PartedPlanner:
         self.endings, self.between = survey.breaks, tuple(survey.between)
         self.ran: list[str] = []
         self.latest: str | None = None
+        self.whole: str | None = None
         self.parts: dict[str, Plan] = {}
         self.chosen: dict[str, Candidate] = {}
         self._adopt(survey.order)
@@ -46,6 +47,7 @@ class PartedPlanner:
     def begin(self) -> None:
         """Forget what ran in the last step."""
         self.ran.clear()
+        self.session.running(self.whole)
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
         """The schedule of a graph, planned before or now."""
@@ -89,6 +91,7 @@ class PartedPlanner:
                 )
         self.chosen.update(chosen)
         parts = tuple(self.parts[key] for key in problem.keys)
+        self.whole = whole.fingerprint
         self.session.adopt(
             replace(whole, parts=parts, breaks=self._breaks(order), blocks=_all_blocks(self.parts, order))
         )

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,10 +36,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Step:
-    """The compiled step of one input shape; Dynamo's guards still decide whether it fits a call."""
+    """The compiled step of one input shape; Dynamo's guards still decide whether it fits a call.
+
+    ``plan_key`` names the plan that was made for it.
+    """
 
     backend: Backend
     compiled: Callable[..., Any]
+    plan_key: str | None = None
 
 
 def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
@@ -102,6 +106,7 @@ class PlannedCall:
             step = self._step(args, kwargs)
         if not step.backend.captured:
             raise no_backward(self.model)
+        self.session.running(step.plan_key)
         return self.session.plan
 
     def _step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Step:
@@ -121,7 +126,7 @@ class PlannedCall:
             survey = self._survey(args, kwargs)
             step = self._in_one_graph(args, kwargs) if survey is None else self._in_parts(survey)
         self.session.note_total(time.perf_counter() - started)
-        return step
+        return replace(step, plan_key=self.session.current())
 
     def _in_one_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Step:
         settings = self.session.settings

@@ -65,6 +65,7 @@ def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkey
     plan = hybridremat.prepare(model, kwargs=tokens(20))
     assert plan.reused_options and not solved
     assert "reused" in str(plan)
+    assert not hybridremat.prepare(model, kwargs=tokens(24)).reused_options  # the first one again
     alone = hybridremat.plan(Transformer(), kwargs=tokens(20), memory_limit=plan.memory_limit, **HOW)
     assert solved and not alone.reused_options
     assert plan.extra_flops <= alone.extra_flops + 0.02
