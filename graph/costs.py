@@ -141,6 +141,11 @@ def cost_model(name: str | CostModel) -> CostModel:
 
 def with_costs(step: TracedStep, model: CostModel, store: KernelStore, progress: Progress) -> TracedStep:
     """The same step with ``time`` and ``temp`` of every op filled in, and the real sizes of its values."""
+    return with_times(with_footprints(step, store), model, store, progress)
+
+
+def with_footprints(step: TracedStep, store: KernelStore) -> TracedStep:
+    """The same step with ``temp`` of every op and the real sizes of its values, as they are here."""
     kernels = distinct_kernels(step)
     for node in filter(has_effects, step.op_nodes):
         logger.warning(
@@ -150,10 +155,9 @@ def with_costs(step: TracedStep, model: CostModel, store: KernelStore, progress:
     footprints = measure_footprints(kernels, missing)
     store.add_temporaries({key: footprint.temporary for key, footprint in footprints.items()})
     store.add_outputs({key: footprint.outputs for key, footprint in footprints.items()})
-    times = model.times(step, kernels, store, progress)
     ops = tuple(
-        replace(op, time=time, temp=store.temporary(key) or 0 if key else 0)
-        for op, time, key in zip(step.graph.ops, times, kernels.key_of, strict=True)
+        replace(op, temp=store.temporary(key) or 0 if key else 0)
+        for op, key in zip(step.graph.ops, kernels.key_of, strict=True)
     )
     values = list(step.graph.values)
     for op, key in zip(ops, kernels.key_of, strict=True):
@@ -162,3 +166,10 @@ def with_costs(step: TracedStep, model: CostModel, store: KernelStore, progress:
             for value, size in zip(op.writes, sizes, strict=True):
                 values[value] = replace(values[value], bytes=max(size, values[value].bytes))
     return replace(step, graph=replace(step.graph, ops=ops, values=tuple(values)))
+
+
+def with_times(step: TracedStep, model: CostModel, store: KernelStore, progress: Progress) -> TracedStep:
+    """The same step with ``time`` of every op."""
+    times = model.times(step, distinct_kernels(step), store, progress)
+    ops = tuple(replace(op, time=time) for op, time in zip(step.graph.ops, times, strict=True))
+    return replace(step, graph=replace(step.graph, ops=ops))

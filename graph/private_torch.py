@@ -7,6 +7,8 @@ the capture of a second shape. So 2.11 is not in the supported range.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
@@ -30,6 +32,21 @@ from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import arg_tree_leaves, tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+def group_store(prefix: str) -> Store | None:
+    """The store of the default process group below a prefix, None if the group has no store.
+
+    Only to be called where torch.distributed is available.
+    """
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+    store = _get_default_store()
+    return None if store is None else PrefixStore(prefix, store)
+
 
 ALLOCATION_EVENT = _EventType.Allocation
 
@@ -55,6 +72,7 @@ __all__ = [
     "force_save_bw_mutation_src",
     "force_save_collectives",
     "force_save_effectful_ops",
+    "group_store",
     "overwritten_inputs",
     "run_and_save_rng_state",
     "tangent_output",

@@ -27,6 +27,7 @@ from hybridremat.errors import (
     PlanFormatError,
     PlanMismatchError,
     ProfilerActiveError,
+    RankError,
     TargetError,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "PlanFormatError",
     "PlanMismatchError",
     "ProfilerActiveError",
+    "RankError",
     "TargetError",
     "frontier",
     "get_plan",

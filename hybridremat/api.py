@@ -7,12 +7,15 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from hybridremat.agreement import plan_name
 from hybridremat.capture import require_matching_inputs, require_trainable
 from hybridremat.curve import Frontier, make_frontier
 from hybridremat.errors import ModelError
 from hybridremat.graph.costs import CostModel
+from hybridremat.parallel_modules import require_local
 from hybridremat.planned_call import PlannedCall
 from hybridremat.plans import Plan
+from hybridremat.ranks import ALONE, together
 from hybridremat.session import Session
 from hybridremat.settings import GradOutputs, GraphBreaks, OnInfeasible, Settings
 
@@ -29,7 +32,28 @@ def _prepared(
     *,
     only_frontier: bool,
     progress: bool,
+    across_ranks: bool = False,
 ) -> PlannedCall:
+    with together(across_ranks) as ranks:
+        call = _checked(model, args, kwargs, settings, only_frontier=only_frontier, progress=progress)
+        session = call.session
+        session.agreement.ranks = ranks
+        call.prepare(args, kwargs or {})
+        ranks.finish(plan_name(session.plan) if session.plan is not None else "")
+        session.agreement.ranks = ALONE  # an input shape that comes in training waits for nobody
+    return call
+
+
+def _checked(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    settings: Settings,
+    *,
+    only_frontier: bool,
+    progress: bool,
+) -> PlannedCall:
+    """A planned call that has nothing planned yet."""
     settings.validated(need_limit=not only_frontier)
     require_trainable(model)
     if getattr(model, _SLOT, None) is not None:
@@ -37,10 +61,9 @@ def _prepared(
             f"this {type(model).__name__} is already wrapped or compiled; call "
             "hybridremat.unwrap(model) first"
         )
+    require_local(model)
     require_matching_inputs(model, args, kwargs or {})
-    call = PlannedCall(model, Session(settings, only_frontier=only_frontier), show=progress)
-    call.prepare(args, kwargs or {})
-    return call
+    return PlannedCall(model, Session(settings, only_frontier=only_frontier), show=progress)
 
 
 def wrap(
@@ -60,6 +83,7 @@ def wrap(
     graph_breaks: GraphBreaks = "error",
     workers: int | None = None,
     progress: bool = True,
+    across_ranks: bool = True,
 ) -> M:
     """Make a model's training step fit a memory limit, in place, and return the same object.
 
@@ -101,6 +125,11 @@ def wrap(
         Processes that solve blocks; None: one a core. The plan is the same for any number.
     progress
         Whether to show a progress bar on a terminal.
+    across_ranks
+        If a process group of ``torch.distributed`` is up, every rank has to call this (it is a collective of
+        the default group): ranks whose steps are equal share one plan, which the first of them makes, and an
+        error on one rank is raised on all. False: this rank wraps alone. A new input shape that comes in
+        training, and :func:`prepare`, never wait for other ranks.
 
     Returns
     -------
@@ -112,6 +141,8 @@ def wrap(
     ------
     LimitError, InfeasibleLimitError, ModelError, InputError, CaptureError
         Before anything has changed.
+    RankError
+        If another rank failed with an error that is not one of hybridremat's.
 
     Examples
     --------
@@ -130,7 +161,9 @@ def wrap(
         graph_breaks=graph_breaks,
         workers=workers,
     )
-    call = _prepared(model, args, kwargs, settings, only_frontier=False, progress=progress)
+    call = _prepared(
+        model, args, kwargs, settings, only_frontier=False, progress=progress, across_ranks=across_ranks
+    )
     setattr(model, _SLOT, call)
     return model
 

@@ -60,6 +60,10 @@ class ProfilerActiveError(HybridRematError, RuntimeError):
     """Memory has to be measured while a profiler of the caller is running."""
 
 
+class RankError(HybridRematError):
+    """Another rank of the process group failed while all were wrapping, with an error that is not ours."""
+
+
 class HeldOutputWarning(UserWarning):
     """The caller still holds an output during the backward that the plan assumed to be gone."""
 

@@ -7,10 +7,11 @@ import time
 import warnings
 from dataclasses import replace
 
+from hybridremat.agreement import Agreement
 from hybridremat.demands import Demands, PhasePeaks, needed_bytes
 from hybridremat.emitted_memory import EmittedMemory
 from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning, PlanError
-from hybridremat.graph.costs import cost_model, with_costs
+from hybridremat.graph.costs import cost_model, with_footprints, with_times
 from hybridremat.graph.joint import Schedule, plain_schedule
 from hybridremat.graph.kernel_store import KernelStore
 from hybridremat.graph.kernels import distinct_kernels
@@ -39,6 +40,8 @@ class Session:
         Everything known about the step planned last.
     only_frontier
         Whether to stop at the frontier and hand out the plain schedule.
+    agreement
+        Where other ranks have a say.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Session:
         only_frontier: bool = False,
     ) -> None:
         self.settings = settings
+        self.agreement = Agreement(settings)
         self.only_frontier = only_frontier
         self.progress: Progress = _silent
         self.plans: dict[str, Plan] = {}
@@ -66,7 +70,7 @@ class Session:
             self.planning = self._planning(step, timings, reuse=False)
             return step, plain_schedule(step.graph), None
         key = fingerprint(step.graph)
-        plan = self.plans.pop(key, None) or self._plan(step, timings)
+        plan = self.agreement.on_plan(lambda: self.plans.pop(key, None) or self._plan(step, timings))
         self.adopt(plan)
         return step, plan.schedule, plan.memory_limit
 
@@ -126,8 +130,12 @@ class Session:
         started = time.perf_counter()
         store = KernelStore.for_device(distinct_kernels(step).device)
         model = cost_model(self.settings.cost_model)
-        step = with_costs(
-            step, model, store, lambda done, total: self.progress("timing kernels", done, total)
+        step = self.agreement.on_memory(step, with_footprints(step, store))
+        step = self.agreement.on_times(
+            step,
+            lambda: with_times(
+                step, model, store, lambda done, total: self.progress("timing kernels", done, total)
+            ),
         )
         store.save()
         return step, {"costs": time.perf_counter() - started}

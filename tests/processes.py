@@ -1,0 +1,82 @@
+"""Run a function on several ranks of a gloo process group, each in a process of its own.
+
+``run_ranks("module:function", folder)`` starts the processes; this file is also what they run. A rank that
+hangs ends the test: all of them are killed when the time is over.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+
+
+def run_ranks(target: str, folder: Path, *, size: int = 2, timeout: float = 120.0) -> list[dict]:
+    """What the function returned on each rank (as JSON); it is called with the rank.
+
+    ``timeout`` in seconds is for all ranks together.
+    """
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+        ),
+    }
+    started = [_start(target, rank, size, folder, timeout, environment) for rank in range(size)]
+    deadline = time.monotonic() + timeout
+    try:
+        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in started]
+    except subprocess.TimeoutExpired:
+        codes = ["hangs"]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    said = "\n".join(f"--- rank {r}\n{_log(folder, r).read_text()[-6000:]}" for r in range(size))
+    assert codes == [0] * size, f"{target}: {codes}\n{said}"
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.log"
+
+
+def _start(
+    target: str, rank: int, size: int, folder: Path, timeout: float, environment: dict
+) -> subprocess.Popen:
+    command = [sys.executable, __file__, target, str(rank), str(size), str(folder), str(timeout)]
+    with _log(folder, rank).open("w") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def main(target: str, rank: int, size: int, folder: Path, timeout: float) -> None:
+    """One rank; shortly before it would be killed it says where it hangs."""
+    faulthandler.dump_traceback_later(timeout - 5, exit=True)
+    import torch
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+    )
+    module, _, name = target.partition(":")
+    result = getattr(import_module(module), name)(rank)
+    (folder / f"{rank}.json").write_text(json.dumps(result))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    os._exit(
+        0
+    )  # a DistributedDataParallel that something still holds can hang in the interpreter's last steps
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), float(sys.argv[5]))

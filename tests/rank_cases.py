@@ -1,0 +1,195 @@
+"""What each rank does in tests of several processes; see processes.py. Results are plain JSON types."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from training import Trained, allocated_peak
+
+import hybridremat
+from hybridremat import session
+from hybridremat.blocks.pareto import Effort, enumerate_options
+from hybridremat.graph import costs, kernel_store
+from hybridremat.planner import OptionCache
+
+HOW = {"cost_model": "flops", "workers": 1, "progress": False}
+MORE = 4096  # bytes that each kernel takes more on the second rank's machine
+
+
+class FewOptions(OptionCache):
+    """A coarse Pareto set of each block, found in this process; knows how many it has solved."""
+
+    solved = 0
+
+    def solve(self, problems, workers, on_progress):
+        effort = Effort(solves=14, solo_solves=4, deterministic_time=0.05, family_time=0.25)
+        for problem in problems:
+            if problem not in self._known:
+                self.solved += 1
+                self._known[problem] = enumerate_options(problem, effort)
+        return {problem: self._known[problem] for problem in problems}
+
+
+class Net(nn.Module):
+    """BatchNorm, dropout, residuals, the loss beside the scores."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(width, width) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(2))
+
+    def forward(self, x):
+        x = x + functional.gelu(self.norms[0](self.first(x)))
+        x = x + functional.dropout(functional.gelu(self.norms[1](self.second(x))), 0.1, self.training)
+        scores = self.third(x)
+        return {"loss": scores.pow(2).mean(), "scores": scores}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return Net()
+
+
+def batches(rank: int, count: int = 3, rows: int = 128) -> list[torch.Tensor]:
+    """Batches of each rank's own."""
+    drawn = torch.Generator().manual_seed(100 + rank)
+    return [torch.randn(rows, 16, generator=drawn) for _ in range(count)]
+
+
+def train_ddp(
+    model: nn.Module, given: list[torch.Tensor], *, accumulate: int = 1, measure: bool = False, **how
+) -> Trained:
+    """DistributedDataParallel around a model; an optimizer step after every ``accumulate`` batches."""
+    parallel = DistributedDataParallel(model, **how)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1, momentum=0.9)
+    made = Trained({})
+    torch.manual_seed(1)
+    for number, x in enumerate(given):
+        last = number % accumulate == accumulate - 1
+
+        def step(x=x, number=number, last=last):
+            with nullcontext() if last else parallel.no_sync():
+                loss = parallel(x)["loss"]
+                made.tensors[f"loss {number}"] = loss.detach()
+                loss.backward()
+
+        if measure:
+            made.peaks.append(allocated_peak(step))
+        else:
+            step()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                made.tensors[f"gradient {number} {name}"] = parameter.grad.clone()
+        for name, buffer in model.named_buffers():
+            made.tensors[f"buffer {number} {name}"] = buffer.clone()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+    return Trained(
+        made.tensors | {f"parameter {n}": p.detach().clone() for n, p in model.named_parameters()}, made.peaks
+    )
+
+
+def compare(planned: nn.Module, given: list[torch.Tensor], **how) -> dict:
+    """Train a plain copy and the wrapped model, both in DistributedDataParallel, from the same state."""
+    start = net()
+    expected = train_ddp(start, given, **how)
+    planned.load_state_dict(net().state_dict())
+    planned.zero_grad()
+    made = train_ddp(planned, given, measure=True, **how)
+    buckets = sum(p.numel() * p.element_size() for p in planned.parameters() if p.requires_grad)
+    return {"different": expected.differences(made), "peaks": made.peaks, "buckets": buckets} | {
+        "limit": hybridremat.get_plan(planned).memory_limit
+    }
+
+
+def wrap(model: nn.Module, x: torch.Tensor, limit, **how) -> nn.Module:
+    return hybridremat.wrap(model, (x,), memory_limit=limit, **HOW, **how)
+
+
+def error_of(call) -> list:
+    """The type of what a call raises, its message and its figures."""
+    with pytest.raises(Exception) as caught:
+        call()
+    return [type(caught.value).__name__, str(caught.value), getattr(caught.value, "least", None)]
+
+
+@contextmanager
+def machine(name: str, more: int):
+    """Another machine: its figures are not known here, and every kernel takes so many bytes more."""
+    measured = costs.measure_footprints
+
+    def measure(kernels, missing):
+        found = measured(kernels, missing)
+        return {key: replace(item, temporary=item.temporary + more) for key, item in found.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_store, "device_description", lambda device: name)
+        patch.setattr(costs, "measure_footprints", measure)
+        yield
+
+
+def described(model: nn.Module) -> dict:
+    plan = hybridremat.get_plan(model)
+    return {"peak": plan.predicted_peak, "steps": list(plan.schedule.steps), "fingerprint": plan.fingerprint}
+
+
+def whole(rank: int) -> dict:
+    """Errors, one plan for all, training, ranks with other inputs and other requests."""
+    (x,) = batches(rank, 1)
+    options = FewOptions()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "OPTIONS", options)
+        result = {"errors": errors(rank, x)}
+        least = result["errors"]["infeasible"][2]
+        planned = wrap(net(), x, least)
+        result |= {"one plan": described(planned), "solved": options.solved}
+        result["training"] = training(planned, rank)
+        result["others"] = others(rank, x)
+    return result
+
+
+def errors(rank: int, x: torch.Tensor) -> dict:
+    """What is raised on each rank; the model is as it was."""
+    model = net()
+    found = {
+        "infeasible": error_of(lambda: wrap(model, x, 1)),
+        "limit of one": error_of(lambda: wrap(model, x, "50 apples" if rank == 1 else "90%")),
+        "inputs of one": error_of(lambda: wrap(model, x[:, :5] if rank == 1 else x, "90%")),
+        "bug of one": error_of(lambda: bug(model, x) if rank == 1 else wrap(model, x, "90%")),
+        "inside out": error_of(lambda: wrap(DistributedDataParallel(net()), x, "90%")),
+    }
+    assert model._compiled_call_impl is None
+    return found
+
+
+def bug(model: nn.Module, x: torch.Tensor) -> None:
+    """An error that is not hybridremat's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hybridremat.api.require_matching_inputs", lambda *_: 1 // 0)
+        wrap(model, x, "90%")
+
+
+def training(planned: nn.Module, rank: int) -> dict:
+    return {
+        "usual": compare(planned, batches(rank)),
+        "accumulated": compare(planned, batches(rank, 4), accumulate=2, gradient_as_bucket_view=True),
+    }
+
+
+def others(rank: int, x: torch.Tensor) -> dict:
+    """Ranks that differ, in kernels, requests or inputs; and a shape that comes to one rank alone."""
+    with machine(f"machine {rank}", MORE if rank == 1 else 0):
+        slow = described(wrap(net(), x, "100%"))
+    mixed = wrap(net(), x if rank == 0 else x[:64], "100%" if rank == 0 else "90%")
+    inputs = described(mixed)
+    if rank == 1:
+        mixed(x[:32])["loss"].backward()
+        wrap(net(), x[:32], "100%", across_ranks=False)
+    return {"other kernels": slow, "other inputs": inputs}

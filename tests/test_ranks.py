@@ -1,0 +1,76 @@
+"""Several processes: one plan for equal ranks, errors on all of them, DistributedDataParallel around it all.
+
+The processes run rank_cases.py once; each test looks at one thing that came of it.
+"""
+
+import pytest
+from processes import run_ranks
+from rank_cases import MORE
+
+OWN = 512  # bytes of small tensors that DistributedDataParallel makes in a step, in threads of its own
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_ranks("rank_cases:whole", tmp_path_factory.mktemp("ranks"))
+
+
+def test_one_plan_is_made_once(ranks):
+    first, second = (rank["one plan"] for rank in ranks)
+    assert first == second
+    assert first["peak"] <= ranks[0]["errors"]["infeasible"][2]
+    assert ranks[0]["solved"] > 0
+    assert ranks[1]["solved"] == 0
+
+
+@pytest.mark.parametrize("loop", ["usual", "accumulated"])
+def test_training_in_ddp_equals_plain_ddp(ranks, loop):
+    for rank in ranks:
+        made = rank["training"][loop]
+        assert made["different"] == []
+        assert sum(peak > made["limit"] + OWN for peak in made["peaks"]) <= 1  # DDP rebuilds its buckets once
+        assert max(made["peaks"]) <= made["limit"] + made["buckets"] + OWN
+
+
+def test_an_infeasible_limit_is_told_to_all_with_its_figures(ranks):
+    (kind, text, least), other = (rank["errors"]["infeasible"] for rank in ranks)
+    assert kind == other[0] == "InfeasibleLimitError"
+    assert least == other[2] > 0
+    assert str(least) in text
+    assert str(least) in other[1]
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "word"),
+    [
+        ("limit of one", "LimitError", "50 apples"),
+        ("inputs of one", "InputError", "fails on these inputs"),
+        ("bug of one", "RankError", "ZeroDivisionError"),
+    ],
+)
+def test_an_error_of_one_rank_ends_the_wrap_on_all(ranks, case, kind, word):
+    listener, own = (rank["errors"][case] for rank in ranks)
+    assert listener[0] == kind
+    assert word in listener[1]
+    assert "Rank 1 says so" in listener[1]
+    assert own[0] == (kind if kind != "RankError" else "ZeroDivisionError")
+    assert "Rank" not in own[1]
+
+
+def test_ddp_goes_around_a_wrapped_model(ranks):
+    for rank in ranks:
+        kind, text, _ = rank["errors"]["inside out"]
+        assert kind == "ModelError"
+        assert "DistributedDataParallel(hybridremat.wrap(module" in text
+
+
+def test_all_plan_with_the_most_that_any_machine_takes(ranks):
+    here, there = (rank["others"]["other kernels"] for rank in ranks)
+    assert here == there
+    assert here["peak"] >= ranks[0]["others"]["other inputs"]["peak"] + MORE
+
+
+def test_ranks_with_other_inputs_plan_for_themselves(ranks):
+    first, second = (rank["others"]["other inputs"] for rank in ranks)
+    assert first["fingerprint"] != second["fingerprint"]
+    assert second["peak"] < first["peak"]
