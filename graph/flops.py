@@ -8,6 +8,8 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from hybridremat.graph.grouped import grouped_flops
+
 
 def _fake(node: fx.Node) -> Any:
     return node.meta.get("val")
@@ -35,4 +37,4 @@ def node_flops(node: fx.Node) -> int:
         args = fx.map_arg(node.args, _fake)
         kwargs = fx.map_arg(node.kwargs, _fake)
         return int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
-    return _cpu_attention_flops(node)
+    return _cpu_attention_flops(node) or grouped_flops(node)

@@ -20,7 +20,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 
 
 def cache_folder() -> Path:

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from hybridremat.graph.allocations import peaks_of
+from hybridremat.graph.grouped import group_ends, grouped_rows
 from hybridremat.graph.nodes import has_effects, storage_bytes, tensors
 from hybridremat.graph.private_torch import _disable_current_modes, arg_tree_leaves
 from hybridremat.graph.signature import meant_by, signature
@@ -81,8 +82,14 @@ def distinct_kernels(step: TracedStep) -> Kernels:
 def _prepared(node: fx.Node) -> partial[object]:
     """Make real inputs; the result calls the node's kernel on them."""
     assert callable(node.target)
-    args: Any = fx.map_arg(node.args, lambda n: _real(meant_by(n)))
-    kwargs: Any = fx.map_arg(node.kwargs, lambda n: _real(meant_by(n)))
+    ends = group_ends(node)
+
+    def made(source: fx.Node) -> Any:
+        real = _real(meant_by(source))
+        return real.fill_(grouped_rows(node)) if source is ends else real
+
+    args: Any = fx.map_arg(node.args, made)
+    kwargs: Any = fx.map_arg(node.kwargs, made)
     return partial(node.target, *args, **kwargs)
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from training import small, traced
+from training import small, traced, train
 
+import hybridremat
 from hybridremat.graph.costs import (
     CostModelError,
     DeviceRates,
@@ -23,6 +24,8 @@ from hybridremat.graph.costs import (
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.kernel_store import KernelStore, cache_folder
 from hybridremat.graph.kernels import distinct_kernels
+
+HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 
 
 def ops_of(step, part):
@@ -217,6 +220,39 @@ def test_flops_are_those_of_the_products():
     assert sum(op.flops for op in step.graph.ops if op.phase is Phase.BACKWARD) == 3 * (2 * 4 * 8 * 8)
 
 
+def test_grouped_products_count_every_row_once():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 16, 32, dtype=torch.bfloat16))
+
+        def forward(self, x, ends):
+            return functional.grouped_mm(x, self.weight, offs=ends).float().sum()
+
+    x = torch.randn(24, 16, dtype=torch.bfloat16, requires_grad=True)
+    step = traced(Experts(), x, torch.tensor([8, 8, 24], dtype=torch.int32))
+    grouped = [op.flops for op in step.graph.ops if "grouped_mm" in op.target]
+    assert grouped == 3 * [2 * 24 * 16 * 32]
+
+
+def test_temporaries_of_a_grouped_product_are_those_of_one_group_with_all_rows():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 32, 64, dtype=torch.bfloat16))
+
+        def forward(self, x, ends):
+            x = functional.grouped_mm(x, self.weight, offs=ends)
+            return functional.grouped_mm(x.relu(), self.weight.mT, offs=ends).float().sum()
+
+    x = torch.randn(256, 32, dtype=torch.bfloat16)
+    for ends in ([64, 128, 192, 256], [256, 256, 256, 256]):
+        model, batch = Experts(), {"x": x, "ends": torch.tensor(ends, dtype=torch.int32)}
+        least = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW).least_peak
+        hybridremat.wrap(model, kwargs=batch, memory_limit=least, **HOW)
+        assert max(train(model, batch, steps=2).peaks) <= least
+
+
 def test_flops_costs_are_the_same_twice_and_positive():
     model, batch = small("transformer")
     first, second = (traced(model, **batch) for _ in range(2))
@@ -283,9 +319,9 @@ def test_what_is_saved_is_read_again(tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "[]", "null", '{"version": 2}', '{"version": 2, "times": {"a": null}, "temporaries": {}}',
-     '{"version": 2, "times": {"a": Infinity}, "temporaries": {}}',
-     '{"version": 2, "times": {"a": 1}, "temporaries": {}, "outputs": {"a": ["x"]}}', b"\xff\xfe\x00"],
+    ["", "{", "[]", "null", '{"version": 3}', '{"version": 3, "times": {"a": null}, "temporaries": {}}',
+     '{"version": 3, "times": {"a": Infinity}, "temporaries": {}}',
+     '{"version": 3, "times": {"a": 1}, "temporaries": {}, "outputs": {"a": ["x"]}}', b"\xff\xfe\x00"],
 )  # fmt: skip
 def test_a_damaged_file_is_ignored_and_replaced(tmp_path, damage, caplog):
     path = tmp_path / "kernels.json"
