@@ -80,15 +80,23 @@ def clip() -> Made:
     library = importlib.import_module("transformers")
     wide = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = library.CLIPConfig(
-        text_config={**wide, "vocab_size": 100, "max_position_embeddings": 32},
+        text_config={
+            **wide,
+            "vocab_size": 100,
+            "max_position_embeddings": 32,
+            "bos_token_id": 98,
+            "eos_token_id": 99,
+        },
         vision_config={**wide, "image_size": 64, "patch_size": 8},
         projection_dim=32,
     )
     tokens = torch.randint(0, 97, (8, 32))
+    lengths = torch.randint(5, 33, (8, 1))
+    tokens.scatter_(1, lengths - 1, 99)  # the text tower's output is read at this token
     return library.CLIPModel(config), {
         "input_ids": tokens,
         "pixel_values": torch.randn(8, 3, 64, 64),
-        "attention_mask": (torch.arange(32) < torch.randint(5, 33, (8, 1))).long(),
+        "attention_mask": (torch.arange(32) < lengths).long(),
         "return_loss": True,
     }
 
