@@ -37,10 +37,12 @@ class Effort:
         Limits of one solve, and of all solves of a family, in CP-SAT's deterministic seconds.
     limits, least_limits
         Most and least peak limits that a lattice is swept for.
-    fused_above
-        Array entries of one sweep, beyond which ops that work for the next one alone run together with it.
     entries
-        Array entries that all sweeps of a lattice may touch: where the least limits take more, CP-SAT solves.
+        Array entries that all sweeps of a lattice may touch once they are more than the least limits.
+    fused_above
+        Array entries of one sweep beyond which ops that work for the next one alone run together with it.
+    solved_above
+        Array entries of one sweep beyond which CP-SAT solves instead.
     """
 
     solves: int = 240
@@ -49,11 +51,12 @@ class Effort:
     tolerance: float = 0.001
     deterministic_time: float = 0.3
     family_time: float = 3.0
-    limit_resolution: float = 0.001
+    limit_resolution: float = 0.00001
     limits: int = 128
     least_limits: int = 24
-    fused_above: int = 300_000
     entries: int = 500_000_000
+    fused_above: int = 300_000
+    solved_above: int = 40_000_000
 
 
 DEFAULT_EFFORT = Effort()
@@ -75,7 +78,7 @@ def enumerate_options(problem: BlockProblem, effort: Effort = DEFAULT_EFFORT) ->
     lattice = Lattice(problem, scale_block(problem))
     if lattice.work > effort.fused_above:
         lattice = Lattice(problem, lattice.scale, fused=True)
-    if lattice.exact and lattice.work * effort.least_limits <= effort.entries:
+    if lattice.exact and lattice.work <= effort.solved_above:
         found = _sweep(lattice, effort)
     else:
         ordinary, solo = (_explore(problem, effort, solo=solo) for solo in (False, True))

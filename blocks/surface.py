@@ -23,6 +23,9 @@ from hybridremat.blocks.types import Option
 MOST_ENTRIES: Final = 2**19
 """Sets times limits of one sweep: keeps its arrays within the processor's caches."""
 
+FINE: Final = 0.01
+"""Share of all limits below which the exact peak where something is lost is looked for."""
+
 LEAST_PEAK: Final = 400
 """The least peak is found to this part of itself."""
 
@@ -31,23 +34,30 @@ LEAST_PEAK: Final = 400
 class Curve:
     """Least time against saved bytes within one peak limit: both in units, times falling.
 
-    ``solo`` is the least time of a solo option.
+    ``peaks`` are those of the options found, ``solo`` is the least time of a solo option, ``solo_peak`` its
+    peak.
     """
 
     limit: int
     saved: NDArray[np.int64]
     times: NDArray[np.int64]
+    peaks: NDArray[np.int64]
     solo: int
+    solo_peak: int
 
-    def gap(self, tighter: Curve, much: int) -> int:
-        """Most time units lost from this limit to a tighter one; ``much`` where nothing fits that."""
-        lost = much if self.solo < NEVER <= tighter.solo else tighter.solo - self.solo
+    def lost(self, tighter: Curve, much: int, tolerance: int) -> tuple[int, int]:
+        """Most time units lost from this limit to a tighter one, and the highest peak of what is lost.
+
+        ``much`` counts where nothing fits the tighter limit; up to ``tolerance`` nothing is lost.
+        """
         places = np.searchsorted(tighter.saved, self.saved, side="right") - 1
-        if len(places) and places[0] < 0:
-            lost = max(lost, much)
+        losses = np.full(len(places), much)
         there = places >= 0
-        slower = tighter.times[places[there]] - self.times[there]
-        return int(max(lost, slower.max(initial=0)))
+        losses[there] = tighter.times[places[there]] - self.times[there]
+        solo = much if self.solo < NEVER <= tighter.solo else tighter.solo - self.solo
+        gaps = np.append(losses, solo)
+        matter = gaps > tolerance
+        return int(gaps.max()), int(np.append(self.peaks, self.solo_peak)[matter].max(initial=0))
 
     @property
     def empty(self) -> bool:
@@ -100,11 +110,9 @@ class Surface:
         falls = np.flatnonzero(best < np.concatenate(([NEVER], best[:-1])))
         kept = order[self._worth(falls, best)]
         solo = int(backward[0])
-        for chosen in kept:
-            self._add(sweep, int(chosen), k, limit, int(times[chosen]))
-        if solo < NEVER:
-            self._add(sweep, None, k, limit, solo)
-        return Curve(limit, forward.saved[kept], times[kept], solo)
+        peaks = [self._add(sweep, int(chosen), k, limit, int(times[chosen])) for chosen in kept]
+        solo_peak = self._add(sweep, None, k, limit, solo) if solo < NEVER else 0
+        return Curve(limit, forward.saved[kept], times[kept], np.array(peaks, np.int64), solo, solo_peak)
 
     def _worth(self, falls: NDArray[np.int64], best: NDArray[np.int64]) -> NDArray[np.int64]:
         """The leanest, those that gain more than the tolerance on the one before, and the fastest."""
@@ -116,8 +124,8 @@ class Surface:
             kept.append(int(falls[-1]))
         return np.array(kept, np.int64)
 
-    def _add(self, sweep: Sweep, chosen: int | None, k: int, limit: int, time: int) -> None:
-        """Add the option of one set (None: solo), unless a known one is as good."""
+    def _add(self, sweep: Sweep, chosen: int | None, k: int, limit: int, time: int) -> int:
+        """Add the option of one set (None: solo), unless a known one is as good; its peak in units."""
         known = self.solo if chosen is None else self.options
         scale, problem = self.lattice.scale, self.lattice.problem
         saved = 0 if chosen is None else int(self.forward.saved[chosen]) * scale.unit
@@ -128,15 +136,16 @@ class Surface:
                 and peak <= limit * scale.unit
                 and option.time <= time * scale.tick
             ):
-                return
+                return -(-peak // scale.unit)
         again = self.lattice.decode(sweep, chosen or 0, k)
         if chosen is None:
             known.append(simulate_option(problem, (), (), again, solo=True))
-            return
+            return _peak_units(known[-1], scale.unit)
         last = len(self.lattice.values) - 1
         values = [d for axis, ds in enumerate(self.lattice.values) if chosen >> (last - axis) & 1 for d in ds]
         early = [c for c, runs in self.forward.runs.items() if runs[chosen]]
         known.append(simulate_option(problem, values, early, again))
+        return _peak_units(known[-1], scale.unit)
 
 
 def explore(surface: Surface, *, limits: int, resolution: float, much: int) -> None:
@@ -152,42 +161,55 @@ def explore(surface: Surface, *, limits: int, resolution: float, much: int) -> N
     ends = [max(o.forward_peak, o.backward_peak) for o in (*_ends(surface.options), *_ends(surface.solo))]
     top = -(-max(ends) // scale.unit)
     low = max((max(step.during, step.tail) for step in scale.steps), default=0) - 1
-    nothing = Curve(low, np.empty(0, np.int64), np.empty(0, np.int64), NEVER)
+    none = np.empty(0, np.int64)
+    nothing = Curve(low, none, none, none, NEVER, 0)
     (loosest,) = surface.curves([top])
-    intervals = [(nothing, loosest)]
+    intervals = [_Interval.between(nothing, loosest, surface, much)]
     while intervals and surface.sweeps < limits:
-        open_ = [pair for pair in intervals if _stake(pair, surface, resolution, top - low, much) > 0]
-        open_.sort(key=lambda pair: (-_stake(pair, surface, resolution, top - low, much), pair[0].limit))
-        places: list[tuple[tuple[Curve, Curve], list[int]]] = []
+        found = [(interval.stake(surface, resolution, top - low), interval) for interval in intervals]
+        worth = sorted(
+            (pair for pair in found if pair[0] > 0), key=lambda pair: (-pair[0], pair[1].tight.limit)
+        )
         room = min(surface.batch, limits - surface.sweeps)
-        for pair in open_[:room]:
-            share = room if pair[0].empty and len(open_) == 1 else 1
-            places.append((pair, _between(pair[0].limit, pair[1].limit, share)))
-        curves = iter(surface.curves([limit for _, inner in places for limit in inner]))
-        intervals = open_[room:]
-        for pair, inner in places:
-            row = [pair[0], *(next(curves) for _ in inner), pair[1]]
-            intervals += list(pairwise(row))
+        chosen = [interval for _, interval in worth[:room]]
+        share = room if len(chosen) == 1 else 1
+        places = [interval.places(share, (top - low) * FINE) for interval in chosen]
+        curves = iter(surface.curves([limit for inner in places for limit in inner]))
+        intervals = [interval for _, interval in worth[room:]]
+        for interval, inner in zip(chosen, places, strict=True):
+            row = [interval.tight, *(next(curves) for _ in inner), interval.loose]
+            intervals += [_Interval.between(a, b, surface, much) for a, b in pairwise(row)]
 
 
-def _between(low: int, high: int, count: int) -> list[int]:
-    """Up to ``count`` limits that divide what lies between two."""
-    inner = {low + (high - low) * part // (count + 1) for part in range(1, count + 1)}
-    return sorted(inner - {low, high})
+@dataclass(frozen=True)
+class _Interval:
+    """Two neighbouring limits; ``gap`` time units are lost at most, by options with peaks up to ``reach``."""
 
+    tight: Curve
+    loose: Curve
+    gap: int
+    reach: int
 
-def _stake(pair: tuple[Curve, Curve], surface: Surface, resolution: float, whole: int, much: int) -> float:
-    """Time that may be lost between two limits, by their distance; 0 if not worth looking."""
-    tight, loose = pair
-    width = loose.limit - tight.limit
-    gap = loose.gap(tight, much)
-    if width <= 1 or gap <= surface.tolerance:
-        return 0.0
-    if tight.empty and not loose.empty and width > max(1, loose.limit // LEAST_PEAK):
-        return float("inf")
-    if width <= resolution * whole:
-        return 0.0
-    return gap * (width / whole + 0.01)
+    @staticmethod
+    def between(tight: Curve, loose: Curve, surface: Surface, much: int) -> _Interval:
+        return _Interval(tight, loose, *loose.lost(tight, much, surface.tolerance))
+
+    def stake(self, surface: Surface, resolution: float, whole: int) -> float:
+        """Time that may be lost between the limits, by their distance; 0 if not worth looking."""
+        width = self.reach - self.tight.limit
+        if width <= 1 or self.gap <= surface.tolerance:
+            return 0.0
+        if self.tight.empty and not self.loose.empty and width > max(1, self.loose.limit // LEAST_PEAK):
+            return float("inf")
+        return self.gap * (width / whole + 0.01) if width > resolution * whole else 0.0
+
+    def places(self, share: int, fine: float) -> list[int]:
+        """Up to ``share`` limits that divide the interval; in a narrow one, just below the highest peak."""
+        low, high = self.tight.limit, self.reach
+        if high - low <= fine and not self.tight.empty:
+            return [high - 1]
+        inner = {low + (high - low) * part // (share + 1) for part in range(1, share + 1)}
+        return sorted(inner - {low, high})
 
 
 def _ends(options: Sequence[Option]) -> tuple[Option, ...]:
@@ -196,3 +218,7 @@ def _ends(options: Sequence[Option]) -> tuple[Option, ...]:
         return ()
     fastest = min(options, key=lambda o: (o.time, o.saved_bytes))
     return fastest, min(options, key=lambda o: (o.saved_bytes, o.time))
+
+
+def _peak_units(option: Option, unit: int) -> int:
+    return -(-max(option.forward_peak, option.backward_peak) // unit)

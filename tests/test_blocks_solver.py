@@ -17,7 +17,7 @@ from hybridremat.blocks.scale import scale_block
 SIZES = st.integers(1, 6)
 SWEEPS = Effort(limits=10_000, limit_resolution=0.0, tolerance=0.0)
 FUSED = Effort(limits=10_000, limit_resolution=0.0, tolerance=0.0, fused_above=0)
-SOLVES = Effort(solves=400, solo_solves=100, resolution=0.0, tolerance=0.0, entries=0)
+SOLVES = Effort(solves=400, solo_solves=100, resolution=0.0, tolerance=0.0, solved_above=0)
 
 
 @st.composite
@@ -175,7 +175,9 @@ def test_finds_every_nondominated_option(problem: BlockProblem, effort: Effort, 
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@pytest.mark.parametrize("effort", [Effort(), FUSED, Effort(entries=0)], ids=["sweeps", "fused", "solves"])
+@pytest.mark.parametrize(
+    "effort", [Effort(), FUSED, Effort(solved_above=0)], ids=["sweeps", "fused", "solves"]
+)
 @given(problem=blocks())
 def test_simulator_accepts_every_option(problem: BlockProblem, effort: Effort) -> None:
     try:
