@@ -109,7 +109,6 @@ CASES = [
         "Encoder–decoders",
         "T5, padded batch",
         built("T5", TRANSLATED, answer_batch, **T5),
-        everyday=True,
     ),
     case(
         "Encoder–decoders",
