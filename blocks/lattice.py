@@ -16,6 +16,7 @@ one step to another for its own sake is lost.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -149,6 +150,7 @@ class Lattice:
         shift = len(self.values) - self.width[j]
         return tuple(sorted({self._place[d] - shift for d in values if self._place.get(d, -1) >= shift}))
 
+    @cached_property
     def bytes_by_set(self) -> NDArray[np.int64]:
         """Units of every set of values."""
         total = np.zeros((2,) * len(self.values), np.int64)
@@ -158,7 +160,7 @@ class Lattice:
 
     def sweep(self, limits: NDArray[np.int64]) -> Sweep:
         """Least backward times within each of ``limits`` (units at the peak of the backward)."""
-        sizes = self.bytes_by_set()
+        sizes = self.bytes_by_set
         times = np.zeros(len(limits), np.int32)
         stages = []
         for j in reversed(range(len(self.members))):

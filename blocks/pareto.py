@@ -53,10 +53,10 @@ class Effort:
     family_time: float = 3.0
     limit_resolution: float = 0.00001
     limits: int = 128
-    least_limits: int = 24
+    least_limits: int = 48
     entries: int = 500_000_000
     fused_above: int = 300_000
-    solved_above: int = 40_000_000
+    solved_above: int = 25_000_000
 
 
 DEFAULT_EFFORT = Effort()
