@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -17,18 +18,16 @@ from importlib import import_module
 from pathlib import Path
 
 
-def run_ranks(target: str, folder: Path, *, size: int = 2, timeout: float = 120.0) -> list[dict]:
+def run_ranks(
+    target: str, folder: Path, *, size: int = 2, timeout: float = 120.0, port: bool = False
+) -> list[dict]:
     """What the function returned on each rank (as JSON); it is called with the rank.
 
-    ``timeout`` in seconds is for all ranks together.
+    ``timeout`` in seconds is for all ranks together. They meet at a file, or at a free ``port``.
     """
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
-        ),
-    }
-    started = [_start(target, rank, size, folder, timeout, environment) for rank in range(size)]
+    method = f"tcp://127.0.0.1:{_free_port()}" if port else f"file://{folder / 'rendezvous'}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = [_start([target, rank, size, folder, timeout, method], environment) for rank in range(size)]
     deadline = time.monotonic() + timeout
     try:
         codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in started]
@@ -47,15 +46,20 @@ def _log(folder: Path, rank: int) -> Path:
     return folder / f"{rank}.log"
 
 
-def _start(
-    target: str, rank: int, size: int, folder: Path, timeout: float, environment: dict
-) -> subprocess.Popen:
-    command = [sys.executable, __file__, target, str(rank), str(size), str(folder), str(timeout)]
+def _start(arguments: list, environment: dict) -> subprocess.Popen:
+    _, rank, _, folder, *_ = arguments
+    command = [sys.executable, __file__, *map(str, arguments)]
     with _log(folder, rank).open("w") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 
-def main(target: str, rank: int, size: int, folder: Path, timeout: float) -> None:
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def main(target: str, rank: int, size: int, folder: Path, timeout: float, method: str) -> None:
     """One rank; shortly before it would be killed it says where it hangs."""
     faulthandler.dump_traceback_later(timeout - 5, exit=True)
     import torch
@@ -63,7 +67,7 @@ def main(target: str, rank: int, size: int, folder: Path, timeout: float) -> Non
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
-        init_method=f"file://{folder / 'rendezvous'}",
+        init_method=method,
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout),
@@ -79,4 +83,4 @@ def main(target: str, rank: int, size: int, folder: Path, timeout: float) -> Non
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), float(sys.argv[5]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), float(sys.argv[5]), sys.argv[6])

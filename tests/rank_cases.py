@@ -62,6 +62,11 @@ def batches(rank: int, count: int = 3, rows: int = 128) -> list[torch.Tensor]:
     return [torch.randn(rows, 16, generator=drawn) for _ in range(count)]
 
 
+def lengths(rank: int) -> list[torch.Tensor]:
+    """Batches whose shapes differ between steps and ranks."""
+    return [x[: 128 - 32 * ((number + rank) % 2)] for number, x in enumerate(batches(rank))]
+
+
 def train_ddp(
     model: nn.Module, given: list[torch.Tensor], *, accumulate: int = 1, measure: bool = False, **how
 ) -> Trained:
@@ -96,13 +101,13 @@ def train_ddp(
     )
 
 
-def compare(planned: nn.Module, given: list[torch.Tensor], **how) -> dict:
-    """Train a plain copy and the wrapped model, both in DistributedDataParallel, from the same state."""
-    start = net()
-    expected = train_ddp(start, given, **how)
-    planned.load_state_dict(net().state_dict())
+def compare(planned: nn.Module, given: list[torch.Tensor], make=None, measure: bool = True, **how) -> dict:
+    """Train a plain model and the wrapped one, both in DistributedDataParallel, from the same state."""
+    start = (make or net)()
+    planned.load_state_dict(start.state_dict())
     planned.zero_grad()
-    made = train_ddp(planned, given, measure=True, **how)
+    expected = train_ddp(start, given, **how)
+    made = train_ddp(planned, given, measure=measure, **how)
     buckets = sum(p.numel() * p.element_size() for p in planned.parameters() if p.requires_grad)
     return {"different": expected.differences(made), "peaks": made.peaks, "buckets": buckets} | {
         "limit": hybridremat.get_plan(planned).memory_limit
@@ -180,6 +185,7 @@ def training(planned: nn.Module, rank: int) -> dict:
     return {
         "usual": compare(planned, batches(rank)),
         "accumulated": compare(planned, batches(rank, 4), accumulate=2, gradient_as_bucket_view=True),
+        "shapes": compare(planned, lengths(rank), measure=False, bucket_cap_mb=0.001),
     }
 
 

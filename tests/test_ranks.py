@@ -32,6 +32,10 @@ def test_training_in_ddp_equals_plain_ddp(ranks, loop):
         assert max(made["peaks"]) <= made["limit"] + made["buckets"] + OWN
 
 
+def test_new_shapes_come_inside_ddp_on_each_rank_alone(ranks):
+    assert [rank["training"]["shapes"]["different"] for rank in ranks] == [[], []]
+
+
 def test_an_infeasible_limit_is_told_to_all_with_its_figures(ranks):
     (kind, text, least), other = (rank["errors"]["infeasible"] for rank in ranks)
     assert kind == other[0] == "InfeasibleLimitError"
