@@ -142,7 +142,7 @@ def wrap(
     LimitError, InfeasibleLimitError, ModelError, InputError, CaptureError
         Before anything has changed.
     RankError
-        If another rank failed with an error that is not one of hybridremat's.
+        If another rank failed with an error that is not one of hybridremat's, or did not come.
 
     Examples
     --------

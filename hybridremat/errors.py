@@ -61,7 +61,7 @@ class ProfilerActiveError(HybridRematError, RuntimeError):
 
 
 class RankError(HybridRematError):
-    """Another rank of the process group failed while all were wrapping, with an error that is not ours."""
+    """Ranks that wrap together could not talk, or another one failed with an error that is not ours."""
 
 
 class HeldOutputWarning(UserWarning):
