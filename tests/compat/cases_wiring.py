@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from harness import Case
-from own_ops import HiddenEffect, ImpureOps, OwnFunctions, PureOps
+from own_functions import OwnFunctions
+from own_ops import HiddenEffect, ImpureOps, PureOps
 from stateful_nets import Buffers, StopsGradients, Teacher
 from torch import nn
 from wiring_nets import (
