@@ -34,7 +34,7 @@ from torch.utils._pytree import arg_tree_leaves, tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch._C._distributed_c10d import Store as Store  # not there in builds without torch.distributed
 
 
 def group_store(prefix: str) -> Store | None:

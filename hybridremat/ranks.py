@@ -28,7 +28,7 @@ from hybridremat import errors
 from hybridremat.graph.private_torch import group_store
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # only its name: a store is torch.distributed's to give
+    from hybridremat.graph.private_torch import Store
 
 logger = logging.getLogger(__name__)
 
