@@ -7,8 +7,9 @@ that models that differ (the stages of a pipeline) or inputs that do (a batch of
 special case: each circle has its leader, and who is done says so until the others are.
 
 What they say is text in JSON, and goes through the store of the process group. Collectives would not do.
-The talk takes place while a graph is traced, and there gloo's all_gather hung in 2 of 14 runs (torch 2.13;
-not in 6,000 calls outside of tracing); NCCL's have a watchdog that ends the process if a plan takes long.
+The talk takes place while a graph is traced, and there gloo's all_gather hung in 3 of about 18 runs (torch
+2.13, cause not found; never in 6,000 calls outside of tracing). NCCL's have a watchdog that ends the process
+if a plan takes long.
 """
 
 from __future__ import annotations
