@@ -20,7 +20,7 @@ from torch import fx
 from hybridremat.graph.allocations import peaks_of
 from hybridremat.graph.grouped import group_ends, grouped_rows
 from hybridremat.graph.nodes import has_effects, storage_bytes, tensors
-from hybridremat.graph.private_torch import _disable_current_modes, arg_tree_leaves
+from hybridremat.graph.private_torch import _disable_current_modes, _neg_view, arg_tree_leaves
 from hybridremat.graph.signature import meant_by, signature
 from hybridremat.graph.trace import TracedStep
 
@@ -49,7 +49,7 @@ def _real(value: Any) -> Any:
     real = torch.as_strided(base, value.shape, value.stride(), int(value.storage_offset()))
     # kernels that cannot read a conjugated or negated view make a copy first
     real = real.conj() if value.is_conj() else real
-    return torch._neg_view(real) if value.is_neg() else real
+    return _neg_view(real) if value.is_neg() else real
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import _neg_view
 from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
@@ -24,6 +25,7 @@ from torch._functorch.partitioners import (
 )
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.effects import with_effects
+from torch._inductor import config as inductor_config
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
@@ -62,6 +64,7 @@ __all__ = [
     "_disable_current_modes",
     "_extract_fwd_bwd_modules",
     "_make_graph_module",
+    "_neg_view",
     "_profiler_enabled",
     "allow_second_backward",
     "aot_autograd",
@@ -73,6 +76,7 @@ __all__ = [
     "force_save_collectives",
     "force_save_effectful_ops",
     "group_store",
+    "inductor_config",
     "overwritten_inputs",
     "run_and_save_rng_state",
     "tangent_output",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from hybridremat.agreement import plan_name
-from hybridremat.capture import require_matching_inputs, require_trainable
+from hybridremat.capture import require_matching_inputs, require_traceable, require_trainable
 from hybridremat.curve import Frontier, make_frontier
 from hybridremat.errors import ModelError
 from hybridremat.graph.costs import CostModel
@@ -62,6 +62,7 @@ def _checked(
             "hybridremat.unwrap(model) first"
         )
     require_local(model)
+    require_traceable(model)
     require_matching_inputs(model, args, kwargs or {})
     return PlannedCall(model, Session(settings, only_frontier=only_frontier), show=progress)
 

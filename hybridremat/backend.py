@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,17 +20,23 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+from hybridremat.arrivals import Arrivals
 from hybridremat.checker import check
 from hybridremat.emission import emit
 from hybridremat.emitted_memory import EmittedMemory
-from hybridremat.errors import CaptureError, HeldOutputWarning, HybridRematError, PlanMismatchError
+from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.allocations import span
 from hybridremat.graph.grouping import TraceError
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.nodes import joint_outputs
-from hybridremat.graph.private_torch import aot_autograd, boxed_nop
+from hybridremat.graph.private_torch import (
+    allow_second_backward,
+    aot_autograd,
+    boxed_nop,
+    inductor_config,
+)
 from hybridremat.graph.trace import TracedStep, trace_joint
-from hybridremat.limits import format_bytes
+from hybridremat.held_outputs import HeldOutputs
 
 logger = logging.getLogger(__name__)
 
@@ -147,20 +151,24 @@ class Backend:
             if not self.parted:
                 _refuse_graph_break(module)
             roles = assign_roles(module, all_outputs=self.all_outputs)
-            watch = _HeldOutputs(self.hold_outputs)
-            compiled = aot_autograd(
+            watch, arrivals = HeldOutputs(expected=self.hold_outputs or not roles.loss_inside), Arrivals()
+            compile_graphs = aot_autograd(
                 fw_compiler=self._compile_forward,
-                bw_compiler=lambda graph, inputs: self._compile_backward(graph, inputs, watch),
+                bw_compiler=lambda graph, inputs: arrivals.keep_reached(
+                    graph.graph, self._compile_backward(graph, inputs, watch)
+                ),
                 inference_compiler=self._compile_inference,
                 partition_fn=lambda *args, **kwargs: self._partition(*args, roles=roles, **kwargs),
                 keep_inference_input_mutations=True,
-            )(module, example_inputs)
-
-        if not roles.detached:
-            return compiled
+            )
+            with inductor_config.patch(fallback_random=True):  # keeps draws that nothing reads, as eager does
+                compiled = compile_graphs(module, example_inputs)
+            _forget_examples(module)
 
         def run(*args: object) -> Any:
-            return watch.guard(compiled(*args), roles.detached)
+            outputs = compiled(*args)
+            arrivals.watch(outputs)
+            return watch.guard(outputs, roles.detached, args) if roles.loss_inside else outputs
 
         return run
 
@@ -205,6 +213,7 @@ class Backend:
         return call
 
     def _compile_forward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        allow_second_backward()
         key = self.planner.current()
         return self._runnable(graph, inputs, lambda: self.planner.running(key), "forward")
 
@@ -214,8 +223,17 @@ class Backend:
             self.planner.choose(trace_joint(graph, len(joint_outputs(graph)), hold_outputs=True))
         return self._compile_forward(graph, inputs)
 
-    def _compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any], watch: _HeldOutputs) -> Any:
+    def _compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any], watch: HeldOutputs) -> Any:
         return self._runnable(graph, inputs, watch.warn_once, "backward")
+
+
+def _forget_examples(module: fx.GraphModule) -> None:
+    """Drop Dynamo's example values, which hold autograd graphs, and those real scalars, as long as the step.
+
+    A step that is captured in the middle of training would take these bytes beyond its plan.
+    """
+    for node in module.graph.nodes:
+        node.meta.pop("example_value", None)
 
 
 def break_after(module: fx.GraphModule) -> tuple[str, str] | None:
@@ -238,52 +256,3 @@ def _refuse_graph_break(module: fx.GraphModule) -> None:
             "on a tensor's value), wrap the part of the model that has none, or wrap with "
             'graph_breaks="plan", which plans the graphs on both sides of it together.'
         )
-
-
-class _HeldOutputs:
-    """Outputs that carry no gradient: refuses gradients for them, notices when they are still held."""
-
-    def __init__(self, expected: bool) -> None:
-        self._warned = expected
-        self._alive: list[weakref.ref[torch.Tensor]] = []
-
-    def guard(self, outputs: Sequence[Any], detached: Sequence[int]) -> Sequence[Any]:
-        """Give detached outputs a gradient edge that raises."""
-        results = list(outputs)
-        self._alive.clear()
-        for index in detached:
-            tensor = results[index].detach().requires_grad_()
-            tensor.register_hook(_refuse_gradient(index, tuple(tensor.shape)))
-            self._alive.append(weakref.ref(tensor))
-            results[index] = tensor
-        return type(outputs)(results) if isinstance(outputs, tuple) else results
-
-    def warn_once(self) -> None:
-        """Warn if an output is still alive when the backward starts."""
-        held = [tensor for ref in self._alive if (tensor := ref()) is not None]
-        self._alive.clear()
-        size = sum(tensor.untyped_storage().nbytes() for tensor in held)
-        if self._warned or size == 0:
-            return
-        self._warned = True
-        warnings.warn(
-            f"{format_bytes(size)} of model outputs that are not part of the loss are still held during the "
-            "backward, beyond what the plan counts. Drop them (loss = model(**batch).loss), or wrap with "
-            "hold_outputs=True to have them counted.",
-            HeldOutputWarning,
-            stacklevel=2,
-        )
-
-
-def _refuse_gradient(index: int, shape: tuple[int, ...]) -> Callable[[torch.Tensor], None]:
-    def hook(gradient: torch.Tensor | None) -> None:
-        if gradient is None:  # a node between here and the loss (DistributedDataParallel has one) passes none
-            return
-        raise PlanMismatchError(
-            f"a gradient reached output {index} of the model, of shape {shape}. The step was planned "
-            "for a loss "
-            "inside the model (one of its outputs is a scalar), with no gradient for the other outputs. Wrap "
-            'with grad_outputs="all" to let every output take part in the loss.'
-        )
-
-    return hook

@@ -116,6 +116,27 @@ def require_trainable(model: object) -> None:
         )
 
 
+def require_traceable(model: nn.Module) -> None:
+    """Refuse modules that PyTorch does not trace, with a way out.
+
+    Dynamo can be told to trace ``nn.LSTM`` and its kind (``allow_rnn``). Their fused kernels hand opaque
+    workspaces to their backward, which crash the process when they are tried alone on made-up numbers, and
+    dropout between layers draws other masks than plain PyTorch (torch 2.13).
+
+    Raises
+    ------
+    CaptureError
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            kind = type(module).__name__
+            raise CaptureError(
+                f"{name or 'the model'} is an nn.{kind}, which PyTorch cannot trace into a graph whose "
+                "memory is known. Run its steps yourself with nn.LSTMCell, nn.GRUCell or nn.RNNCell in a loop, "
+                "or wrap the part of the model without it."
+            )
+
+
 def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse sample inputs that the model's ``forward`` does not take.
 

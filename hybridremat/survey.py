@@ -116,10 +116,10 @@ class SurveyBackend(Backend):
         self, module: fx.GraphModule, example_inputs: Sequence[Any], **_: object
     ) -> Callable[..., Any]:
         """Trace one graph; see :class:`~hybridremat.backend.Backend`."""
+        traced = [_requires_grad(node) for node in joint_outputs(module)]
         super().__call__(module, example_inputs)
         key, ending = self.survey.latest, break_after(module)
         assert key is not None
-        traced = [node.meta.get("example_value") for node in joint_outputs(module)]
 
         def run(*args: Any) -> tuple[Any, ...]:
             recorder = self.survey.recorder
@@ -136,8 +136,14 @@ class SurveyBackend(Backend):
         return run
 
 
-def _as_traced(output: Any, traced: object) -> Any:
+def _requires_grad(node: object) -> bool:
+    """Whether an output of Dynamo's graph carries a gradient."""
+    example = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return isinstance(example, torch.Tensor) and example.requires_grad
+
+
+def _as_traced(output: Any, traced: bool) -> Any:
     """The output as the next graph would see it in training: requiring a gradient or not."""
-    if not (isinstance(traced, torch.Tensor) and traced.requires_grad) or output.requires_grad:
+    if not traced or output.requires_grad:
         return output
     return output.detach().requires_grad_()

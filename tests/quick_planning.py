@@ -10,7 +10,9 @@ from hybridremat import session
 from hybridremat.blocks.pareto import Effort, enumerate_options
 from hybridremat.planner import OptionCache
 
-LITTLE = Effort(solves=14, solo_solves=4, deterministic_time=0.05, family_time=0.25)
+LITTLE = Effort(
+    solves=14, solo_solves=4, deterministic_time=0.05, family_time=0.25, limits=12, least_limits=12
+)
 
 
 class QuickOptions(OptionCache):

@@ -164,7 +164,7 @@ def test_forwards_that_wait_cannot_be_counted_across_breaks():
 
 
 class Between(nn.Module):
-    """A normalization that Dynamo leaves to plain PyTorch, between two graphs, and a loss that it leaves out."""
+    """A normalization and a loss that Dynamo leaves to plain PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()

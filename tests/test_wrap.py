@@ -235,6 +235,7 @@ def test_a_second_shape_gets_its_own_plan():
     start = copy.deepcopy(model.state_dict())
     results = []
     for case in (batch, other):
+        hybridremat.prepare(model, kwargs=case)
         model.load_state_dict(start)
         results.append(train(model, case))
     second = hybridremat.get_plan(model)
@@ -588,3 +589,31 @@ def test_nothing_of_a_step_survives_it():
     model.zero_grad()
     gc.collect()
     assert not [o for o in gc.get_objects() if isinstance(o, torch.Tensor) and id(o) not in before]
+
+
+def test_what_a_model_stores_on_itself_is_noticed():
+    class Keeping(Mlp):
+        def forward(self, x):
+            self.last = self.layers[0](x).detach()
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model, batch = Keeping(), small("mlp")[1]
+    wrap(model, batch)
+    with pytest.warns(HeldOutputWarning, match="stores on itself"):
+        model(**batch).backward()
+
+
+def test_outputs_that_are_inputs_are_not_taken_for_held_ones():
+    class Passing(Mlp):
+        def forward(self, x):
+            return super().forward(x), x
+
+    torch.manual_seed(0)
+    model, batch = Passing(), small("mlp")[1]
+    wrap(model, batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HeldOutputWarning)
+        loss, given = model(**batch)
+        loss.backward()
+    assert given is not None

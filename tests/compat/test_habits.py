@@ -13,7 +13,6 @@ from torch.nn import functional
 import hybridremat
 
 GROUP = "Training habits"
-WAITS = pytest.mark.xfail(reason="the backend does not follow arriving gradients yet", strict=True)
 SCALAR = {"reserve": 64}  # a loss that is scaled or divided after the model takes one more scalar
 
 
@@ -211,7 +210,6 @@ def test_functional_call(line):
 # Several backwards
 
 
-@WAITS
 def test_second_backward(line):
     def loop(model, run):
         model(**batches(1)[0])["loss"].backward()
@@ -236,7 +234,6 @@ def test_second_backward(line):
     )
 
 
-@WAITS
 def test_double_backward_is_refused(line):
     model, batch = net()
     wrap_least(model, batch)
@@ -360,7 +357,6 @@ class Heads(nn.Module):
         return tuple(head(x) for head in self.heads)
 
 
-@WAITS
 def test_only_some_outputs_in_the_loss(line):
     """Parameters that the loss does not reach keep no gradient, and so no weight decay."""
     torch.manual_seed(0)
