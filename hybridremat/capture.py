@@ -132,8 +132,8 @@ def require_traceable(model: nn.Module) -> None:
             kind = type(module).__name__
             raise CaptureError(
                 f"{name or 'the model'} is an nn.{kind}, which PyTorch cannot trace into a graph whose "
-                "memory is known. Run its steps yourself with nn.LSTMCell, nn.GRUCell or nn.RNNCell in a loop, "
-                "or wrap the part of the model without it."
+                "memory is known. Run its steps yourself with nn.LSTMCell, nn.GRUCell or nn.RNNCell in a "
+                "loop, or wrap the part of the model without it."
             )
 
 
