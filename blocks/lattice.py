@@ -17,48 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridremat.blocks.scale import Scale
 from hybridremat.blocks.types import BlockProblem
-
-Times = NDArray[np.int32]
-Flags = NDArray[np.bool_]
-Reduction = tuple[int, Flags]
-"""An axis (a value) and where it pays to drop that value."""
-
-NEVER: Final = 2**29
-"""Time units of what is impossible."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Ops that run in a row before a step: where it pays to run them, and what goes meanwhile."""
-
-    ops: tuple[int, ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    runs: Flags
-    drops: tuple[Reduction, ...]
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Least times, and the decisions behind them.
-
-    Attributes
-    ----------
-    times
-        Backward time units by set of saved values (an axis of length 2 for each) and limit (last axis).
-    stages
-        For each step, its slots in order and the values that go after it.
-    """
-
-    times: Times
-    stages: tuple[tuple[tuple[Slot, ...], tuple[Reduction, ...]], ...]
 
 
 @dataclass
@@ -150,107 +114,19 @@ class Lattice:
         shift = len(self.values) - self.width[j]
         return tuple(sorted({self._place[d] - shift for d in values if self._place.get(d, -1) >= shift}))
 
+    def has_axis(self, value: int) -> bool:
+        """Whether sets know if a value is alive."""
+        return value in self._place
+
     @cached_property
     def bytes_by_set(self) -> NDArray[np.int64]:
         """Units of every set of values."""
         total = np.zeros((2,) * len(self.values), np.int64)
         for axis, ds in enumerate(self.values):
-            total[_at(total.ndim, {axis: 1})] += sum(self.scale.value_units[d] for d in ds)
+            total[at(total.ndim, {axis: 1})] += sum(self.scale.value_units[d] for d in ds)
         return total
 
-    def sweep(self, limits: NDArray[np.int64]) -> Sweep:
-        """Least backward times within each of ``limits`` (units at the peak of the backward)."""
-        sizes = self.bytes_by_set
-        times = np.zeros(len(limits), np.int32)
-        stages = []
-        for j in reversed(range(len(self.members))):
-            used = sizes[(0,) * (len(self.values) - self.width[j])]
-            times, gone = self._step(j, times, used, limits)
-            slots = [self._slot(j, row, times, used, limits) for row in reversed(self.members[j])]
-            stages.append((tuple(reversed(slots)), gone))
-        return Sweep(times, tuple(reversed(stages)))
 
-    def _step(
-        self, j: int, after: Times, used: NDArray[np.int64], limits: NDArray[np.int64]
-    ) -> tuple[Times, tuple[Reduction, ...]]:
-        """From the sets that stay after step j to the sets before it."""
-        step, bits = self.scale.steps[j], self.width[j]
-        fresh = bits - (after.ndim - 1)
-        stay = used[(0,) * fresh]
-        after = np.where(stay[..., None] + step.tail > limits, np.int32(NEVER), after)
-        times = np.full((2,) * bits + (len(limits),), NEVER, np.int32)
-        reads = self.axes(j, step.reads)
-        times[tuple(int(axis in reads) for axis in range(fresh))] = after
-        gone = []
-        for axis in (axis for axis in reads if axis >= fresh):
-            kept, dropped = times[_at(bits, {axis: 1})], times[_at(bits, {axis: 0})]
-            gone.append((axis, dropped < kept))
-            np.minimum(kept, dropped, out=kept)
-        for axis in reads:
-            times[_at(bits, {axis: 0})] = NEVER
-        np.copyto(times, NEVER, where=used[..., None] + step.during > limits)
-        return times, tuple(gone)
-
-    def _slot(
-        self, j: int, row: tuple[int, ...], times: Times, used: NDArray[np.int64], limits: NDArray[np.int64]
-    ) -> Slot:
-        """Before step j, a row may run where all that it reads is alive and nothing that it writes."""
-        ops, units, bits = self.problem.ops, self.scale.value_units, self.width[j]
-        writes = self.axes(j, ops[row[-1]].writes)
-        before = self.scale.steps[j - 1].after if j else self.scale.gradient_in_units
-        best, drops, reads = times, [], dict[int, int]()
-        if len(writes) == 1:
-            best = best[_at(bits, {writes[0]: 1})]
-        for c in reversed(row):
-            inner = {d for k in row[:-1] for d in ops[k].writes if d not in self._place}
-            fresh = [axis for axis in self.axes(j, ops[c].reads) if axis not in reads]
-            made = dict.fromkeys(writes, int(c == row[-1]))
-            for axis in (*(writes if c == row[-1] and len(writes) > 1 else ()), *fresh):
-                kept, dropped = best[_at(bits, {axis: 1})], best[_at(bits, {axis: 0})]
-                drops.append((axis, dropped < kept))
-                best = np.minimum(kept, dropped)
-            reads |= dict.fromkeys(fresh, 1)
-            best = best + np.int32(self.scale.time_units[c])
-            aside = sum(units[d] for d in ops[c].writes if not self.axes(j, (d,)))
-            aside += sum(units[d] for d in ops[c].reads if d in inner)
-            room = limits - self.scale.temp_units[c] - aside - before
-            np.copyto(best, NEVER, where=used[_at(bits, reads | made)][..., None] > room)
-        target = times[_at(bits, reads | dict.fromkeys(writes, 0))]
-        runs = best < target
-        np.minimum(target, best, out=target)
-        return Slot(row, tuple(reads), writes, runs, tuple(drops))
-
-    def decode(self, sweep: Sweep, saved: int, limit: int) -> tuple[tuple[int, ...], ...]:
-        """For each step the ops that run before it, from the set with flat index ``saved``."""
-        alive = [saved >> axis & 1 for axis in reversed(range(len(self.values)))]
-        recompute = []
-        for j, (slots, gone) in enumerate(sweep.stages):
-            alive = alive[len(alive) - self.width[j] :]
-            ran: list[int] = []
-            for slot in slots:
-                possible = all(alive[a] for a in slot.reads) and not any(alive[a] for a in slot.writes)
-                if possible and _flag(slot.runs, alive, limit):
-                    ran += slot.ops
-                    for axis in slot.writes:
-                        alive[axis] = 1
-                    _drop(slot.drops, alive, limit)
-            _drop(gone, alive, limit)
-            recompute.append(tuple(ran))
-        return tuple(recompute)
-
-
-def _at(bits: int, fixed: dict[int, int]) -> tuple[slice, ...]:
+def at(bits: int, fixed: dict[int, int]) -> tuple[slice, ...]:
     """Where the given axes have the given values; the axes stay."""
     return tuple(slice(fixed[a], fixed[a] + 1) if a in fixed else slice(None) for a in range(bits))
-
-
-def _flag(flags: Flags, alive: list[int], limit: int) -> bool:
-    place = tuple(bit if size > 1 else 0 for bit, size in zip(alive, flags.shape, strict=False))
-    return bool(flags[(*place, limit)])
-
-
-def _drop(drops: tuple[Reduction, ...], alive: list[int], limit: int) -> None:
-    """What was decided last comes first: its flags take the earlier ones as decided."""
-    for axis, flags in reversed(drops):
-        if _flag(flags, alive, limit):
-            alive[axis] = 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from hybridremat.blocks.types import BackwardStep, BlockBinding, BlockProblem, ForwardOp
 from hybridremat.graph.chain import Block, Chain
+from hybridremat.graph.far import far_values
 from hybridremat.graph.joint import JointGraph, Phase
 
 
@@ -47,6 +48,7 @@ def bind_block(chain: Chain, index: int) -> BlockBinding:
         outputs=frozenset(local[v] for v in leaving & local.keys()),
         gradient_in=side.gradient_in,
         held_forward=frozenset(local[v] for v in released - leaving),
+        far=frozenset(local[f.value] for f in far_values(chain) if f.producer == index),
     )
     return BlockBinding(problem, ops, values, tuple(tuple(step.ops) for step in merged))
 

@@ -74,6 +74,7 @@ def simulate_option(
         saved=tuple(kept),
         optional_forward=tuple(sorted(set(optional_forward))),
         recompute=tuple(tuple(cs) for cs in recompute),
+        idle=frozenset() if solo else problem.far.difference(crossing),
     )
 
 

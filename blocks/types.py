@@ -51,7 +51,9 @@ class BlockProblem:
     ``value_bytes[d]`` are the bytes of local value d; ``ops`` are the forward and optional ops in
     execution order; ``outputs`` are the local values that leave the block (kept with every ordinary
     option, dropped by solo options); ``held_forward`` live to the end of the block's first forward
-    (released step outputs) without being saved; ``gradient_in`` are the gradient bytes that enter.
+    (released step outputs) without being saved; ``gradient_in`` are the gradient bytes that enter;
+    ``far`` are outputs that other blocks may let go before this block's backward: to leave them alone
+    there can pay.
 
     Values that are alive anyway (block inputs, the chain's ``always``) are not part of the block.
     """
@@ -62,6 +64,7 @@ class BlockProblem:
     outputs: frozenset[int]
     gradient_in: int
     held_forward: frozenset[int] = frozenset()
+    far: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ class Option:
         Optional ops that run in the forward.
     recompute
         For each backward step, the local ops run before it, in order.
+    idle
+        Outputs among the problem's ``far`` that its backward does not read as the forward left them.
     """
 
     saved_bytes: int
@@ -103,6 +108,7 @@ class Option:
     saved: tuple[int, ...]
     optional_forward: tuple[int, ...]
     recompute: tuple[tuple[int, ...], ...]
+    idle: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,17 @@ equal rows are computed once: about 3L of the L²/2 in a chain of equal layers. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridremat.sequence.endings import NOTHING, Ending
 from hybridremat.sequence.moves import Moves
-from hybridremat.sequence.problem import BlockFigures, ChainProblem
+from hybridremat.sequence.problem import ChainProblem
+from hybridremat.sequence.rows import SubChain, row_numbers
 
 MOST_SLOTS: Final = 6000
 """Slots per plain peak. Every block's sizes are rounded up, so long chains need fine slots: on chains of
@@ -49,21 +52,25 @@ Row = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ChainTable:
-    """Opt for all (s,t): ``rows[row_of[s][t]][m]``, with m in slots of ``unit`` bytes."""
+    """Opt for all (s,t): ``rows[row_of[s,t,ending]][m]``, with m in slots of ``unit`` bytes.
+
+    ``ending`` are the far values whose life ends in (s,t): empty in most chains, one row for each set of them
+    that can come up in the others (:mod:`hybridremat.sequence.endings`).
+    """
 
     problem: ChainProblem
     unit: int
     rows: tuple[Row, ...]
-    row_of: tuple[tuple[int, ...], ...]
+    row_of: Mapping[SubChain, int]
 
     @property
     def top(self) -> Row:
         """Opt[0,L−1,·]: least time of the whole step by slots."""
         return self.row(0, len(self.problem) - 1)
 
-    def row(self, s: int, t: int) -> Row:
+    def row(self, s: int, t: int, ending: Ending = NOTHING) -> Row:
         """Opt[s,t,·]."""
-        return self.rows[self.row_of[s][t]]
+        return self.rows[self.row_of[s, t, ending]]
 
     def breakpoints(self) -> tuple[int, ...]:
         """Slots at which the whole step becomes feasible or faster, ascending."""
@@ -89,72 +96,52 @@ def chain_table(problem: ChainProblem, *, memory: int, slots: int | None = None)
         How finely ``memory`` is cut; by default as finely as the number of rows allows. Sizes are
         rounded up to slots and limits down, so the table never promises less memory than a schedule needs.
     """
-    length = len(problem)
-    keys = _row_keys(problem)
+    number = row_numbers(problem, Moves(problem, 1))
     if slots is None:
-        distinct = len({key for s, row in enumerate(keys) for key in row[s:]})
+        distinct = len(set(number.values()))
         slots = max(LEAST_SLOTS, min(MOST_SLOTS, MOST_ENTRIES // distinct))
     unit = max(1, -(-memory // slots))
     # every block's sizes are rounded up, so the plain step needs up to one slot more for each
-    count = -(-memory // unit) + length + 1
+    count = -(-memory // unit) + len(problem) + 1
     moves = Moves(problem, unit)
-    rows: list[Row] = []
-    number: dict[int, int] = {}
-    row_of = [[-1] * length for _ in range(length)]
-    for s in reversed(range(length)):
-        for t in range(s, length):
-            if keys[s][t] not in number:
-                number[keys[s][t]] = len(rows)
-                rows.append(_row(moves, rows, row_of, s, t, count))
-            row_of[s][t] = number[keys[s][t]]
-    return ChainTable(problem, unit, tuple(rows), tuple(map(tuple, row_of)))
+    rows: dict[int, Row] = {}
+    for sub_chain, row in number.items():
+        if row not in rows:
+            rows[row] = _row(moves, rows, number, sub_chain, count)
+    return ChainTable(problem, unit, tuple(rows[row] for row in range(len(rows))), number)
 
 
-def _row_keys(problem: ChainProblem) -> list[list[int]]:
-    """A number for each (s,t) such that equal numbers have equal rows."""
-    length = len(problem)
-    interned: dict[object, int] = {}
-    classes: dict[tuple[BlockFigures, int], int] = {}
-    block_class = [
-        classes.setdefault((block, problem.gradient_bytes[i + 1]), len(classes))
-        for i, block in enumerate(problem.blocks)
-    ]
-    keys = [[-1] * length for _ in range(length)]
-    for s in reversed(range(length)):
-        boundary, plain = problem.boundary_bytes[s], problem.plain_peak[s]
-        for t in range(s, length):
-            rest = keys[s + 1][t] if t > s else -1
-            # the first forward (t = L−1) has terms of its own, by position
-            place = s if t == length - 1 else -1
-            key = (block_class[s], rest, place, boundary[s + 1 : t + 1], plain[s:t])
-            keys[s][t] = interned.setdefault(key, len(interned))
-    return keys
-
-
-def _row(moves: Moves, rows: list[Row], row_of: list[list[int]], s: int, t: int, count: int) -> Row:
+def _row(
+    moves: Moves, rows: Mapping[int, Row], row_of: Mapping[SubChain, int], sub_chain: SubChain, count: int
+) -> Row:
     """Opt[s,t,·] from the rows of shorter sub-chains."""
+    s, t, ending = sub_chain
     best = np.full(count, np.inf)
+    options = moves.options(s, t, ending)
     if s == t:
-        for choices in (moves.options(s, t), moves.solos(s)):
+        for choices in (options, moves.solos(s, ending)):
             for least, spent in zip(choices.least.tolist(), choices.time.tolist(), strict=True):
                 np.minimum(best[least:], spent, out=best[least:])
         return best
-    rest, options, splits = rows[row_of[s + 1][t]], moves.options(s, t), moves.splits(s, t)
-    for least, saved, spent in zip(
-        options.least.tolist(), options.saved.tolist(), options.time.tolist(), strict=True
+    splits = moves.splits(s, t, ending)
+    figures = (options.least, options.saved, options.time)
+    for least, saved, spent, rest in zip(*(c.tolist() for c in figures), options.rest, strict=True):
+        if least < count:
+            later = _with_less(rows[row_of[s + 1, t, rest]], saved, least)
+            np.minimum(best[least:], later + spent, out=best[least:])
+    columns = (splits.at, splits.least, splits.carried, splits.grown, splits.time)
+    for (j, least, carried, grown, spent), after, before in zip(
+        zip(*(c.tolist() for c in columns), strict=True), splits.later, splits.earlier, strict=True
     ):
         if least < count:
-            np.minimum(best[least:], rest[least - saved : count - saved] + spent, out=best[least:])
-    for j, least, carried, grown, spent in zip(
-        splits.at.tolist(),
-        splits.least.tolist(),
-        splits.carried.tolist(),
-        splits.grown.tolist(),
-        splits.time.tolist(),
-        strict=True,
-    ):
-        if least < count:
-            later = rows[row_of[j][t]][least - carried : count - carried]
-            earlier = rows[row_of[s][j - 1]][least - grown : count - grown]
+            later = rows[row_of[j, t, after]][least - carried : count - carried]
+            earlier = _with_less(rows[row_of[s, j - 1, before]], grown, least)
             np.minimum(best[least:], later + earlier + spent, out=best[least:])
     return best
+
+
+def _with_less(row: Row, less: int, least: int) -> Row:
+    """The times from ``least`` slots on of what has ``less`` slots (below zero: more, up to the last)."""
+    if less >= 0:
+        return row[least - less : len(row) - less]
+    return np.concatenate((row[least - less :], np.full(min(-less, len(row) - least), row[-1])))

@@ -13,7 +13,7 @@ from hybridremat.graph.chain import Chain
 from hybridremat.graph.joint import Schedule
 from hybridremat.sequence.dead import DeadRemover
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
-from hybridremat.sequence.problem import runs_once
+from hybridremat.sequence.reads import runs_once
 
 
 class Flattener:

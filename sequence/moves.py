@@ -2,47 +2,27 @@
 
 Sizes are rounded up to slots, so what fits here fits in bytes. Rows count bytes *above* what the
 blocks after t hold while (s,t) runs (see :func:`Moves.held`).
+
+What is free when a far value has ended (:mod:`hybridremat.sequence.endings`) counts as less that is needed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hybridremat.sequence.choices import Choices, Integers, Kind, Splits
+from hybridremat.sequence.endings import NOTHING, Ending, FarReaders
 from hybridremat.sequence.problem import ChainProblem
 
-Integers = NDArray[np.int64]
 
+class _After(NamedTuple):
+    """What ends in the rest, bytes that nobody needs there, bytes free in the block's backward."""
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """Options of one block, one entry each.
-
-    Option ``number`` needs ``least`` slots, leaves all but ``saved`` of them to the blocks after it, and
-    takes ``time`` nanoseconds, the block's forward included.
-    """
-
-    number: Integers
-    saved: Integers
-    least: Integers
-    time: Integers
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """Checkpoints of one sub-chain (s,t), one entry each.
-
-    A checkpoint at boundary ``at`` (j) needs ``least`` slots; (j,t) has ``carried`` slots less and (s,j−1)
-    ``grown`` less; running s…j−1 takes ``time`` nanoseconds.
-    """
-
-    at: Integers
-    least: Integers
-    carried: Integers
-    grown: Integers
-    time: Integers
+    rest: Ending
+    dead: int
+    spared: int
 
 
 class Moves:
@@ -51,6 +31,9 @@ class Moves:
     def __init__(self, problem: ChainProblem, unit: int) -> None:
         length = len(problem)
         self.length, self.unit = length, unit
+        self.far = FarReaders(problem)
+        self._kinds = [_distinct([Kind(o.idle, o.touched) for o in b.options]) for b in problem.blocks]
+        self._solo_kinds = [_distinct([Kind(NOTHING, o.touched) for o in b.solo]) for b in problem.blocks]
         self._options = [
             _columns(b.options, "saved", "forward_peak", "backward_peak", "time") for b in problem.blocks
         ]
@@ -74,44 +57,104 @@ class Moves:
         released = self._released[first : last + 1]
         return self._gradient[t + 1] + (released if t == self.length - 1 else np.zeros_like(released))
 
-    def options(self, s: int, t: int) -> Choices:
+    def options(self, s: int, t: int, ending: Ending = NOTHING) -> Choices:
         """Ordinary options of block s within (s,t), without those that rounding to slots makes useless."""
         saved, forward_peak, backward_peak, time = self._options[s]
+        kind, kinds = self._kinds[s]
+        after = [self._after(s, t, ending, k) for k in kinds]
         forward = self._forward_base(t, s, s) + forward_peak
-        backward = self._backward_held[s] - self._held[t] + backward_peak
-        least = self._slots(np.maximum(np.maximum(forward, backward), saved))
-        number = np.arange(len(saved))
-        found = Choices(number, self._slots(saved), least, time + self._forward_time[s])
-        order = np.lexsort((number, found.saved, found.least, found.time))
-        return _take(found, order[_undominated(found.least[order], found.saved[order])])
+        backward = (
+            self._backward_held[s] - self._held[t] + backward_peak - _of([a.spared for a in after], kind)
+        )
+        saved = self._slots(saved - _of([a.dead for a in after], kind))
+        least = np.maximum(np.maximum(self._slots(np.maximum(forward, backward)), saved), 0)
+        time = time + self._forward_time[s]
+        order = np.lexsort((np.arange(len(saved)), saved, least, time))
+        useful = order[_undominated(least[order], saved[order], kind[order], kinds)]
+        rest = tuple(after[k].rest for k in kind[useful].tolist())
+        return Choices(useful, saved[useful], least[useful], time[useful], rest)
 
-    def solos(self, s: int) -> Choices:
+    def solos(self, s: int, ending: Ending = NOTHING) -> Choices:
         """Solo options of block s when it is re-run; the last block is never re-run."""
         backward_peak, time = self._solo[s]
+        kind, kinds = self._solo_kinds[s]
         if s == self.length - 1:
-            backward_peak = time = time[:0]
-        least = self._slots(self._backward_held[s] - self._held[s] + backward_peak)
-        return Choices(np.arange(len(time)), np.zeros_like(time), least, time)
+            backward_peak = time = kind = time[:0]
+        spared = _of([self._after(s, s, ending, k).spared for k in kinds], kind)
+        least = self._slots(self._backward_held[s] - self._held[s] + backward_peak - spared)
+        none = (NOTHING,) * len(time)
+        return Choices(np.arange(len(time)), np.zeros_like(time), np.maximum(least, 0), time, none)
 
-    def splits(self, s: int, t: int) -> Splits:
+    def rests(self, s: int, t: int, ending: Ending) -> frozenset[Ending]:
+        """What can end in (s+1,t) after an option of block s."""
+        return frozenset(self._after(s, t, ending, kind).rest for kind in self._kinds[s][1])
+
+    def _after(self, s: int, t: int, ending: Ending, kind: Kind) -> _After:
+        """What an option of this kind leaves to the blocks after s."""
+        far = self.far
+        if not far.any:
+            return _After(NOTHING, 0, 0)
+        made, entering = far.made_in(s), far.entering(s)
+        spared = ending.difference(entering[rank] for rank in kind.touched)
+        free = spared.union(made[rank] for rank in kind.idle)
+        rest = far.within(s + 1, t, free)
+        return _After(rest, far.bytes(free - rest), far.bytes(spared))
+
+    def splits(self, s: int, t: int, ending: Ending = NOTHING) -> Splits:
         """Every checkpoint j of (s,t), s < j ≤ t."""
-        at = np.arange(s + 1, t + 1)
-        peak = np.maximum.accumulate(self._forward_base(t, s, t - 1) + self._plain_peak[s, s:t])
-        carried = self._slots(self._boundary[s, s + 1 : t + 1])
-        grown = self._slots(self._held[s:t] - self._held[t])
+        at = range(s + 1, t + 1)
+        unread, ended, later, earlier = self._ends(s, t, ending)
+        plain = self._plain_peak[s, s:t] - np.concatenate(([0], unread[:-1]))
+        peak = np.maximum.accumulate(self._forward_base(t, s, t - 1) + plain)
+        carried = self._slots(self._boundary[s, s + 1 : t + 1] - unread)
+        grown = self._slots(self._held[s:t] - self._held[t] - ended)
         least = np.maximum(self._slots(peak), np.maximum(carried, grown))
-        return Splits(at, least, carried, grown, np.cumsum(self._forward_time[s:t]))
+        time = np.cumsum(self._forward_time[s:t])
+        return Splits(np.array(at), least, carried, grown, time, later, earlier)
+
+    def _ends(
+        self, s: int, t: int, ending: Ending
+    ) -> tuple[Integers, Integers, tuple[Ending, ...], tuple[Ending, ...]]:
+        """For every checkpoint j: bytes at j not read, bytes free before j, ends in (j,t) and in (s,j−1)."""
+        far, places = self.far, range(s + 1, t + 1)
+        if not far.any:
+            none = np.zeros(t - s, np.int64)
+            return none, none, (NOTHING,) * (t - s), (NOTHING,) * (t - s)
+        fresh = [far.fresh(s, j) for j in places]
+        unread = [far.bytes(far.unread(j, t, values)) for j, values in zip(places, fresh, strict=True)]
+        earlier = tuple(far.within(s, j - 1, ending) for j in places)
+        freed = [ending - values for values in earlier]
+        later = tuple(
+            far.within(j, t, first.union(values))
+            for j, first, values in zip(places, freed, fresh, strict=True)
+        )
+        ended = [far.bytes(values) for values in freed]
+        return np.array(unread, np.int64), np.array(ended, np.int64), later, earlier
 
 
 def _columns(rows: tuple[object, ...], *names: str) -> list[Integers]:
     return [np.array([getattr(row, name) for row in rows], np.int64) for name in names]
 
 
-def _undominated(least: Integers, saved: Integers) -> Integers:
-    """Indexes of entries that no earlier entry (earlier: not slower) equals or beats in both figures."""
+def _distinct(items: list[Kind]) -> tuple[Integers, tuple[Kind, ...]]:
+    """The kind of every item, and the kinds."""
+    kinds: dict[Kind, int] = {}
+    kind = [kinds.setdefault(item, len(kinds)) for item in items]
+    return np.array(kind, np.int64), tuple(kinds)
+
+
+def _of(figures: list[int], kind: Integers) -> Integers:
+    """The figure of every item, from those of the kinds."""
+    return np.array(figures, np.int64)[kind]
+
+
+def _undominated(least: Integers, saved: Integers, kind: Integers, kinds: tuple[Kind, ...]) -> Integers:
+    """Indexes of entries that no earlier entry (earlier: not slower) equals or beats in both figures.
+
+    One that lets go of less does not beat.
+    """
     beats = (least[:, None] <= least[None, :]) & (saved[:, None] <= saved[None, :])
+    if len(kinds) > 1:
+        covers = np.array([[own.covers(other) for other in kinds] for own in kinds])
+        beats &= covers[kind[:, None], kind[None, :]]
     return np.flatnonzero(~np.triu(beats, 1).any(axis=0))
-
-
-def _take(choices: Choices, index: Integers) -> Choices:
-    return Choices(choices.number[index], choices.saved[index], choices.least[index], choices.time[index])

@@ -11,24 +11,37 @@ from dataclasses import dataclass
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.chain import Block, Chain
+from hybridremat.graph.far import FarValue, far_values
+from hybridremat.sequence.plain_peaks import plain_peaks, value_bytes
+from hybridremat.sequence.reads import BlockReads
 
 
 @dataclass(frozen=True, slots=True)
 class OptionFigures:
-    """An ordinary option: S_o, pf_o and pb_o in bytes, extra time in nanoseconds."""
+    """An ordinary option: S_o, pf_o and pb_o in bytes, extra time in nanoseconds.
+
+    ``idle`` are those far values that the block makes and this option's backward does not read, ``touched``
+    those that enter the block and its backward reads; by rank among the block's.
+    """
 
     saved: int
     forward_peak: int
     backward_peak: int
     time: int
+    idle: frozenset[int] = frozenset()
+    touched: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class SoloFigures:
-    """A solo option: pb_o in bytes, time in nanoseconds (its whole forward part included)."""
+    """A solo option: pb_o in bytes, time in nanoseconds (its whole forward part included).
+
+    ``touched`` are the far values entering the block that it reads, by rank.
+    """
 
     backward_peak: int
     time: int
+    touched: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,8 @@ class ChainProblem:
         Alive during the whole backward.
     always_bytes
         Alive at any time: values in ``chain.always``, and the generator states of random ops.
+    far
+        Values that may die before the blocks that hold them are through.
     """
 
     blocks: tuple[BlockFigures, ...]
@@ -75,14 +90,10 @@ class ChainProblem:
     released_bytes: tuple[int, ...] = ()
     tangent_bytes: int = 0
     always_bytes: int = 0
+    far: tuple[FarValue, ...] = ()
 
     def __len__(self) -> int:
         return len(self.blocks)
-
-
-def runs_once(chain: Chain, op: int) -> bool:
-    """Whether a forward op makes nothing that a recomputation could need (mutations included)."""
-    return all(value in chain.always for value in chain.graph.ops[op].writes)
 
 
 def chain_problem(
@@ -102,33 +113,34 @@ def chain_problem(
         )
     graph = chain.graph
     gradients = [_gradient_bytes(chain, block) for block in chain.blocks]
+    far = far_values(chain)
     figures = tuple(
-        _figures(chain, block, options, bytes_)
-        for block, options, bytes_ in zip(chain.blocks, option_sets, gradients, strict=True)
+        _figures(BlockReads(chain, far, binding, i), options, gradients[i])
+        for i, (binding, options) in enumerate(zip(bindings, option_sets, strict=True))
     )
     return ChainProblem(
         blocks=figures,
         boundary_bytes=_boundary_bytes(chain),
         gradient_bytes=tuple(value_bytes(chain, values) for values in chain.gradient_boundary),
         later_gradients=tuple(sum(gradients[t + 1 :]) for t in range(len(gradients))),
-        plain_peak=_plain_peaks(chain),
+        plain_peak=plain_peaks(chain),
         released_bytes=_released_bytes(chain),
         tangent_bytes=sum(value.bytes for value in graph.values if value.tangent),
         always_bytes=value_bytes(chain, chain.always) + _generator_bytes(chain),
+        far=far,
     )
 
 
-def value_bytes(chain: Chain, values: frozenset[int] | set[int]) -> int:
-    """Bytes of a set of values; graph inputs and tangents are charged elsewhere."""
-    return sum(chain.graph.values[v].bytes for v in values if chain.graph.values[v].producer is not None)
-
-
-def _figures(chain: Chain, block: Block, options: OptionSet, gradient_bytes: int) -> BlockFigures:
-    ops = chain.graph.ops
+def _figures(reads: BlockReads, options: OptionSet, gradient_bytes: int) -> BlockFigures:
     return BlockFigures(
-        tuple(OptionFigures(o.saved_bytes, o.forward_peak, o.backward_peak, o.time) for o in options.options),
-        tuple(SoloFigures(o.backward_peak, o.time) for o in options.solo),
-        sum(ops[op].time for op in block.forward if not runs_once(chain, op)),
+        tuple(
+            OptionFigures(
+                o.saved_bytes, o.forward_peak, o.backward_peak, o.time, reads.idle(o), reads.touched(o)
+            )
+            for o in options.options
+        ),
+        tuple(SoloFigures(o.backward_peak, o.time, reads.touched(o)) for o in options.solo),
+        reads.forward_time,
         gradient_bytes,
     )
 
@@ -163,40 +175,3 @@ def _released_bytes(chain: Chain) -> tuple[int, ...]:
         made = {value for op in block.forward for value in chain.graph.ops[op].writes}
         pending |= (made & chain.graph.released_outputs) - chain.always
     return tuple(result)
-
-
-def _plain_peaks(chain: Chain) -> tuple[tuple[int, ...], ...]:
-    """pn[s][k]; it depends on s only through the held part of the input, so most entries repeat."""
-    known: dict[tuple[int, frozenset[int]], int] = {}
-
-    def peak(s: int, k: int) -> int:
-        extra = chain.boundary[k] - chain.boundary[s] - chain.always if k > s else frozenset()
-        key = (k, extra)
-        if key not in known:
-            known[key] = _plain_peak(chain, k, extra)
-        return known[key]
-
-    count = len(chain.blocks)
-    return tuple(tuple(peak(s, k) if k >= s else 0 for k in range(count)) for s in range(count))
-
-
-def _plain_peak(chain: Chain, k: int, extra: frozenset[int]) -> int:
-    """Peak of one plain forward of block k, ``extra`` being the charged part of its input."""
-    graph, block = chain.graph, chain.blocks[k]
-    stay = chain.boundary[k + 1] | graph.released_outputs
-    own = extra | {v for op in block.forward for v in graph.ops[op].writes} - chain.always
-    last: dict[int, int] = {}
-    for position, op in enumerate(block.forward):
-        for value in (*graph.ops[op].reads, *graph.ops[op].writes):
-            if value in own:
-                last[value] = position
-    dying: list[list[int]] = [[] for _ in block.forward]
-    for value, position in last.items():
-        if value not in stay:
-            dying[position].append(value)
-    live = peak = value_bytes(chain, extra)
-    for op, dead in zip(block.forward, dying, strict=True):
-        live += sum(graph.values[v].bytes for v in graph.ops[op].writes if v in own)
-        peak = max(peak, live + graph.ops[op].temp)
-        live -= sum(graph.values[v].bytes for v in dead)
-    return peak

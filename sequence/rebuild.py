@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from hybridremat.sequence.choices import Choices
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
 from hybridremat.sequence.dynamic import ChainTable
-from hybridremat.sequence.moves import Choices, Moves
+from hybridremat.sequence.endings import NOTHING, Ending
+from hybridremat.sequence.moves import Moves
 
-State = tuple[int, int, int]
-"""(s, t, m): blocks s…t are to be run forward and backward with m slots."""
+State = tuple[int, int, Ending, int]
+"""(s, t, ending, m): blocks s…t are to be run forward and backward with m slots."""
 
 
 class InfeasibleSlotError(ValueError):
@@ -22,7 +24,7 @@ class Rebuilder:
     def __init__(self, table: ChainTable) -> None:
         self._table = table
         self._moves = Moves(table.problem, table.unit)
-        self._options: dict[tuple[int, int], Choices] = {}
+        self._options: dict[tuple[int, int, Ending], Choices] = {}
         self._known: dict[State, list[Decision | State]] = {}
 
     def __call__(self, slot: int) -> tuple[Decision, ...]:
@@ -38,7 +40,7 @@ class Rebuilder:
             raise InfeasibleSlotError(f"no schedule of this chain fits in {table.peak_bytes(slot)} bytes")
         decisions: list[Decision] = []
         # a list of what is still to do, not recursion: chains may be longer than Python's stack
-        pending: list[Decision | State] = [(0, len(table.problem) - 1, slot)]
+        pending: list[Decision | State] = [(0, len(table.problem) - 1, NOTHING, slot)]
         while pending:
             item = pending.pop()
             if isinstance(item, tuple):
@@ -49,35 +51,39 @@ class Rebuilder:
                 decisions.append(item)
         return tuple(decisions)
 
-    def _expand(self, s: int, t: int, m: int) -> list[Decision | State]:
+    def _expand(self, s: int, t: int, ending: Ending, m: int) -> list[Decision | State]:
         """What is done at Opt[s,t,m], with the sub-chains that are left to expand."""
         if s == t:
-            return self._one_block(s, m)
-        wanted = self._table.row(s, t)[m]
-        if (s, t) not in self._options:
-            self._options[s, t] = self._moves.options(s, t)
-        options = self._options[s, t]
-        fits = np.flatnonzero(options.least <= m)
-        left = m - options.saved[fits]
-        hits = np.flatnonzero(self._table.row(s + 1, t)[left] + options.time[fits] == wanted)
-        if len(hits):
-            number = int(options.number[fits[hits[0]]])
-            return [ForwardOption(s, number), (s + 1, t, int(left[hits[0]])), Backward(s, number)]
-        return self._checkpoint(s, t, m)
+            return self._one_block(s, ending, m)
+        wanted = self._table.row(s, t, ending)[m]
+        if (s, t, ending) not in self._options:
+            self._options[s, t, ending] = self._moves.options(s, t, ending)
+        options, most = self._options[s, t, ending], len(self._table.top) - 1
+        for rest in dict.fromkeys(options.rest):
+            fits = np.flatnonzero((options.least <= m) & np.array([r == rest for r in options.rest]))
+            left = np.minimum(m - options.saved[fits], most)
+            hits = np.flatnonzero(self._table.row(s + 1, t, rest)[left] + options.time[fits] == wanted)
+            if len(hits):
+                number = int(options.number[fits[hits[0]]])
+                return [ForwardOption(s, number), (s + 1, t, rest, int(left[hits[0]])), Backward(s, number)]
+        return self._checkpoint(s, t, ending, m)
 
-    def _one_block(self, s: int, m: int) -> list[Decision | State]:
-        wanted = self._table.row(s, s)[m]
-        options, solos = self._moves.options(s, s), self._moves.solos(s)
+    def _one_block(self, s: int, ending: Ending, m: int) -> list[Decision | State]:
+        wanted = self._table.row(s, s, ending)[m]
+        options, solos = self._moves.options(s, s, ending), self._moves.solos(s, ending)
         hits = options.number[(options.least <= m) & (options.time == wanted)].tolist()
         if hits:
             return [ForwardOption(s, hits[0]), Backward(s, hits[0])]
         return [Solo(s, solos.number[(solos.least <= m) & (solos.time == wanted)].tolist()[0])]
 
-    def _checkpoint(self, s: int, t: int, m: int) -> list[Decision | State]:
-        table, splits = self._table, self._moves.splits(s, t)
+    def _checkpoint(self, s: int, t: int, ending: Ending, m: int) -> list[Decision | State]:
+        table, splits = self._table, self._moves.splits(s, t, ending)
+        wanted, most = table.row(s, t, ending)[m], len(table.top) - 1
         for i in np.flatnonzero(splits.least <= m).tolist():
-            j, later, earlier = int(splits.at[i]), m - int(splits.carried[i]), m - int(splits.grown[i])
-            time = table.row(j, t)[later] + table.row(s, j - 1)[earlier] + splits.time[i]
-            if time == table.row(s, t)[m]:
-                return [*(Forward(k) for k in range(s, j)), (j, t, later), (s, j - 1, earlier)]
+            j, after, before = int(splits.at[i]), splits.later[i], splits.earlier[i]
+            later, earlier = m - int(splits.carried[i]), min(most, m - int(splits.grown[i]))
+            time = table.row(j, t, after)[later] + table.row(s, j - 1, before)[earlier] + splits.time[i]
+            if time == wanted:
+                runs = (Forward(k) for k in range(s, j))
+                return [*runs, (j, t, after, later), (s, j - 1, before, earlier)]
         raise AssertionError(f"Opt[{s},{t},{m}] has no decision behind it")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridremat.graph.far import FarValue
 from hybridremat.sequence import (
     BlockFigures,
     ChainProblem,
@@ -19,7 +20,7 @@ from hybridremat.sequence import (
     SoloFigures,
     block_decisions,
     chain_table,
-    dynamic,
+    rows,
 )
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, Solo
 
@@ -35,11 +36,27 @@ class TinyChain:
     blocks: list[BlockFigures]
     released: list[int]
     tangent: int
+    readers: dict[str, list[int]]
+
+    def made(self, block: int) -> list[str]:
+        """Values that a block makes; an option names those that it leaves alone by their place here."""
+        return [n for n in self.size if n in self.boundary[block + 1] - self.boundary[block]]
+
+    def entering(self, block: int) -> list[str]:
+        """Values of other blocks that a block reads; an option names those that it touches by place."""
+        return [n for n in self.size if block in self.readers[n]]
+
+    def far(self) -> tuple[FarValue, ...]:
+        producer = {n: i for i in range(len(self.blocks)) for n in self.made(i)}
+        return tuple(
+            FarValue(number, size, producer[n], tuple(self.readers[n]))
+            for number, (n, size) in enumerate(self.size.items())
+        )
 
     def bytes_of(self, names: set[str]) -> int:
         return sum(self.size[name] for name in names)
 
-    def problem(self) -> ChainProblem:
+    def problem(self, *, far: bool = True) -> ChainProblem:
         count = len(self.blocks)
         grown = [b.gradient_bytes for b in self.blocks]
         fresh = [
@@ -59,7 +76,12 @@ class TinyChain:
             ),
             released_bytes=tuple(sum(self.released[:k]) for k in range(count)),
             tangent_bytes=self.tangent,
+            far=self.far() if far else (),
         )
+
+
+def some_of(count: int) -> st.SearchStrategy[frozenset[int]]:
+    return st.frozensets(st.integers(0, count - 1)) if count else st.just(frozenset())
 
 
 @st.composite
@@ -68,26 +90,33 @@ def tiny_chains(draw: st.DrawFn, max_blocks: int = 4) -> TinyChain:
     number = st.integers(0, 6)
     boundary: list[set[str]] = [set() for _ in range(count + 1)]
     size = {}
+    readers = {}
     for start in range(1, count):
         for which in range(draw(st.integers(1, 2))):
             name = f"v{start}.{which}"
             size[name] = draw(number)
-            for i in range(start, draw(st.integers(start, count - 1)) + 1):
+            end = draw(st.integers(start, count - 1))
+            readers[name] = [i for i in range(start, end + 1) if i == end or draw(st.booleans())]
+            for i in range(start, end + 1):
                 boundary[i].add(name)
     blocks = []
     for i in range(count):
-        made = sum(size[name] for name in boundary[i + 1] - boundary[i])
+        made = [size[name] for name in boundary[i + 1] - boundary[i]]
+        entering = sum(i in blocks_ for blocks_ in readers.values())
         options = []
         for _ in range(draw(st.integers(1, 3))):
-            saved = made + draw(number)
-            options.append(OptionFigures(saved, saved + draw(number), saved + draw(number), draw(number)))
-        solo = [SoloFigures(draw(number), draw(number)) for _ in range(draw(st.integers(0, 2)))]
+            saved = sum(made) + draw(number)
+            idle, touched = (draw(some_of(n)) for n in (len(made), entering))
+            peaks = saved + draw(number), saved + draw(number)
+            options.append(OptionFigures(saved, *peaks, draw(number), idle, touched))
+        # the program takes what enters a block that runs alone to be needed to the end
+        everything = frozenset(range(entering))
+        solo = [SoloFigures(draw(number), draw(number), everything) for _ in range(draw(st.integers(0, 2)))]
         blocks.append(BlockFigures(tuple(options), tuple(solo), draw(number), draw(number)))
     inner = [sum(size[n] for n in boundary[i + 1] - boundary[i]) + draw(number) for i in range(count)]
     gradient = [0, *(draw(number) for _ in range(count - 1)), 0]
-    return TinyChain(
-        boundary, size, inner, gradient, blocks, [draw(st.integers(0, 2)) for _ in range(count)], draw(number)
-    )
+    released = [draw(st.integers(0, 2)) for _ in range(count)]
+    return TinyChain(boundary, size, inner, gradient, blocks, released, draw(number), readers)
 
 
 # An action: ("F", k), ("Fo", k, o), ("B", k, o), ("S", k, o), ("hold", j) or ("drop", j).
@@ -112,9 +141,11 @@ def every_schedule(chain: TinyChain, s: int, t: int) -> list[list[Action]]:
 
 @dataclass
 class Walk:
-    """Memory while actions happen one after the other."""
+    """Memory while actions happen one after the other: what is held, as long as somebody reads it later."""
 
     chain: TinyChain
+    actions: list[Action]
+    now: int = 0
     held: set[str] = field(default_factory=set)
     own: dict[int, set[str]] = field(default_factory=dict)
     private: dict[int, int] = field(default_factory=dict)
@@ -126,8 +157,34 @@ class Walk:
     peak: int = 0
     time: int = 0
 
+    def reads(self, action: Action, name: str) -> bool:
+        """Whether an action reads a value: forwards all that enters, backwards what their figures say."""
+        chain, kind, k = self.chain, action[0], int(action[1])
+        if kind in ("F", "Fo"):
+            return name in chain.entering(k)
+        if kind in ("hold", "drop"):
+            return False
+        block, number = chain.blocks[k], int(action[2])
+        if kind == "B" and name in chain.made(k):
+            return chain.made(k).index(name) not in block.options[number].idle
+        touched = block.options[number].touched if kind == "B" else block.solo[number].touched
+        return name in chain.entering(k) and chain.entering(k).index(name) in touched
+
+    def wanted(self, names: set[str]) -> set[str]:
+        """Those of ``names`` that are read, now or later, before they are made again."""
+        return {name for name in names if self.read_again(name)}
+
+    def read_again(self, name: str) -> bool:
+        for index in range(self.now, len(self.actions)):
+            kind, k = self.actions[index][0], int(self.actions[index][1])
+            if self.reads(self.actions[index], name):
+                return True
+            if index > self.now and kind in ("F", "Fo") and name in self.chain.made(k):
+                return False
+        return False
+
     def base(self) -> int:
-        kept = self.chain.bytes_of(self.held) + sum(self.private.values())
+        kept = self.chain.bytes_of(self.wanted(self.held)) + sum(self.private.values())
         return kept + self.released + self.parameter_gradients + self.tangent
 
     def keep(self, key: int, names: set[str]) -> None:
@@ -137,7 +194,7 @@ class Walk:
     def act(self, action: Action) -> None:
         kind, k = action[0], int(action[1])
         chain = self.chain
-        entering = chain.bytes_of(chain.boundary[k] - self.held)
+        entering = chain.bytes_of(self.wanted(chain.boundary[k] - self.held))
         if kind == "hold":
             self.keep(-k, chain.boundary[k])
         elif kind == "drop":
@@ -179,8 +236,8 @@ class Walk:
 
 def walk(chain: TinyChain, actions: list[Action]) -> tuple[int, int]:
     """Peak and time of one schedule."""
-    state = Walk(chain)
-    for action in actions:
+    state = Walk(chain, actions)
+    for state.now, action in enumerate(actions):
         state.act(action)
     assert not state.held and not state.private
     return state.peak, state.time
@@ -251,7 +308,7 @@ def test_equal_sub_chains_share_rows_and_change_nothing(chain: TinyChain, count:
     shared = chain_table(problem, memory=60, slots=17)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            dynamic, "_row_keys", lambda p: [[s * len(p) + t for t in range(len(p))] for s in range(len(p))]
+            rows, "_row_keys", lambda p: [[s * len(p) + t for t in range(len(p))] for s in range(len(p))]
         )
         apart = chain_table(problem, memory=60, slots=17)
     assert len(shared.rows) <= 3 * count < len(apart.rows) + 3 * count

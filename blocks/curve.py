@@ -1,0 +1,65 @@
+"""Curves of least time against saved bytes within one peak limit, and what a tighter limit loses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridremat.blocks.sweep import NEVER
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Least time against saved bytes, in units, times falling; ``peaks`` are those of the options found."""
+
+    saved: Integers
+    times: Integers
+    peaks: Integers
+
+    def losses(self, tighter: Line, much: int) -> Integers:
+        """Time units lost by each option where only the other line's are left; ``much`` where none is."""
+        places = np.searchsorted(tighter.saved, self.saved, side="right") - 1
+        losses = np.full(len(places), much)
+        there = places >= 0
+        losses[there] = tighter.times[places[there]] - self.times[there]
+        return losses
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What fits within one peak limit (units).
+
+    There is one line of ordinary options for each family (by the far outputs that they leave alone).
+    ``solo`` is the least time of a solo option, ``solo_peak`` its peak.
+    """
+
+    limit: int
+    lines: tuple[Line, ...]
+    solo: int
+    solo_peak: int
+
+    @staticmethod
+    def nothing(limit: int, lines: int) -> Curve:
+        """The curve of a limit that nothing fits."""
+        none = np.empty(0, np.int64)
+        return Curve(limit, (Line(none, none, none),) * lines, NEVER, 0)
+
+    def lost(self, tighter: Curve, much: int, tolerance: int) -> tuple[int, int]:
+        """Most time units lost from this limit to a tighter one, and the highest peak of what is lost.
+
+        ``much`` counts where nothing fits the tighter limit; up to ``tolerance`` nothing is lost.
+        """
+        losses = [own.losses(other, much) for own, other in zip(self.lines, tighter.lines, strict=True)]
+        solo = much if self.solo < NEVER <= tighter.solo else tighter.solo - self.solo
+        gaps = np.concatenate((*losses, [solo]))
+        peaks = np.concatenate((*(line.peaks for line in self.lines), [self.solo_peak]))
+        return int(gaps.max()), int(peaks[gaps > tolerance].max(initial=0))
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing fits."""
+        return not any(len(line.saved) for line in self.lines) and self.solo >= NEVER
