@@ -7,7 +7,6 @@ peak is closed in on first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -33,8 +32,7 @@ def explore(surface: Surface, *, limits: int, resolution: float, much: int) -> N
     (free,) = surface.curves([scale.most_units])
     if free.empty:
         return
-    ends = [max(o.forward_peak, o.backward_peak) for o in (*_ends(surface.options), *_ends(surface.solo))]
-    top = -(-max(ends) // scale.unit)
+    top = -(-max(max(o.forward_peak, o.backward_peak) for o in _ends(surface)) // scale.unit)
     low = max((max(step.during, step.tail) for step in scale.steps), default=0) - 1
     (loosest,) = surface.curves([top])
     nothing = Curve.nothing(low, len(surface.families))
@@ -86,9 +84,12 @@ class _Interval:
         return sorted(inner - {low, high})
 
 
-def _ends(options: Sequence[Option]) -> tuple[Option, ...]:
-    """The fastest and the leanest."""
-    if not options:
-        return ()
-    fastest = min(options, key=lambda o: (o.time, o.saved_bytes))
-    return fastest, min(options, key=lambda o: (o.saved_bytes, o.time))
+def _ends(surface: Surface) -> list[Option]:
+    """The fastest and the leanest of each family, and the fastest solo option."""
+    ends = surface.solo[:1]
+    for family in surface.families:
+        options = [option for option in surface.options if option.idle >= family.idle]
+        if options:
+            ends.append(min(options, key=lambda o: (o.time, o.saved_bytes)))
+            ends.append(min(options, key=lambda o: (o.saved_bytes, o.time)))
+    return ends

@@ -39,7 +39,8 @@ def enumerate_options(problem: BlockProblem, effort: Effort = DEFAULT_EFFORT) ->
     lattice = Lattice(problem, scale_block(problem))
     if lattice.work > effort.fused_above:
         lattice = Lattice(problem, lattice.scale, fused=True)
-    if lattice.exact and lattice.work <= effort.solved_above:
+    small = lattice.work <= effort.solved_above and len(lattice.values) <= effort.most_values
+    if lattice.exact and small:
         found = _sweep(lattice, effort)
     else:
         ordinary, solo = (explore_rectangles(problem, effort, solo=solo) for solo in (False, True))

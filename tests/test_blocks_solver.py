@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp, Option, simulate_option
+from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp, Option, pareto, simulate_option
 from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.pareto import Effort, enumerate_options
 from hybridremat.blocks.scale import scale_block
@@ -69,9 +71,15 @@ Figures = tuple[int, int, int]
 
 
 def figures_of(  # noqa: C901 - one plain scan, kept apart from the code it judges
-    problem: BlockProblem, saved: set[int], early: set[int], again: list[tuple[int, ...]], solo: bool
+    problem: BlockProblem,
+    saved: set[int],
+    early: set[int],
+    again: list[tuple[int, ...]],
+    solo: bool,
+    idle: frozenset[int],
 ) -> Figures | None:
     """(saved bytes, peak of either phase, time) by scanning every instant for what a later reader needs."""
+    readable = (saved | problem.outputs) - idle
     timeline: list[tuple[str, int, int]] = []
     if not solo:
         timeline += [("op", c, 0) for c, op in enumerate(problem.ops) if not op.optional or c in early]
@@ -96,7 +104,7 @@ def figures_of(  # noqa: C901 - one plain scan, kept apart from the code it judg
         for t in range(len(timeline)):
             if touches(t, "reads", d):
                 before = [b for b in births if b < t]
-                if not before or (before[-1] < split <= t and d not in saved | problem.outputs):
+                if not before or (before[-1] < split <= t and d not in readable):
                     return None
         for birth in births:
             end = min([b for b in births if b > birth], default=len(timeline))
@@ -123,8 +131,13 @@ def needed(problem: BlockProblem, j: int) -> set[int]:
         values |= more
 
 
-def brute_force(problem: BlockProblem, *, solo: bool, copies: int) -> set[Figures]:
-    """Every choice that recomputes an op at most ``copies`` times, each time before a step that needs it."""
+def brute_force(
+    problem: BlockProblem, *, solo: bool, copies: int, idle: frozenset[int] = frozenset()
+) -> set[Figures]:
+    """Every choice that recomputes an op at most ``copies`` times, each time before a step that needs it.
+
+    The backward leaves what the forward made of the outputs ``idle`` alone.
+    """
     found = set()
     count, stages = len(problem.ops), len(problem.steps)
     optional = [c for c in range(count) if problem.ops[c].optional]
@@ -138,7 +151,7 @@ def brute_force(problem: BlockProblem, *, solo: bool, copies: int) -> set[Figure
             ran = {c for c in range(count) if not problem.ops[c].optional or c in early}
             # Saved is then just what the backward reads from the forward: anything else could go.
             saved = set() if solo else {d for c in ran for d in problem.ops[c].writes}
-            figures = figures_of(problem, saved, set(early), again, solo)
+            figures = figures_of(problem, saved, set(early), again, solo, idle)
             if figures is not None:
                 found.add(figures)
     return found
@@ -172,6 +185,68 @@ def test_finds_every_nondominated_option(problem: BlockProblem, effort: Effort, 
     assert frontier(figures(found.options)) == {p for p in ordinary if p[1] <= most}
     bare = BlockProblem(problem.value_bytes, problem.ops, problem.steps, frozenset(), problem.gradient_in)
     assert frontier(figures(found.solo)) == frontier(brute_force(bare, solo=True, copies=copies))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=blocks(), data=st.data())
+def test_finds_every_option_that_leaves_far_outputs_alone(problem: BlockProblem, data: st.DataObject) -> None:
+    if not problem.outputs or not frontier(brute_force(problem, solo=False, copies=3)):
+        return
+    far = data.draw(st.frozensets(st.sampled_from(sorted(problem.outputs)), min_size=1))
+    found = enumerate_options(replace(problem, far=far), SWEEPS)
+    for idle in (frozenset[int](), *(frozenset({d}) for d in far), far):
+        options = tuple(o for o in found.options if o.idle >= idle)
+        best = frontier(brute_force(problem, solo=False, copies=3, idle=idle))
+        most = max((peak for _, peak, _ in figures(options)), default=0)
+        assert bool(options) == bool(best)
+        assert frontier(figures(options)) == {p for p in best if p[1] <= most}
+
+
+def lasting(problem: BlockProblem) -> BlockProblem:
+    """The same block with gradients that stay alive until a step has run, as those of real blocks do."""
+    steps: list[BackwardStep] = []
+    alive = problem.gradient_in
+    for step in problem.steps:
+        steps.append(replace(step, during=max(step.during, alive)))
+        alive = step.after
+    return replace(problem, steps=tuple(steps))
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=blocks().map(lasting))
+def test_sweeps_and_solves_agree(problem: BlockProblem) -> None:
+    def least(options: tuple[Option, ...], saved: int, peak: int) -> int | None:
+        return min((t for s, p, t in figures(options) if s <= saved and p <= peak), default=None)
+
+    try:
+        sweeps = enumerate_options(problem, SWEEPS)
+    except ValueError:
+        with pytest.raises(ValueError, match="no option"):
+            enumerate_options(problem, SOLVES)
+        return
+    solves = enumerate_options(problem, SOLVES)
+    # CP-SAT computes an op at most twice again unless there is no other way
+    twice = [
+        o for o in sweeps.options if max(Counter(c for cs in o.recompute for c in cs).values(), default=0) < 3
+    ]
+    for saved, peak, time in frontier(figures(solves.options)):
+        assert least(sweeps.options, saved, peak) == time
+    # and stops at the peak that its fastest and its leanest option need
+    most = max(peak for _, peak, _ in figures(solves.options))
+    for saved, peak, time in frontier(figures(sweeps.options)) & figures(tuple(twice)):
+        assert peak > most or least(solves.options, saved, peak) == time
+
+
+@pytest.mark.parametrize("effort", [Effort(solved_above=1), Effort(most_values=1)], ids=["work", "values"])
+def test_blocks_too_large_for_a_lattice_are_solved(effort: Effort, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = tuple(ForwardOp((c - 1,) if c else (), (c,), 1 + c, 2) for c in range(4))
+    steps = tuple(BackwardStep((c,), 3, 0, 3) for c in reversed(range(4)))
+    problem = BlockProblem((4, 9, 9, 5), ops, steps, frozenset({3}), 2)
+    swept = enumerate_options(problem, SWEEPS)
+    monkeypatch.setattr(pareto, "explore", lambda *_, **__: pytest.fail("swept"))
+    solved = enumerate_options(problem, replace(effort, resolution=0.0, tolerance=0.0, solves=400))
+    assert solved.solves > 0
+    assert frontier(figures(solved.options)) == frontier(figures(swept.options))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
