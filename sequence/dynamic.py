@@ -83,7 +83,13 @@ class ChainTable:
         return slot * self.unit + self.problem.always_bytes
 
 
-def chain_table(problem: ChainProblem, *, memory: int, slots: int | None = None) -> ChainTable:
+def chain_table(
+    problem: ChainProblem,
+    *,
+    memory: int,
+    slots: int | None = None,
+    row_of: Mapping[SubChain, int] | None = None,
+) -> ChainTable:
     """Opt for every sub-chain and every limit up to ``memory``.
 
     Parameters
@@ -95,8 +101,10 @@ def chain_table(problem: ChainProblem, *, memory: int, slots: int | None = None)
     slots
         How finely ``memory`` is cut; by default as finely as the number of rows allows. Sizes are
         rounded up to slots and limits down, so the table never promises less memory than a schedule needs.
+    row_of
+        Those of another table of the same problem, if there is one.
     """
-    number = row_numbers(problem, Moves(problem, 1))
+    number = row_numbers(problem) if row_of is None else row_of
     if slots is None:
         distinct = len(set(number.values()))
         slots = max(LEAST_SLOTS, min(MOST_SLOTS, MOST_ENTRIES // distinct))

@@ -95,7 +95,8 @@ def tables(problem: ChainProblem, memory: int) -> tuple[ChainTable, ...]:
     if not len(problem):
         return ()
     fine = chain_table(problem, memory=memory)
-    return fine, chain_table(problem, memory=memory, slots=max(1, memory // (COARSER * fine.unit)))
+    slots = max(1, memory // (COARSER * fine.unit))
+    return fine, chain_table(problem, memory=memory, slots=slots, row_of=fine.row_of)
 
 
 def spread(slots: Sequence[int], most: int) -> tuple[int, ...]:

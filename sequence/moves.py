@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridremat.sequence.choices import Choices, Integers, Kind, Splits
-from hybridremat.sequence.endings import NOTHING, Ending, FarReaders
+from hybridremat.sequence.endings import NOTHING, Ending, FarReaders, members_of
 from hybridremat.sequence.problem import ChainProblem
 
 
@@ -33,7 +33,7 @@ class Moves:
         self.length, self.unit = length, unit
         self.far = FarReaders(problem)
         self._kinds = [_distinct([Kind(o.idle, o.touched) for o in b.options]) for b in problem.blocks]
-        self._solo_kinds = [_distinct([Kind(NOTHING, o.touched) for o in b.solo]) for b in problem.blocks]
+        self._solo_kinds = [_distinct([Kind(frozenset(), o.touched) for o in b.solo]) for b in problem.blocks]
         self._options = [
             _columns(b.options, "saved", "forward_peak", "backward_peak", "time") for b in problem.blocks
         ]
@@ -95,10 +95,10 @@ class Moves:
         if not far.any:
             return _After(NOTHING, 0, 0)
         made, entering = far.made_in(s), far.entering(s)
-        spared = ending.difference(entering[rank] for rank in kind.touched)
-        free = spared.union(made[rank] for rank in kind.idle)
+        spared = ending & ~members_of(entering[rank] for rank in kind.touched)
+        free = spared | members_of(made[rank] for rank in kind.idle)
         rest = far.within(s + 1, t, free)
-        return _After(rest, far.bytes(free - rest), far.bytes(spared))
+        return _After(rest, far.bytes(free & ~rest), far.bytes(spared))
 
     def splits(self, s: int, t: int, ending: Ending = NOTHING) -> Splits:
         """Every checkpoint j of (s,t), s < j ≤ t."""
@@ -116,20 +116,25 @@ class Moves:
         self, s: int, t: int, ending: Ending
     ) -> tuple[Integers, Integers, tuple[Ending, ...], tuple[Ending, ...]]:
         """For every checkpoint j: bytes at j not read, bytes free before j, ends in (j,t) and in (s,j−1)."""
-        far, places = self.far, range(s + 1, t + 1)
+        far = self.far
         if not far.any:
             none = np.zeros(t - s, np.int64)
             return none, none, (NOTHING,) * (t - s), (NOTHING,) * (t - s)
-        fresh = [far.fresh(s, j) for j in places]
-        unread = [far.bytes(far.unread(j, t, values)) for j, values in zip(places, fresh, strict=True)]
-        earlier = tuple(far.within(s, j - 1, ending) for j in places)
-        freed = [ending - values for values in earlier]
-        later = tuple(
-            far.within(j, t, first.union(values))
-            for j, first, values in zip(places, freed, fresh, strict=True)
-        )
-        ended = [far.bytes(values) for values in freed]
+        fresh = [(j, far.fresh(s, j)) for j in range(s + 1, t + 1)]
+        unread = [far.bytes(far.unread(j, t, values)) for j, values in fresh]
+        later, earlier = self.split_ends(s, t, ending)
+        ended = [far.bytes(ending & ~values) for values in earlier]
         return np.array(unread, np.int64), np.array(ended, np.int64), later, earlier
+
+    def split_ends(self, s: int, t: int, ending: Ending) -> tuple[tuple[Ending, ...], tuple[Ending, ...]]:
+        """For every checkpoint j what ends in (j,t) and in (s,j−1)."""
+        far, places = self.far, range(s + 1, t + 1)
+        earlier = tuple(far.within(s, j - 1, ending) for j in places)
+        later = tuple(
+            far.within(j, t, ending & ~first | far.fresh(s, j))
+            for j, first in zip(places, earlier, strict=True)
+        )
+        return later, earlier
 
 
 def _columns(rows: tuple[object, ...], *names: str) -> list[Integers]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridremat.sequence.choices import Choices
+from hybridremat.sequence.choices import Choices, Integers, Splits
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
 from hybridremat.sequence.dynamic import ChainTable
 from hybridremat.sequence.endings import NOTHING, Ending
 from hybridremat.sequence.moves import Moves
+from hybridremat.sequence.rows import SubChain
 
 State = tuple[int, int, Ending, int]
 """(s, t, ending, m): blocks s…t are to be run forward and backward with m slots."""
@@ -24,7 +25,8 @@ class Rebuilder:
     def __init__(self, table: ChainTable) -> None:
         self._table = table
         self._moves = Moves(table.problem, table.unit)
-        self._options: dict[tuple[int, int, Ending], Choices] = {}
+        self._options: dict[SubChain, tuple[Choices, tuple[tuple[Ending, Integers], ...]]] = {}
+        self._splits: dict[SubChain, Splits] = {}
         self._known: dict[State, list[Decision | State]] = {}
 
     def __call__(self, slot: int) -> tuple[Decision, ...]:
@@ -56,17 +58,27 @@ class Rebuilder:
         if s == t:
             return self._one_block(s, ending, m)
         wanted = self._table.row(s, t, ending)[m]
-        if (s, t, ending) not in self._options:
-            self._options[s, t, ending] = self._moves.options(s, t, ending)
-        options, most = self._options[s, t, ending], len(self._table.top) - 1
-        for rest in dict.fromkeys(options.rest):
-            fits = np.flatnonzero((options.least <= m) & np.array([r == rest for r in options.rest]))
+        options, places_by_rest = self._choices(s, t, ending)
+        most = len(self._table.top) - 1
+        for rest, places in places_by_rest:
+            fits = places[options.least[places] <= m]
             left = np.minimum(m - options.saved[fits], most)
             hits = np.flatnonzero(self._table.row(s + 1, t, rest)[left] + options.time[fits] == wanted)
             if len(hits):
                 number = int(options.number[fits[hits[0]]])
                 return [ForwardOption(s, number), (s + 1, t, rest, int(left[hits[0]])), Backward(s, number)]
         return self._checkpoint(s, t, ending, m)
+
+    def _choices(self, s: int, t: int, ending: Ending) -> tuple[Choices, tuple[tuple[Ending, Integers], ...]]:
+        """The options at (s,t), and where those stand that leave each set of values to end after them."""
+        if (s, t, ending) not in self._options:
+            options = self._moves.options(s, t, ending)
+            places: dict[Ending, list[int]] = {}
+            for place, rest in enumerate(options.rest):
+                places.setdefault(rest, []).append(place)
+            by_rest = tuple((rest, np.array(found, np.int64)) for rest, found in places.items())
+            self._options[s, t, ending] = options, by_rest
+        return self._options[s, t, ending]
 
     def _one_block(self, s: int, ending: Ending, m: int) -> list[Decision | State]:
         wanted = self._table.row(s, s, ending)[m]
@@ -77,7 +89,9 @@ class Rebuilder:
         return [Solo(s, solos.number[(solos.least <= m) & (solos.time == wanted)].tolist()[0])]
 
     def _checkpoint(self, s: int, t: int, ending: Ending, m: int) -> list[Decision | State]:
-        table, splits = self._table, self._moves.splits(s, t, ending)
+        if (s, t, ending) not in self._splits:
+            self._splits[s, t, ending] = self._moves.splits(s, t, ending)
+        table, splits = self._table, self._splits[s, t, ending]
         wanted, most = table.row(s, t, ending)[m], len(table.top) - 1
         for i in np.flatnonzero(splits.least <= m).tolist():
             j, after, before = int(splits.at[i]), splits.later[i], splits.earlier[i]

@@ -10,16 +10,17 @@ SubChain = tuple[int, int, Ending]
 """Blocks s…t and the far values whose life ends there."""
 
 
-def row_numbers(problem: ChainProblem, moves: Moves) -> dict[SubChain, int]:
+def row_numbers(problem: ChainProblem) -> dict[SubChain, int]:
     """A row for each sub-chain that can come up, shorter ones first; equal ones share it."""
     keys = _row_keys(problem)
+    moves = Moves(problem, unit=1)
     states = _states(moves, len(problem))
     interned: dict[object, int] = {}
     return {
         (s, t, ending): interned.setdefault((keys[s][t], moves.far.signature(s, t, ending)), len(interned))
         for s in reversed(range(len(problem)))
         for t in range(s, len(problem))
-        for ending in sorted(states[s, t], key=sorted)
+        for ending in sorted(states[s, t])
     }
 
 
@@ -35,8 +36,8 @@ def _states(moves: Moves, length: int) -> dict[tuple[int, int], set[Ending]]:
         for t in reversed(range(s + 1, length)):
             for ending in states[s, t]:
                 states[s + 1, t] |= moves.rests(s, t, ending)
-                splits = moves.splits(s, t, ending)
-                for j, later, earlier in zip(range(s + 1, t + 1), splits.later, splits.earlier, strict=True):
+                ends = moves.split_ends(s, t, ending)
+                for j, later, earlier in zip(range(s + 1, t + 1), *ends, strict=True):
                     states[j, t].add(later)
                     states[s, j - 1].add(earlier)
     return states
