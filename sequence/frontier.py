@@ -96,7 +96,7 @@ def tables(problem: ChainProblem, memory: int) -> tuple[ChainTable, ...]:
         return ()
     fine = chain_table(problem, memory=memory)
     slots = max(1, memory // (COARSER * fine.unit))
-    return fine, chain_table(problem, memory=memory, slots=slots, row_of=fine.row_of)
+    return fine, chain_table(fine.problem, memory=memory, slots=slots, row_of=fine.row_of)
 
 
 def spread(slots: Sequence[int], most: int) -> tuple[int, ...]:

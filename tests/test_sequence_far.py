@@ -78,6 +78,15 @@ def test_a_skip_that_nobody_needs_any_more_makes_room_for_the_blocks_between() -
     assert Rebuilder(table)(20)[0] == ForwardOption(0, 1)
 
 
+@pytest.mark.parametrize("cap", ["MOST_ROWS", "MOST_CHECKPOINTS"])
+def test_a_chain_of_too_many_rows_does_without_far_values(cap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = skipping_chain(idle=True)
+    monkeypatch.setattr(rows, cap, 1)
+    table = chain_table(problem, memory=40, slots=40)
+    assert table.problem == replace(problem, far=())
+    assert (table.top == chain_table(replace(problem, far=()), memory=40, slots=40).top).all()
+
+
 @settings(max_examples=40)
 @given(st.integers(3, 8), st.booleans(), st.booleans(), st.integers(1, 4))
 def test_equal_sub_chains_share_rows_with_far_values(
