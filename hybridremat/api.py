@@ -121,7 +121,8 @@ def wrap(
         Most input shapes whose plans are kept; beyond that the least recently used is given up.
     graph_breaks
         What to do when the model's graph breaks: ``"error"``, or ``"plan"`` the graphs on all sides of the
-        breaks together. The forward is then run once on the sample inputs, without gradients, to learn them.
+        breaks together. To learn them, the forward is then run twice on the sample inputs, without keeping
+        anything for a backward.
     workers
         Processes that solve blocks; None: one a core. The plan is the same for any number.
     progress

@@ -204,6 +204,16 @@ def run_once(
         return compiled(*args, **kwargs)
 
 
+def nothing_captured(model: nn.Module) -> CaptureError:
+    """The error for a model that breaks in a place from which Dynamo gives up on the whole forward."""
+    return CaptureError(
+        f"nothing of {type(model).__name__}.forward could be captured: a graph break inside a loop (or a "
+        "with or try statement) makes PyTorch give up on the function that holds it. Move the body of the "
+        "loop into a submodule with a forward of its own, or the break out of the loop. The forward has been "
+        "run once on these inputs; parameters, gradients, buffers and random state are as they were."
+    )
+
+
 def no_backward(model: nn.Module) -> CaptureError:
     """The error for a model of which no backward graph was captured."""
     return CaptureError(

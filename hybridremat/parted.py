@@ -19,6 +19,7 @@ from hybridremat.graph.trace import TracedStep
 from hybridremat.parted_choice import PartedProblem, choose_parts
 from hybridremat.planner import Candidate, Planning
 from hybridremat.plans import GraphBreak, Plan, PlannedBlock, fingerprint, make_plan
+from hybridremat.sequence.parts import Part, largest_part
 from hybridremat.survey import Survey
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class PartedPlanner:
         self.plannings = dict(survey.plannings)
         self.joined_bytes = survey.joined_bytes
         self.endings, self.between = survey.breaks, tuple(survey.between)
+        self.surveyed = list(survey.order)
+        self.known: set[tuple[str, ...]] = set()
         self.ran: list[str] = []
         self.latest: str | None = None
         self.whole: str | None = None
@@ -78,10 +81,13 @@ class PartedPlanner:
         """Follow the step."""
         assert key is not None
         self.ran.append(key)
+        if tuple(self.ran) not in self.known:
+            self._adopt(self.ran)  # another path: refused here if the step would pass the limit
 
     def _adopt(self, order: Sequence[str]) -> None:
         """Choose a point for each graph of a step that has none, and make the plan of the whole."""
-        problem = PartedProblem.of(order, self.plannings, self.chosen, self.between, self.joined_bytes)
+        between = self._between(order)
+        problem = PartedProblem.of(order, self.plannings, self.chosen, between, self.joined_bytes)
         name = self.session.cost_model_name
         chosen, whole = choose_parts(problem, self.session.settings, name)
         for key, candidate in chosen.items():
@@ -91,10 +97,18 @@ class PartedPlanner:
                 )
         self.chosen.update(chosen)
         parts = tuple(self.parts[key] for key in problem.keys)
+        self.known.update(tuple(order[:end]) for end in range(1, len(order) + 1))
         self.whole = whole.fingerprint
         self.session.adopt(
             replace(whole, parts=parts, breaks=self._breaks(order), blocks=_all_blocks(self.parts, order))
         )
+
+    def _between(self, order: Sequence[str]) -> tuple[Part | None, ...]:
+        """The code between the graphs as it was measured; on another path, the most of it everywhere."""
+        if list(order) == self.surveyed[: len(order)]:
+            return self.between
+        found = [part for part in self.between if part is not None]
+        return (largest_part(found),) * (len(order) + 1) if found else ()
 
     def _breaks(self, order: Sequence[str]) -> tuple[GraphBreak, ...]:
         return tuple(

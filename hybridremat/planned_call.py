@@ -19,10 +19,12 @@ from hybridremat.capture import (
     compile_step,
     model_device,
     no_backward,
+    nothing_captured,
     run_once,
     translated_errors,
     untouched,
 )
+from hybridremat.errors import CaptureError
 from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.outstanding import Outstanding
 from hybridremat.parted import PartedPlanner
@@ -86,13 +88,22 @@ class PlannedCall:
         if not self.model.training or not torch.is_grad_enabled():
             return self.model._call_impl(*args, **kwargs)
         with self._without_caches():
-            step = self._step(args, kwargs)
+            try:
+                step = self._step(args, kwargs)
+            except CaptureError:
+                self._raise_as_plain(args, kwargs)
+                raise
             step.backend.planner.begin()
             self.outstanding.before_forward()
             with translated_errors(self.model, step.backend):
                 output = step.compiled(*args, **kwargs)
             self.outstanding.after_forward(output)
             return output
+
+    def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise what the plain model raises on these inputs, if it does: the caller may count on it."""
+        with untouched(self.model), torch.no_grad():
+            self.model._call_impl(*args, **kwargs)
 
     def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan | None:
         """Capture and plan for sample inputs; nothing runs.
@@ -152,6 +163,8 @@ class PlannedCall:
 
         with untouched(self.model):
             run()
+        if not survey.order:
+            raise nothing_captured(self.model)
         if not survey.in_parts:
             return None
         with untouched(self.model):

@@ -40,6 +40,18 @@ class Part:
     gradient_bytes: int
 
 
+def largest_part(parts: Sequence[Part]) -> Part:
+    """A part with one point, at least as large as each of ``parts`` in every figure."""
+    points = [point for part in parts for point in part.points]
+    most = PartPoint(
+        max(point.forward_peak for point in points),
+        max(point.backward_peak for point in points),
+        max(point.saved for point in points),
+        time=0,
+    )
+    return Part((most,), max(part.gradient_bytes for part in parts))
+
+
 @dataclass(frozen=True)
 class PartedStep:
     """The distinct graphs of a step and the order in which their forwards run.

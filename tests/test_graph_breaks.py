@@ -190,3 +190,56 @@ def test_code_between_the_graphs_is_measured_and_counted():
     assert max(trained.peaks) <= plan.predicted_peak <= least
     in_graphs = max(part.predicted_peak for part in plan.parts)
     assert max(trained.peaks) > in_graphs
+
+
+class Deep(nn.Module):
+    """As many turns as the numbers ask for, each with a break; what crosses them is made by plain PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns, self.stages = 2, nn.ModuleList(Stage(16) for _ in range(2))
+
+    def forward(self, x):
+        for turn in range(self.turns):
+            x = self.stages[turn % 2](x) * x.detach().abs().mean().item()
+        return x.pow(2).mean()
+
+
+class Inside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Deep()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_more_turns_than_surveyed_are_refused_before_they_pass_the_limit():
+    torch.manual_seed(0)
+    model, inputs = Inside(), {"x": torch.randn(48, 16)}
+    limit = hybridremat.plan(model, kwargs=inputs, memory_limit="100%", **HOW).memory_limit
+    hybridremat.wrap(model, kwargs=inputs, memory_limit=limit, **HOW)
+    model(**inputs).backward()
+    model.inner.turns = 8
+    with pytest.raises(InfeasibleLimitError):
+        model(**inputs)
+    model.inner.turns = 2
+    model(**inputs).backward()
+
+
+def test_a_break_inside_a_loop_says_what_to_do():
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+                if x.sum() > 0:
+                    x = torch.tanh(x)
+            return x.pow(2).mean()
+
+    with pytest.raises(CaptureError, match="into a submodule") as caught:
+        hybridremat.plan(Loop(), kwargs={"x": torch.randn(4, 8)}, memory_limit="100%", **HOW)
+    assert "Nothing has been run" not in str(caught.value)

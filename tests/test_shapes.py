@@ -194,3 +194,16 @@ def test_a_new_shape_does_not_end_a_running_profiler():
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         model(**rows(77)).backward()
     assert profiler.events()
+
+
+def test_what_the_model_itself_raises_comes_out_as_it_is():
+    class Strict(Mlp):
+        def forward(self, x):
+            if x.shape[0] > 16:
+                raise ValueError("more than 16 rows")
+            return super().forward(x)
+
+    model = hybridremat.wrap(Strict(layers=1), kwargs=rows(8), memory_limit="100%", **HOW)
+    with pytest.raises(ValueError, match="more than 16 rows"):
+        model(**rows(17))
+    model(**rows(8)).backward()
