@@ -89,16 +89,19 @@ class PlannedCall:
             return self.model._call_impl(*args, **kwargs)
         with self._without_caches():
             try:
-                step = self._step(args, kwargs)
+                return self._planned_forward(args, kwargs)
             except CaptureError:
                 self._raise_as_plain(args, kwargs)
                 raise
-            step.backend.planner.begin()
-            self.outstanding.before_forward()
-            with translated_errors(self.model, step.backend):
-                output = step.compiled(*args, **kwargs)
-            self.outstanding.after_forward(output)
-            return output
+
+    def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        step = self._step(args, kwargs)
+        step.backend.planner.begin()
+        self.outstanding.before_forward()
+        with translated_errors(self.model, step.backend):
+            output = step.compiled(*args, **kwargs)
+        self.outstanding.after_forward(output)
+        return output
 
     def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise what the plain model raises on these inputs, if it does: the caller may count on it."""
@@ -125,8 +128,8 @@ class PlannedCall:
         if key in self._steps:
             self._steps.move_to_end(key)
             return self._steps[key]
-        self._make_room()
         step = self._planned(args, kwargs)
+        self._make_room()  # not before: a shape that cannot be planned costs no other its plan
         self._steps[key] = step
         return step
 

@@ -111,6 +111,16 @@ def test_plans_are_bounded_in_number_and_given_up_whole(caplog):
     assert first() is None
 
 
+def test_a_shape_that_cannot_be_planned_costs_no_other_its_plan(monkeypatch):
+    model = Mlp()
+    limit = hybridremat.plan(model, kwargs=rows(64), memory_limit="80%", **HOW).memory_limit
+    hybridremat.wrap(model, kwargs=rows(64), memory_limit=limit, max_plans=1, **HOW)
+    with pytest.raises(InfeasibleLimitError):
+        model(**rows(640))
+    monkeypatch.setattr("hybridremat.planned_call.capture", None)
+    model(**rows(64)).backward()
+
+
 def test_numbers_that_change_count_as_shapes():
     class Scaled(torch.nn.Module):
         def __init__(self):
@@ -206,4 +216,22 @@ def test_what_the_model_itself_raises_comes_out_as_it_is():
     model = hybridremat.wrap(Strict(layers=1), kwargs=rows(8), memory_limit="100%", **HOW)
     with pytest.raises(ValueError, match="more than 16 rows"):
         model(**rows(17))
+    model(**rows(8)).backward()
+
+
+def test_what_the_model_itself_raises_comes_out_in_a_known_shape_too():
+    class Closing(Mlp):
+        closed = False
+
+        def forward(self, x):
+            if self.closed:
+                raise ValueError("the shop is closed")
+            return super().forward(x)
+
+    model = hybridremat.wrap(Closing(layers=1), kwargs=rows(8), memory_limit="100%", **HOW)
+    model(**rows(8)).backward()
+    model.closed = True
+    with pytest.raises(ValueError, match="the shop is closed"):
+        model(**rows(8))
+    model.closed = False
     model(**rows(8)).backward()
