@@ -122,7 +122,6 @@ CASES = [
     case(
         "Mixtral, bfloat16",
         in_bfloat16(decoder("Mixtral", num_local_experts=4, use_cache=False, **GROUPED)),
-        reference="joint",
         remark="PyTorch's grouped product; attention without caches rounds otherwise once compiled",
     ),
     case(
@@ -133,7 +132,6 @@ CASES = [
     case(
         "Mamba, associative scan",
         decoder("Mamba", short_batch, **STATES),
-        reference="joint",
         remark="the default: the model asks whether it is compiled, and then scans otherwise than in eager",
     ),
 ]

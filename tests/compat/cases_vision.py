@@ -102,7 +102,6 @@ CASES = [
             hidden_dim=640,
             image_size=64,
         ),
-        reference="joint",
         remark=ROUNDING,
     ),
     case("EfficientNet-B0 (torchvision)", partial(torchvision, "efficientnet_b0", 8, 96), needs=TV),
@@ -121,7 +120,6 @@ CASES = [
     case(
         "SegFormer",
         segformer,
-        reference="joint",
         remark="run once before wrapping; AOTAutograd decomposes bilinear upsampling",
     ),
     case("U-Net, BatchNorm", partial(unet, UNet)),

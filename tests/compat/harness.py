@@ -11,8 +11,9 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -36,8 +37,6 @@ class Case:
         Makes the model (in training mode) and the keyword arguments of one step. The seed is set before.
     needs
         Packages without which the case cannot be tried.
-    reference
-        "eager": plain PyTorch. "joint": AOTAutograd's unplanned joint graph, where it changes arithmetic.
     everyday
         Whether `make test` runs it too, as the representative of a mechanism.
     loss_in
@@ -52,7 +51,6 @@ class Case:
     name: str
     build: Callable[[], tuple[nn.Module, dict[str, Any]]]
     needs: tuple[str, ...] = ()
-    reference: Literal["eager", "joint"] = "eager"
     everyday: bool = False
     loss_in: Callable[[Any], torch.Tensor] = loss_in
     how: Mapping[str, Any] = field(default_factory=dict)
@@ -98,22 +96,61 @@ def train_joint(model: nn.Module, batch: dict[str, Any], **how: Any) -> Trained:
     return train(_Through(copy.deepcopy(model)), batch, **how)
 
 
+def without_caches(model: nn.Module) -> nn.Module:
+    """A copy that makes no key/value caches in training, as wrapped models do.
+
+    A cache copies keys and values into another layout, and on some CPUs (AVX-512 among them) matrix products
+    of another layout differ in their last bits.
+    """
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if hasattr(getattr(module, "config", None), "use_cache"):
+            module.config.use_cache = False
+    return model
+
+
+class Expected:
+    """What plain training makes, and AOTAutograd's own joint graph: made once each, when asked for."""
+
+    def __init__(self, model: nn.Module, batch: dict[str, Any], **how: Any) -> None:
+        model = without_caches(model)
+        self.eager = train_plain(model, batch, **how)
+        self._train_joint = lambda: train_joint(model, batch, **how)
+
+    @cached_property
+    def joint(self) -> Trained:
+        """The unplanned joint graph, which shares nothing with this package."""
+        return self._train_joint()
+
+    def equal_to(self, trained: Trained) -> str:
+        """Assert that planned training is plain training, or, where the unplanned joint graph is not either,
+        that it is the joint graph's; return which, in words."""
+        if not self.eager.differences(trained):
+            return "bit-equal to plain eager"
+        assert self.eager.differences(self.joint), (
+            f"differs from plain, as the joint graph does not: {self.eager.differences(trained)}"
+        )
+        assert self.joint.differences(trained) == []
+        return "bit-equal to the unplanned joint graph"
+
+
 def hold_to_plain(case: Case, steps: int = 3) -> dict[str, Any]:
     """Train plain and planned; assert equality and memory; return the figures of the case's line."""
     model, batch = case.fresh()
     how = {**HOW, **case.how}
     learn = {"steps": steps, "loss_in": case.loss_in}
-    expected = (train_plain if case.reference == "eager" else train_joint)(model, batch, **learn)
+    expected = Expected(model, batch, **learn)
     started = time.perf_counter()
     first = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **how)
     seconds = time.perf_counter() - started
     least, plain = first.least_peak, first.plain_peak
     figures: dict[str, Any] = {"plain_bytes": plain, "planning_seconds": seconds}
+    outcomes = set()
     for share, limit in {"half-way": (least + plain) // 2, "least": least}.items():
         planned = hybridremat.wrap(copy.deepcopy(model), kwargs=batch, memory_limit=limit, **how)
         plan = hybridremat.get_plan(planned)
         trained = train(planned, batch, **learn)
-        assert expected.differences(trained) == [], share
+        outcomes.add(expected.equal_to(trained))
         assert max(trained.peaks) <= limit, (share, trained.peaks, limit)
         off = max(abs(peak - plan.predicted_peak) / plan.predicted_peak for peak in trained.peaks)
         figures[share] = {
@@ -123,4 +160,4 @@ def hold_to_plain(case: Case, steps: int = 3) -> dict[str, Any]:
             "measured": max(trained.peaks),
             "off": off,
         }
-    return figures
+    return figures | {"outcome": ", ".join(sorted(outcomes))}

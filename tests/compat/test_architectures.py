@@ -9,10 +9,9 @@ import pytest
 from harness import hold_to_plain, parameters
 
 CASES = [*cases_language.CASES, *cases_vision.CASES, *cases_wiring.CASES]
-OUTCOMES = {"eager": "bit-equal to plain eager", "joint": "bit-equal to the unplanned joint graph"}
 
 
 @pytest.mark.parametrize("case", parameters(CASES))
 def test_architecture(case, line):
     figures = hold_to_plain(case)
-    line(case.group, case.name, OUTCOMES[case.reference], remark=case.remark, **figures)
+    line(case.group, case.name, figures.pop("outcome"), remark=case.remark, **figures)
