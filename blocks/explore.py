@@ -64,6 +64,7 @@ class _Interval:
 
     @staticmethod
     def between(tight: Curve, loose: Curve, surface: Surface, much: int) -> _Interval:
+        """The interval of two neighbouring limits' curves, with what is lost by solving none between them."""
         return _Interval(tight, loose, *loose.lost(tight, much, surface.tolerance))
 
     def stake(self, surface: Surface, resolution: float, whole: int) -> float:

@@ -120,6 +120,7 @@ class _GradientSide:
         return sum(self.graph.values[v].bytes for v in values)
 
     def walk(self) -> list[_BackwardOp]:
+        """Run the backward ops in their order; the bytes alive while and after each."""
         last = {v: place for place, op in enumerate(self.backward) for v in self.graph.ops[op].reads}
         seen = []
         for place, op_id in enumerate(self.backward):
@@ -142,6 +143,7 @@ class _MergedStep:
     after: int
 
     def extend(self, op: _BackwardOp, reads: tuple[int, ...]) -> None:
+        """Take one more op in, with the local values it reads."""
         self.ops.append(op.op)
         self.after = op.after
         if reads:
@@ -151,6 +153,7 @@ class _MergedStep:
             self.tail = max(self.tail, op.during)
 
     def frozen(self) -> BackwardStep:
+        """The step as it is now."""
         return BackwardStep(self.reads, self.during, self.tail, self.after)
 
 

@@ -50,6 +50,7 @@ class _Rectangle:
         )
 
     def sides(self, whole: _Rectangle) -> tuple[float, float]:
+        """Width (saved) and height (peak) as shares of the whole rectangle's."""
         return (
             (self.high_saved - self.low_saved) / max(1, whole.high_saved - whole.low_saved),
             (self.high_peak - self.low_peak) / max(1, whole.high_peak - whole.low_peak),

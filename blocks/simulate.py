@@ -139,6 +139,7 @@ class _Replay:
             self.current[d].last = len(self.extra)
 
     def run(self, c: int, gradient: int) -> None:
+        """Run forward op ``c`` while ``gradient`` bytes of gradients are alive."""
         op = self.problem.ops[c]
         self._read(op.reads, f"op {c}")
         for d in op.writes:
@@ -147,6 +148,7 @@ class _Replay:
         self.extra.append(op.temp + gradient)
 
     def step(self, j: int) -> None:
+        """Run backward step ``j``."""
         step = self.problem.steps[j]
         self._read(step.reads, f"backward step {j}")
         self.tails[len(self.extra)] = step.tail

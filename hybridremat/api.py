@@ -93,7 +93,8 @@ def wrap(
     model
         Any module; it may be in eval mode, it is planned for training.
     args, kwargs
-        Sample inputs: what one training step passes. Nothing is run on them.
+        Sample inputs: what one training step passes. Only shapes, dtypes and plain values count, nothing is
+        run on them; with ``graph_breaks="plan"`` the forward runs twice, and leaves nothing changed.
     memory_limit
         Most step memory: bytes, ``"6GiB"``, or ``"50%"`` of the plain step's. Step memory is everything
         allocated above what is resident (parameters, buffers, optimizer state, inputs).
@@ -201,7 +202,7 @@ def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any
     Parameters
     ----------
     args, kwargs
-        Sample inputs of that shape. Nothing is run on them.
+        Sample inputs of that shape, used as in :func:`wrap`.
 
     Raises
     ------

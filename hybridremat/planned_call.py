@@ -109,7 +109,7 @@ class PlannedCall:
             self.model._call_impl(*args, **kwargs)
 
     def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan | None:
-        """Capture and plan for sample inputs; nothing runs.
+        """Capture and plan for sample inputs; no step is run.
 
         Raises
         ------

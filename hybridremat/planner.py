@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.reuse import reuse_options, structure
@@ -193,19 +194,13 @@ def plan_graph(
         Whether options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.reuse`).
     """
     report = progress or (lambda *_: None)
-    started = time.perf_counter()
     plain = plain_point(graph)
     if not any(op.phase is Phase.BACKWARD for op in graph.ops):
         return Planning(graph, (), (Candidate(plain, None),), plain, {})
-    chains: list[Chain] = []
-    for size in block_sizes(graph):
-        report("segmenting", len(chains), len(block_sizes(graph)))
-        chain = segment(graph, max_ops=size)
-        validate_chain(chain)
-        if chain not in chains:
-            chains.append(chain)
+    times = [time.perf_counter()]
+    chains = _chains(graph, report)
     bindings = [tuple(bind_block(chain, i) for i in range(len(chain.blocks))) for chain in chains]
-    segmented = time.perf_counter()
+    times.append(time.perf_counter())
     problems = [binding.problem for group in bindings for binding in group]
     reused = cache.reused(problems) if reuse else {}
     options = reused | cache.solve(
@@ -213,25 +208,39 @@ def plan_graph(
         workers,
         lambda done, total: report("solving blocks", done, total),
     )
-    solved = time.perf_counter()
+    times.append(time.perf_counter())
     plans = tuple(
         ChainPlan(chain, group, tuple(options[binding.problem] for binding in group))
         for chain, group in zip(chains, bindings, strict=True)
     )
+    candidates = _candidates(plans, report)
+    times.append(time.perf_counter())
+    spent = (end - start for start, end in pairwise(times))
+    timings = dict(zip(("segment", "solve blocks", "compose"), spent, strict=True))
+    return Planning(graph, plans, candidates, plain, timings, reused_options=bool(reused))
+
+
+def _chains(graph: JointGraph, report: Progress) -> list[Chain]:
+    """The distinct chains that the block sizes give."""
+    chains: list[Chain] = []
+    sizes = block_sizes(graph)
+    for size in sizes:
+        report("segmenting", len(chains), len(sizes))
+        chain = segment(graph, max_ops=size)
+        validate_chain(chain)
+        if chain not in chains:
+            chains.append(chain)
+    return chains
+
+
+def _candidates(plans: Sequence[ChainPlan], report: Progress) -> tuple[Candidate, ...]:
+    """The points of all chains' frontiers that none of another beats, each with its chain."""
     fronts = []
     for index, plan in enumerate(plans):
         report("composing", index, len(plans))
         fronts.append(frontier(plan.chain, plan.bindings, plan.option_sets))
-    merged = merge_frontiers(*fronts)
     owner = {id(point): index for index, front in enumerate(fronts) for point in front}
-    composed = time.perf_counter()
-    timings = {
-        "segment": segmented - started,
-        "solve blocks": solved - segmented,
-        "compose": composed - solved,
-    }
-    candidates = tuple(Candidate(point, owner[id(point)]) for point in merged)
-    return Planning(graph, plans, candidates, plain, timings, reused_options=bool(reused))
+    return tuple(Candidate(point, owner[id(point)]) for point in merge_frontiers(*fronts))
 
 
 def plain_point(graph: JointGraph) -> SchedulePoint:
