@@ -96,6 +96,18 @@ class Run:
 Loop = Callable[[Any, Run], None]
 
 
+def learn(model: Any, run: Run, batch: Mapping[str, Any]) -> None:
+    """A measured forward and backward; the loss, the gradients and the model are kept."""
+
+    def step() -> None:
+        loss = model(**batch)["loss"]
+        loss.backward()
+        run.keep("loss", loss)
+
+    run.step(step)
+    run.keep_model(model)
+
+
 def run(loop: Loop, model: nn.Module, *, measure: bool = False, skip: int = 0) -> Trained:
     """Run a loop from one seed, and keep the model and the generator's state afterwards."""
     torch.manual_seed(1)

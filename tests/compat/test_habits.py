@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from pairs import EQUAL, Net, assert_equal_runs, batches, hold, hold_net, net, wrap_least, wrap_share
+from pairs import EQUAL, Net, assert_equal_runs, batches, hold, hold_net, learn, net, wrap_least, wrap_share
 from torch import nn
 from torch.nn import functional
 
@@ -25,14 +25,7 @@ def usual(model, run):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for batch in batches(3):
         optimizer.zero_grad()
-
-        def step(batch=batch):
-            loss = model(**batch)["loss"]
-            loss.backward()
-            run.keep("loss", loss)
-
-        run.step(step)
-        run.keep_model(model)
+        learn(model, run, batch)
         optimizer.step()
 
 

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 import torch
-from pairs import EQUAL, assert_equal_runs, batches, hold, wrap_least, wrap_share
+from pairs import EQUAL, assert_equal_runs, batches, hold, learn, wrap_least, wrap_share
 from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
@@ -40,16 +40,9 @@ def normed():
     return model, batch, wrap_least(copy.deepcopy(model), batch)
 
 
-def train_step(model, run, batch, optimizer=None):
+def train_step(model, run, batch):
     """One measured step with an optimizer that has no state."""
-
-    def step():
-        loss = model(**batch)["loss"]
-        loss.backward()
-        run.keep("loss", loss)
-
-    run.step(step)
-    run.keep_model(model)
+    learn(model, run, batch)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.grad is not None:

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from pairs import EQUAL, Run, assert_equal_runs, batches, hold, net, run, wrap_least, wrap_share
+from pairs import EQUAL, Run, assert_equal_runs, batches, hold, learn, net, run, wrap_least, wrap_share
 from torch.utils.data import DataLoader, Dataset
 
 import hybridremat
@@ -332,14 +332,7 @@ def test_lora(kind, line):
         optimizer = torch.optim.AdamW(trained, lr=1e-2)
         for _ in range(3):
             optimizer.zero_grad()
-
-            def step():
-                loss = model(**batch)["loss"]
-                loss.backward()
-                run.keep("loss", loss)
-
-            run.step(step)
-            run.keep_model(model)
+            learn(model, run, batch)
             optimizer.step()
         for key, tensor in get_peft_model_state_dict(model).items():
             run.keep(f"saved {key}", tensor)

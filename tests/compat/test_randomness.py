@@ -7,7 +7,7 @@ import gc
 
 import pytest
 import torch
-from pairs import EQUAL, allocated_after, assert_equal_runs, batches, hold, net, wrap_least
+from pairs import EQUAL, allocated_after, assert_equal_runs, batches, hold, learn, net, wrap_least
 from torch import nn
 from torch.nn import functional
 
@@ -62,14 +62,7 @@ def seeded_steps(model, run):
         if number:
             torch.manual_seed(number)
         optimizer.zero_grad()
-
-        def step(batch=batch):
-            loss = model(**batch)["loss"]
-            loss.backward()
-            run.keep("loss", loss)
-
-        run.step(step)
-        run.keep_model(model)
+        learn(model, run, batch)
         run.keep("generator", torch.get_rng_state())
         optimizer.step()
 
