@@ -1,0 +1,171 @@
+"""What is asked and cannot be done is a typed error, and nothing has changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from training import Mlp, small, train, train_plain
+from wrapping import HOW, assert_untouched, least_limit, state_of, wrap
+
+import hybridremat
+from hybridremat.graph.costs import CostModelError
+
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.layer(x)
+        if x.sum().item() > 0:
+            x = x * 2
+        return x.sum()
+
+
+def refuse(error, match, model, batch=None, **how):
+    before = state_of(model)
+    how = {"memory_limit": "80%", **HOW, **how}
+    for call in (hybridremat.wrap, hybridremat.plan):
+        with pytest.raises(error, match=match) as caught:
+            call(model, kwargs=batch, **how)
+        assert_untouched(before, model)
+    return caught.value
+
+
+def test_infeasible_limit_names_the_least_and_the_least_is_feasible():
+    model, batch = small("transformer")
+    error = refuse(
+        hybridremat.InfeasibleLimitError,
+        r"no plan fits memory_limit 1000 B \(1000 bytes\)",
+        model,
+        batch,
+        memory_limit=1000,
+    )
+    assert error.limit == 1000 and f"({error.least} bytes" in str(error)
+    wrap(model, batch, error.least)
+    assert hybridremat.get_plan(model).predicted_peak == error.least
+    assert max(train(model, batch).peaks) <= error.least
+    hybridremat.unwrap(model)
+    with pytest.raises(hybridremat.InfeasibleLimitError):
+        wrap(model, batch, error.least - 1)
+
+
+def test_limit_and_overhead_that_exclude_each_other():
+    model, batch = small("transformer")
+    least = least_limit(model, batch)
+    refuse(
+        hybridremat.InfeasibleLimitError,
+        "no plan keeps both memory_limit .* and max_overhead 0.0%",
+        model,
+        batch,
+        memory_limit=least,
+        max_overhead=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "match"),
+    [("lots", "'lots' cannot be read"), (-5, "negative"), ("-5MiB", "negative"),
+     (0.5, 'did you mean "50%"'), ("0%", "leaves no memory at all")],
+)  # fmt: skip
+def test_limits_that_cannot_be_read(limit, match):
+    model, batch = small("mlp")
+    refuse(hybridremat.LimitError, match, model, batch, memory_limit=limit)
+
+
+def test_no_limit_at_all():
+    model, batch = small("mlp")
+    text = "neither memory_limit nor max_overhead is given"
+    refuse(hybridremat.LimitError, text, model, batch, memory_limit=None)
+
+
+def test_no_trainable_parameters():
+    model, batch = small("mlp")
+    model.requires_grad_(False)
+    refuse(hybridremat.ModelError, "Mlp has no trainable parameters", model, batch)
+
+
+def test_no_module():
+    with pytest.raises(hybridremat.ModelError, match=r"expected a torch.nn.Module, got function"):
+        hybridremat.wrap(lambda x: x, memory_limit="50%")
+
+
+def test_a_missing_argument():
+    model, batch = small("convnet")
+    refuse(hybridremat.InputError, "do not fit ConvNet.forward: missing a required argument: 'labels'", model,
+           {"x": batch["x"]})  # fmt: skip
+
+
+def test_a_wrong_shape():
+    model, _ = small("mlp")
+    refuse(hybridremat.InputError, "Mlp fails on these inputs", model, {"x": torch.randn(4, 31)})
+
+
+def test_a_graph_break():
+    refuse(hybridremat.CaptureError, "the graph of Broken breaks", Broken(), {"x": torch.ones(2, 8)})
+
+
+def test_an_output_without_gradient():
+    class Detached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x).detach().sum()
+
+    refuse(hybridremat.CaptureError, "no backward graph was captured for Detached", Detached(),
+           {"x": torch.ones(2, 8)})  # fmt: skip
+
+
+def test_wrapped_twice():
+    model, batch = small("mlp")
+    wrap(model, batch)
+    call = model._compiled_call_impl
+    with pytest.raises(hybridremat.ModelError, match="already wrapped or compiled"):
+        wrap(model, batch)
+    assert model._compiled_call_impl is call
+
+
+def test_unwrap_and_get_plan_of_a_plain_model():
+    for call in (hybridremat.unwrap, hybridremat.get_plan):
+        with pytest.raises(hybridremat.ModelError, match="this Mlp is not wrapped by hybridremat"):
+            call(Mlp())
+
+
+def test_unknown_cost_model():
+    model, batch = small("mlp")
+    text = "cost_model='best' is not known; use one of 'profile'"
+    refuse(CostModelError, text, model, batch, cost_model="best")
+
+
+def test_unknown_grad_outputs():
+    model, batch = small("mlp")
+    refuse(hybridremat.LimitError, "grad_outputs='some' is not known", model, batch, grad_outputs="some")
+
+
+def test_an_error_in_the_planner_leaves_the_model():
+    model, batch = small("mlp")
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail(*_, **__):
+            raise ArithmeticError("solver out of order")
+
+        patch.setattr("hybridremat.session.plan_graph", fail)
+        refuse(hybridremat.CaptureError, "solver out of order", model, batch)
+    wrap(model, batch)
+
+
+def test_a_second_shape_that_does_not_fit_raises_and_the_first_goes_on():
+    model, batch = small("mlp")
+    limit = least_limit(model, batch)
+    plain = train_plain(model, batch)
+    wrap(model, batch, limit)
+    with pytest.raises(hybridremat.InfeasibleLimitError, match="no plan fits memory_limit"):
+        model(x=torch.randn(640, 32))
+    assert plain.differences(train(model, batch)) == []
+
+
+# Outputs
