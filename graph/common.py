@@ -1,4 +1,4 @@
-"""Merge common subexpressions of a joint graph, random draws excepted.
+"""Merge common subexpressions of a joint graph, random draws and the model's outputs excepted.
 
 PyTorch's own pass (``fx_graph_cse``) knows random ops by a list that lacks several (``randn_like``,
 ``uniform``, ``exponential``): two draws with equal arguments would become one.
@@ -11,15 +11,21 @@ from collections.abc import Hashable
 import torch
 from torch import fx
 
-from hybridremat.graph.nodes import is_mutation
+from hybridremat.graph.nodes import is_mutation, joint_outputs, storages
 from hybridremat.graph.private_torch import OpOverload
 
 
-def merge_common(module: fx.GraphModule) -> None:
-    """Let every call that computes what an earlier one computed be that call, in place."""
+def merge_common(module: fx.GraphModule, num_outputs: int) -> None:
+    """Let every call that computes what an earlier one computed be that call, in place.
+
+    What shares memory with one of the ``num_outputs`` outputs of the forward stays apart: the caller may
+    change it in place. (Gradients are given memory of their own later.)
+    """
+    outputs = [node for node in joint_outputs(module)[:num_outputs] if isinstance(node, fx.Node)]
+    handed = set[int]().union(*map(storages, outputs))
     first: dict[Hashable, fx.Node] = {}
     for node in list(module.graph.nodes):
-        if not _mergeable(node):
+        if not _mergeable(node) or storages(node) & handed:
             continue
         key = (node.target, _key(node.args), _key(node.kwargs))
         earlier = first.setdefault(key, node)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from hybridremat.graph.nodes import tensors
+from hybridremat.graph.nodes import storages
 from hybridremat.graph.private_torch import arg_tree_leaves, detect_fake_mode
 
 
@@ -23,16 +23,16 @@ def own_gradients(module: fx.GraphModule, num_outputs: int) -> None:
     output = next(iter(module.graph.find_nodes(op="output")))
     results = list(arg_tree_leaves(*output.args))
     primals = [n for n in module.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
-    given = {s for n in module.graph.find_nodes(op="placeholder") for s in _storages(n)}
+    given = {s for n in module.graph.find_nodes(op="placeholder") for s in storages(n)}
     taken: set[int] = set()
     for index, primal in zip(range(num_outputs, len(results)), primals, strict=False):
         node = results[index]
         if not isinstance(node, fx.Node) or _tensor(node) is None or _tensor(primal) is None:
             continue
         # autograd shares the indices and values of a sparse gradient, whoever else holds them
-        if not _is_sparse(node) and (_storages(node) & (taken | given) or not _same_layout(node, primal)):
+        if not _is_sparse(node) and (storages(node) & (taken | given) or not _same_layout(node, primal)):
             results[index] = _copied(module.graph, output, node, primal)
-        taken |= _storages(node)
+        taken |= storages(node)
     output.args = (tuple(results),)
     module.recompile()
 
@@ -40,10 +40,6 @@ def own_gradients(module: fx.GraphModule, num_outputs: int) -> None:
 def _tensor(node: fx.Node) -> torch.Tensor | None:
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
-
-
-def _storages(node: fx.Node) -> set[int]:
-    return {int(part.untyped_storage()._cdata) for part in tensors(node.meta.get("val"))}
 
 
 def _is_sparse(node: fx.Node) -> bool:

@@ -34,6 +34,11 @@ def tensors(value: object) -> list[torch.Tensor]:
     return [part for item in given if isinstance(item, torch.Tensor) for part in strided_parts(item)]
 
 
+def storages(node: fx.Node) -> set[int]:
+    """Names of the storages that the node's tensors live in, as traced."""
+    return {int(part.untyped_storage()._cdata) for part in tensors(node.meta.get("val"))}
+
+
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Bytes of the whole storage (on CUDA rounded up to the allocator's 512)."""
     size = int(tensor.untyped_storage().nbytes())

@@ -75,7 +75,7 @@ class TracedStep:
 def prepare(module: fx.GraphModule, num_outputs: int) -> None:
     """Drop dead code, merge common subexpressions, own the gradients, mark what PyTorch wants saved."""
     module.graph.eliminate_dead_code()
-    merge_common(module)
+    merge_common(module, num_outputs)
     own_gradients(module, num_outputs)
     force_save_collectives(module)
     force_save_effectful_ops(module)

@@ -148,6 +148,15 @@ def _check_updates(step: TracedStep, joint: _Reader, forward: _Reader, backward:
         raise refused("an in-place update is missing, repeated or different")
 
 
+def _check_outputs_apart(step: TracedStep, forward: fx.GraphModule) -> None:
+    """Outputs that are computed alike are tensors of their own: the caller may change one in place."""
+    joint_of: dict[fx.Node, fx.Node] = {}
+    count = step.num_outputs
+    for joint, node in zip(joint_outputs(step.module)[:count], joint_outputs(forward)[:count], strict=True):
+        if isinstance(node, fx.Node) and joint_of.setdefault(node, joint) is not joint:
+            raise refused(f"{node.name} is returned as two outputs that are two in the joint graph")
+
+
 def check(
     step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule, *, limit: int | None = None
 ) -> EmittedMemory:
@@ -165,6 +174,7 @@ def check(
     second = _read_backward(backward, first, first.outputs(forward, count, None))
     if first.outputs(forward, 0, count) != joint.outputs(step.module, 0, count):
         raise refused("a forward output is not computed as in the joint graph")
+    _check_outputs_apart(step, forward)
     if second.outputs(backward, 0, None) != joint.outputs(step.module, count, None):
         raise refused("a gradient is not computed as in the joint graph")
     _check_updates(step, joint, first, second)

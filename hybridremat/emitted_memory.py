@@ -33,11 +33,16 @@ class EmittedMemory:
 
 @dataclass
 class _Storages:
-    """Storages that nodes hold: for each node, joint value → storage number. ``size[s]`` in bytes."""
+    """Storages that nodes hold: for each node, joint value → storage number. ``size[s]`` in bytes.
+
+    Joint nodes that compute alike (outputs, which stay apart) have one term, and count as the first of them:
+    ``alike`` gives the value of the first for that of another.
+    """
 
     step: TracedStep
     joint_node: dict[int, fx.Node]
     op_of: dict[fx.Node, int]
+    alike: dict[int, int]
     size: list[int] = field(default_factory=list)
     held: dict[fx.Node, dict[int, int]] = field(default_factory=dict)
     temporary: dict[fx.Node, int] = field(default_factory=dict)
@@ -60,14 +65,19 @@ class _Storages:
         op = self.op_of.get(joint) if joint is not None else None
         if op is None:
             inputs = {v: s for n in node.all_input_nodes for v, s in self.held[n].items()}
-            wanted = self.step.node_values[joint] if joint is not None else ()
+            wanted = self.values(joint) if joint is not None else ()
             self.held[node] = {v: inputs[v] for v in wanted if v in inputs}
             return
         traced = self.step.graph.ops[op]
-        self.held[node] = {v: self.new(self.step.graph.values[v].bytes) for v in traced.writes}
+        writes = [self.alike.get(v, v) for v in traced.writes]
+        self.held[node] = {v: self.new(self.step.graph.values[v].bytes) for v in writes}
         self.temporary[node] = traced.temp + (rng if node.target is replay else 0)
         if node.target is run_and_save_rng_state:
             self.held[node][-1] = self.new(rng)
+
+    def values(self, joint: fx.Node) -> list[int]:
+        """The values of a joint node, those of the first that computes alike."""
+        return [self.alike.get(v, v) for v in self.step.node_values[joint]]
 
 
 def _peak(module: fx.GraphModule, storages: _Storages, start: set[int], stays: set[int]) -> int:
@@ -96,6 +106,28 @@ def _peak(module: fx.GraphModule, storages: _Storages, start: set[int], stays: s
     return highest
 
 
+def _storages(step: TracedStep, joint_terms: Mapping[fx.Node, int]) -> _Storages:
+    """Nothing held yet, and which joint nodes compute alike."""
+    first: dict[int, fx.Node] = {}
+    alike: dict[int, int] = {}
+    for joint, term in joint_terms.items():
+        earlier = first.setdefault(term, joint)
+        pairs = zip(step.node_values[joint], step.node_values[earlier], strict=False)
+        alike |= {v: alike.get(w, w) for v, w in pairs if v != w}
+    return _Storages(step, first, step.op_of, alike)
+
+
+def _held_outputs(step: TracedStep, forward: fx.GraphModule, storages: _Storages) -> set[int]:
+    """Storages of outputs that the caller holds to the end of the step."""
+    count = step.num_outputs
+    stay: set[int] = set()
+    for joint, node in zip(joint_outputs(step.module)[:count], joint_outputs(forward)[:count], strict=True):
+        if isinstance(node, fx.Node) and not step.graph.held_outputs.isdisjoint(step.node_values[joint]):
+            held = storages.held[node]
+            stay |= {held[v] for v in storages.values(joint) if v in held}
+    return stay
+
+
 def emitted_memory(
     step: TracedStep,
     forward: fx.GraphModule,
@@ -109,8 +141,7 @@ def emitted_memory(
     The terms are the checker's: they say which joint node a node computes. A node that draws and saves the
     generator's state has the term of what it draws.
     """
-    joint_node = {term: node for node, term in joint_terms.items()}
-    storages = _Storages(step, joint_node, step.op_of)
+    storages = _storages(step, joint_terms)
     for node in forward.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             storages.held[node] = {}
@@ -125,10 +156,7 @@ def emitted_memory(
     for node, source in zip(inputs, saved, strict=False):
         storages.held[node] = storages.held[source]
     tangents = sum(value.bytes for value in step.graph.values if value.tangent)
-    stays = {storages.new(tangents)}
-    held = step.graph.held_outputs
-    for node in results[: step.num_outputs]:
-        stays |= {s for v, s in storages.held[node].items() if v in held}
+    stays = {storages.new(tangents), *_held_outputs(step, forward, storages)}
     for node in backward.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             storages.held.setdefault(node, {})

@@ -309,6 +309,33 @@ def test_a_dropped_op_is_refused():
         check(step, forward, backward)
 
 
+class Alike(torch.nn.Module):
+    """Two outputs that are computed alike, and a view of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.layer(x)
+        first, second = h * 3, h * 3
+        return first, second, first.t(), second.t(), (h * 3).sum()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_outputs_that_are_computed_alike_stay_apart(held):
+    step = traced(Alike(), x=torch.randn(4, 8), hold_outputs=held)
+    schedule = plain_schedule(step.graph)
+    forward, backward = emit(step, schedule)
+    assert check(step, forward, backward).peak == step_memory(step.graph, schedule).peak
+    output = forward.graph.output_node()
+    first, second, *others = output.args[0]
+    assert first is not second
+    output.args = ((first, first, *others),)
+    with pytest.raises(PlanError, match="returned as two outputs"):
+        check(step, forward, backward)
+
+
 def test_a_dropped_backward_op_is_refused():
     step = step_of("mlp")
     forward, backward = emit(step, plain_schedule(step.graph))

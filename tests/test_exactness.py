@@ -143,3 +143,30 @@ def test_measure_compares_with_the_plan_of_the_shape_that_ran():
     model(small).backward()
     measured = hybridremat.measure(model, args=(large,), repeats=1)
     assert measured.peak == measured.predicted
+
+
+class Twice(nn.Module):
+    """Two outputs that are computed alike, and a value inside that is computed like one of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return h * 3, h * 3, torch.sigmoid(h * 3) * (h * 3)
+
+
+def test_outputs_that_are_computed_alike_are_tensors_of_their_own():
+    def learn(model):
+        first, second, third = model(x)
+        with torch.no_grad():
+            first.detach().add_(1)
+        seen = [first.clone(), second.clone(), third.clone()]
+        (second.sum() + third.square().sum()).backward()
+        return [*seen, *(p.grad for p in model.parameters())]
+
+    torch.manual_seed(0)
+    model, x = Twice(), torch.randn(8, 32)
+    planned = hybridremat.wrap(copy.deepcopy(model), args=(x,), memory_limit="200%", **HOW)
+    assert all(map(torch.equal, learn(model), learn(planned)))
