@@ -20,9 +20,10 @@ import torch
 from hybridremat.errors import HybridRematError
 from hybridremat.graph.joint import Op
 from hybridremat.graph.kernel_store import KernelStore
-from hybridremat.graph.kernels import Kernels, distinct_kernels, measure_footprints, measure_times
+from hybridremat.graph.kernels import Kernels, distinct_kernels
 from hybridremat.graph.nodes import has_effects
 from hybridremat.graph.trace import TracedStep
+from hybridremat.graph.trials import measure_footprints, measure_times
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +94,14 @@ class ProfileCost:
     name: str = "profile"
 
     def times(self, step: TracedStep, kernels: Kernels, store: KernelStore, progress: Progress) -> list[int]:
-        """See :class:`CostModel`; on the ``meta`` device nothing runs, and roofline times stand in."""
+        """See :class:`CostModel`; kernels that cannot be tried (on ``meta`` all) get roofline times."""
+        guessed = RooflineCost().times(step, kernels, store, progress)
         if kernels.device == "meta":
-            return RooflineCost().times(step, kernels, store, progress)
+            return guessed
         missing = [key for key in kernels.node_of if store.time(key) is None]
         store.add_times(measure_times(kernels, missing, progress))
-        return [1 if not key else store.time(key) or 1 for key in kernels.key_of]
+        pairs = zip(kernels.key_of, guessed, strict=True)
+        return [1 if not key else store.time(key) or guess for key, guess in pairs]
 
 
 def _sum_time(op: Op, rates: DeviceRates) -> int:

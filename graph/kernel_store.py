@@ -20,7 +20,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 3
+_VERSION = 4
 
 
 def cache_folder() -> Path:

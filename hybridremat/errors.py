@@ -52,6 +52,10 @@ class PlanFormatError(PlanError):
     """A plan file that is damaged or has another schema version."""
 
 
+class MeasurementError(HybridRematError, RuntimeError):
+    """No memory was left to try a kernel alone, so what it needs is not known."""
+
+
 class DoubleBackwardError(HybridRematError, RuntimeError):
     """A backward with ``create_graph=True`` reached a planned step. Nothing of the planned backward ran."""
 

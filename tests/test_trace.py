@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import linecache
 from collections import Counter
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 from training import small, traced, train
 
 import hybridremat
-from hybridremat.graph.costs import (
-    CostModelError,
-    DeviceRates,
-    ProfileCost,
-    RooflineCost,
-    cost_model,
-    with_costs,
-)
 from hybridremat.graph.joint import Phase
-from hybridremat.graph.kernel_store import KernelStore, cache_folder
-from hybridremat.graph.kernels import distinct_kernels
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 
@@ -251,123 +239,3 @@ def test_temporaries_of_a_grouped_product_are_those_of_one_group_with_all_rows()
         least = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW).least_peak
         hybridremat.wrap(model, kwargs=batch, memory_limit=least, **HOW)
         assert max(train(model, batch, steps=2).peaks) <= least
-
-
-def test_flops_costs_are_the_same_twice_and_positive():
-    model, batch = small("transformer")
-    first, second = (traced(model, **batch) for _ in range(2))
-    assert first.graph == second.graph
-    assert all(op.time >= 1 for op in first.graph.ops)
-
-
-def test_roofline_takes_the_larger_term():
-    model, batch = small("mlp")
-    step = traced(model, **batch)
-    slow = with_costs(step, RooflineCost(DeviceRates(flops=1e9, bytes=1e15)), KernelStore(), silent)
-    assert [op.time for op in slow.graph.ops] == [max(1, op.flops) for op in step.graph.ops]
-    rates = DeviceRates(flops=1e15, bytes=1e9, call_ns=7)
-    wide = with_costs(step, RooflineCost(rates), KernelStore(), silent)
-    assert [op.time for op in wide.graph.ops] == [op.io_bytes + 7 for op in step.graph.ops]
-
-
-def test_profile_times_each_distinct_kernel_once():
-    model, batch = small("mlp")
-    step = traced(model, **batch)
-    store, calls = KernelStore(), []
-    timed = with_costs(step, ProfileCost(), store, lambda done, total: calls.append(total))
-    kernels = distinct_kernels(step)
-    assert len(calls) == len(kernels.node_of) < len(step.graph.ops)
-    assert all(op.time == store.time(key) for op, key in zip(timed.graph.ops, kernels.key_of, strict=True))
-    again = with_costs(step, ProfileCost(), store, lambda done, total: calls.append(0))
-    assert again.graph == timed.graph and 0 not in calls
-
-
-def test_temporaries_are_what_a_kernel_allocates_beyond_its_outputs():
-    model, batch = small("transformer")
-    step = traced(model, **batch)
-    (dropout, *_) = [op for op in ops_of(step, "native_dropout") if op.phase is Phase.FORWARD]
-    output, mask = (step.graph.values[v].bytes for v in dropout.writes)
-    assert output == 4 * mask and dropout.temp >= output  # the mask is drawn as floats first
-    assert all(op.temp == 0 for op in step.graph.ops if "aten.add.Tensor" in op.target)
-
-
-def test_measuring_kernels_draws_nothing():
-    model, batch = small("transformer")
-    state = torch.get_rng_state()
-    traced(model, **batch)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_unknown_cost_model():
-    with pytest.raises(CostModelError, match="cost_model='slow' is not known; use one of 'profile'"):
-        cost_model("slow")
-
-
-# The kernel store
-
-
-def test_what_is_saved_is_read_again(tmp_path):
-    path = tmp_path / "deep" / "kernels.json"
-    store = KernelStore(path)
-    store.add_times({"a": 3})
-    store.add_temporaries({"b": 4})
-    store.save()
-    again = KernelStore(path)
-    assert (again.time("a"), again.temporary("b"), again.time("b")) == (3, 4, None)
-    assert [p.name for p in path.parent.iterdir()] == ["kernels.json"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    ["", "{", "[]", "null", '{"version": 3}', '{"version": 3, "times": {"a": null}, "temporaries": {}}',
-     '{"version": 3, "times": {"a": Infinity}, "temporaries": {}}',
-     '{"version": 3, "times": {"a": 1}, "temporaries": {}, "outputs": {"a": ["x"]}}', b"\xff\xfe\x00"],
-)  # fmt: skip
-def test_a_damaged_file_is_ignored_and_replaced(tmp_path, damage, caplog):
-    path = tmp_path / "kernels.json"
-    path.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
-    store = KernelStore(path)
-    assert store.time("a") is None and "cannot be read" in caplog.text
-    store.add_times({"a": 5})
-    store.save()
-    assert KernelStore(path).time("a") == 5
-
-
-def test_another_version_is_ignored(tmp_path):
-    path = tmp_path / "kernels.json"
-    path.write_text(json.dumps({"version": 99, "times": {"a": 1}, "temporaries": {}}))
-    assert KernelStore(path).time("a") is None
-
-
-def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch, caplog):
-    path = tmp_path / "kernels.json"
-    store = KernelStore(path)
-    store.add_times({"a": 5})
-    store.save()
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("pathlib.Path.replace", fail)
-    store.add_times({"a": 6})
-    store.save()
-    assert "disk full" in caplog.text
-    assert KernelStore(path).time("a") == 5 and [p.name for p in tmp_path.iterdir()] == ["kernels.json"]
-
-
-def test_a_folder_that_cannot_be_made_costs_only_time(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    store = KernelStore(tmp_path / "file" / "kernels.json")
-    store.add_times({"a": 5})
-    store.save()
-    assert "could not be kept" in caplog.text and store.time("a") == 5
-
-
-def test_the_environment_names_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    store = KernelStore.for_device("cpu")
-    store.add_times({"a": 5})
-    store.save()
-    assert len(list(tmp_path.glob("kernels-*.json"))) == 1
-    assert KernelStore.for_device("cpu").time("a") == 5
