@@ -15,7 +15,12 @@ from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, TorchRuntimeError
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+    TorchRuntimeError,
+)
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTOutput, TangentAOTInput
 from torch._functorch.partitioners import (
     _extract_fwd_bwd_modules,
@@ -56,6 +61,7 @@ __all__ = [
     "ALLOCATION_EVENT",
     "BackendCompilerFailed",
     "CheckpointPolicy",
+    "FailOnRecompileLimitHit",
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",

@@ -116,6 +116,13 @@ class Backend:
         has run, which is how a step is planned without executing it.
     parted
         Whether a step may come in several graphs, each of them planned, forward-only ones as well.
+
+    Attributes
+    ----------
+    captured
+        Whether there was a graph with a backward.
+    graphs
+        How many graphs have come.
     """
 
     def __init__(
@@ -133,6 +140,7 @@ class Backend:
         self.parted = parted
         self.error: HybridRematError | None = None
         self.captured = False
+        self.graphs = 0
         self._lock = threading.RLock()
 
     def __call__(
@@ -148,6 +156,7 @@ class Backend:
             Whatever planning raised.
         """
         with self._lock:
+            self.graphs += 1
             if not self.parted:
                 _refuse_graph_break(module)
             roles = assign_roles(module, all_outputs=self.all_outputs)

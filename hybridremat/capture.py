@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from hybridremat.backend import Backend, CaptureComplete
 from hybridremat.errors import CaptureError, HybridRematError, InputError, ModelError
 from hybridremat.graph.private_torch import (
     BackendCompilerFailed,
+    FailOnRecompileLimitHit,
     TorchDynamoException,
     TorchRuntimeError,
     dynamo_config,
@@ -31,18 +32,28 @@ def _logging_methods() -> set[Callable[..., Any]]:
     return {method for method in (*standard, *added) if callable(method)}
 
 
+MOST_CAPTURES: Final = 256
+"""Of one piece of code for one input shape, under different states of the model."""
+
+MOST_GRAPHS: Final = 16384
+"""Of one piece of code that many modules share, for all shapes; torch counts them together."""
+
+
 @contextmanager
 def dynamo_settings() -> Iterator[None]:
     """Dynamo as a planned step needs it.
 
     Log lines in the model's code do not break the graph; they are left out of the compiled step. Hooks are
     guarded, so that one registered later takes part: the step is then planned anew. Inside
-    DistributedDataParallel the graph stays whole; it is not split at gradient buckets.
+    DistributedDataParallel the graph stays whole; it is not split at gradient buckets. What has been captured
+    too often is an error: it would run unplanned.
     """
     with dynamo_config.patch(
         ignore_logging_functions=dynamo_config.ignore_logging_functions | _logging_methods(),
         skip_nnmodule_hook_guards=False,
         optimize_ddp=False,
+        fail_on_recompile_limit_hit=True,
+        accumulated_recompile_limit=MOST_GRAPHS,
     ):
         yield
 
@@ -158,7 +169,7 @@ def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mappi
 
 def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     """The model's call, compiled by ``backend``: one graph, or several if the backend takes parts."""
-    limits: dict[str, Any] = {"recompile_limit": 256}  # not in the published overloads of torch.compile
+    limits: dict[str, Any] = {"recompile_limit": MOST_CAPTURES}  # not in torch.compile's published overloads
     compiled: Callable[..., Any] = torch.compile(
         fresh_call(model), backend=backend, dynamic=False, fullgraph=not backend.parted, **limits
     )
@@ -240,7 +251,14 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
             "shapes, dtypes "
             "and devices against what a training step passes."
         ) from error
-    except TorchDynamoException as error:  # a break, an unbacked size in a branch, too many recompilations
+    except FailOnRecompileLimitHit as error:
+        raise CaptureError(
+            f"a part of {type(model).__name__} has been captured {MOST_CAPTURES} times for equal input "
+            f"shapes, or {MOST_GRAPHS} times in all: something that its forward reads is new in each step. "
+            "Often that is a Python number on a module (self.calls += 1): keep it in a buffer, or out of the "
+            'forward. TORCH_LOGS="recompiles" names it.'
+        ) from error
+    except TorchDynamoException as error:  # a break, an unbacked size in a branch
         raise CaptureError(
             f"the graph of {type(model).__name__} breaks, so the memory of the whole step cannot be "
             f"planned. Nothing has been run. {_first_lines(error, 12)}\n"

@@ -35,6 +35,8 @@ from hybridremat.survey import Survey, SurveyBackend
 
 logger = logging.getLogger(__name__)
 
+MANY_CAPTURES = 8  # of one input shape: modes, frozen layers and autocast switched to and fro are fewer
+
 
 @dataclass(frozen=True)
 class _Step:
@@ -81,7 +83,7 @@ class PlannedCall:
         self.outstanding = Outstanding(session)
         self._steps: OrderedDict[Hashable, _Step] = OrderedDict()
         self._caching = _caching_configs(model)
-        self._warned = False
+        self._warned = self._told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the planned step in training, the plain model in eval mode or without gradients."""
@@ -101,7 +103,20 @@ class PlannedCall:
         with translated_errors(self.model, step.backend):
             output = step.compiled(*args, **kwargs)
         self.outstanding.after_forward(output)
+        self._notice_captures(step.backend)
         return output
+
+    def _notice_captures(self, backend: Backend) -> None:
+        """Tell, once, that steps are captured again and again for inputs of one shape."""
+        if backend.graphs >= MANY_CAPTURES and not backend.parted and not self._told:
+            self._told = True
+            logger.warning(
+                "%s has been captured %d times for inputs of one shape: something that its forward reads "
+                "keeps changing (a Python number on a module, self.calls += 1?), and each change is captured "
+                'and planned anew, which takes seconds. TORCH_LOGS="recompiles" names it.',
+                type(self.model).__name__,
+                backend.graphs,
+            )
 
     def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise what the plain model raises on these inputs, if it does: the caller may count on it."""

@@ -71,6 +71,15 @@ def batch(rows=48, width=16, shift=0.0):
     return {"x": torch.randn(rows, width) + shift, "labels": torch.randint(0, width, (rows,))}
 
 
+def test_shapes_beyond_the_number_of_captures_are_refused_not_run_unplanned(monkeypatch):
+    """Captures of all shapes count together for one piece of code."""
+    monkeypatch.setattr("hybridremat.capture.MOST_GRAPHS", 4)
+    model = hybridremat.wrap(Layers(), kwargs=batch(), memory_limit="1000%", **HOW)
+    with pytest.raises(CaptureError, match="has been captured"):
+        for rows in (48, 40, 32, 24):
+            functional.relu(model(**batch(rows))).backward()
+
+
 @pytest.mark.parametrize("make", [Reader, Layers])
 def test_bit_equal_within_the_limit_of_the_whole_step(make):
     torch.manual_seed(0)

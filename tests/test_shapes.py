@@ -14,6 +14,7 @@ from training import Mlp, Transformer, allocated_peak, train
 
 import hybridremat
 from hybridremat.errors import (
+    CaptureError,
     InfeasibleLimitError,
     InfeasibleLimitWarning,
     LimitError,
@@ -235,3 +236,27 @@ def test_what_the_model_itself_raises_comes_out_in_a_known_shape_too():
         model(**rows(8))
     model.closed = False
     model(**rows(8)).backward()
+
+
+class Counting(Mlp):
+    """Reads a Python number that is new in each step."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+def test_a_model_that_changes_in_each_step_is_told_of_and_refused_in_the_end(monkeypatch, caplog):
+    monkeypatch.setattr("hybridremat.capture.MOST_CAPTURES", 4)
+    monkeypatch.setattr("hybridremat.planned_call.MANY_CAPTURES", 3)
+    model = hybridremat.wrap(Counting(layers=1), kwargs=rows(8), memory_limit="100%", **HOW)
+    with (
+        caplog.at_level(logging.WARNING, logger="hybridremat"),
+        pytest.raises(CaptureError, match="new in each step"),
+    ):
+        for _ in range(8):
+            model(**rows(8)).backward()
+    assert caplog.text.count("captured and planned anew") == 1
+    assert 3 <= model.calls <= 5
