@@ -171,10 +171,11 @@ class Session:
         try:
             chosen = planning.choose(limit, settings.overhead_limit(), demands)
         except InfeasibleLimitError as error:
-            if on_infeasible == "error":
-                raise
             chosen = planning.least(demands)
-            limit = planning.needs(chosen, demands)
+            needed = planning.needs(chosen, demands)
+            if on_infeasible == "error" or (limit is not None and needed <= limit):  # then max_overhead is why
+                raise
+            limit = needed
             warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
         return make_plan(
             planning, chosen, limit=limit, asked=asked, demands=demands, cost_model=self.cost_model_name

@@ -98,6 +98,16 @@ def test_on_infeasible_least_runs_the_least_plan_with_a_warning():
     assert max(trained.peaks) <= plan.least_peak
 
 
+def test_on_infeasible_least_is_not_for_an_overhead_that_cannot_be_kept():
+    model = Mlp()
+    first = hybridremat.plan(model, kwargs=rows(64), memory_limit="80%", **HOW)
+    limit = (first.least_peak + first.plain_peak) // 2
+    how = {**HOW, "memory_limit": limit, "max_overhead": 0.0, "on_infeasible": "least"}
+    assert hybridremat.plan(model, kwargs=rows(64), memory_limit=limit, **HOW).overhead > 0
+    with pytest.raises(InfeasibleLimitError, match="both memory_limit .* and max_overhead"):
+        hybridremat.wrap(model, kwargs=rows(64), **how)
+
+
 def test_plans_are_bounded_in_number_and_given_up_whole(caplog):
     model = Mlp(layers=1)
     hybridremat.wrap(model, kwargs=rows(8), memory_limit="100%", max_plans=2, **HOW)
