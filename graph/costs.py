@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from hybridremat.errors import HybridRematError
+from hybridremat.errors import CostModelError
 from hybridremat.graph.joint import Op
 from hybridremat.graph.kernel_store import KernelStore
 from hybridremat.graph.kernels import Kernels, distinct_kernels
@@ -28,10 +28,6 @@ from hybridremat.graph.trials import measure_footprints, measure_times
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-
-
-class CostModelError(HybridRematError, ValueError):
-    """A cost model that does not exist."""
 
 
 @dataclass(frozen=True)

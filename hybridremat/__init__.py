@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hybridremat.errors import (
     CaptureError,
+    CostModelError,
     DoubleBackwardError,
     HeldOutputWarning,
     HybridRematError,
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CaptureError",
+    "CostModelError",
     "DoubleBackwardError",
     "Frontier",
     "HeldOutputWarning",

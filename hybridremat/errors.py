@@ -11,6 +11,10 @@ class LimitError(HybridRematError, ValueError):
     """A memory limit, overhead or reserve that cannot be read or makes no sense."""
 
 
+class CostModelError(HybridRematError, ValueError):
+    """A cost model that does not exist."""
+
+
 class OptionsError(HybridRematError, ValueError):
     """An option of the torch.compile backend that is not known or cannot be used."""
 

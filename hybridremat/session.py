@@ -173,7 +173,8 @@ class Session:
         except InfeasibleLimitError as error:
             chosen = planning.least(demands)
             needed = planning.needs(chosen, demands)
-            if on_infeasible == "error" or (limit is not None and needed <= limit):  # then max_overhead is why
+            too_slow = limit is not None and needed <= limit  # max_overhead alone cannot be kept
+            if on_infeasible == "error" or too_slow:
                 raise
             limit = needed
             warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)

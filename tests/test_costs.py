@@ -12,8 +12,8 @@ from torch import nn
 from training import small, traced
 
 import hybridremat
+from hybridremat.errors import CostModelError
 from hybridremat.graph.costs import (
-    CostModelError,
     DeviceRates,
     ProfileCost,
     RooflineCost,

@@ -9,7 +9,7 @@ from training import Mlp, small, train, train_plain
 from wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
 import hybridremat
-from hybridremat.graph.costs import CostModelError
+from hybridremat.errors import CostModelError
 
 
 class Broken(nn.Module):

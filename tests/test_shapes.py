@@ -104,7 +104,7 @@ def test_on_infeasible_least_is_not_for_an_overhead_that_cannot_be_kept():
     limit = (first.least_peak + first.plain_peak) // 2
     how = {**HOW, "memory_limit": limit, "max_overhead": 0.0, "on_infeasible": "least"}
     assert hybridremat.plan(model, kwargs=rows(64), memory_limit=limit, **HOW).overhead > 0
-    with pytest.raises(InfeasibleLimitError, match="both memory_limit .* and max_overhead"):
+    with pytest.raises(InfeasibleLimitError, match=r"both memory_limit .* and max_overhead"):
         hybridremat.wrap(model, kwargs=rows(64), **how)
 
 
