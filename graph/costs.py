@@ -138,11 +138,6 @@ def cost_model(name: str | CostModel) -> CostModel:
     return _MODELS[name]()
 
 
-def with_costs(step: TracedStep, model: CostModel, store: KernelStore, progress: Progress) -> TracedStep:
-    """The same step with ``time`` and ``temp`` of every op filled in, and the real sizes of its values."""
-    return with_times(with_footprints(step, store), model, store, progress)
-
-
 def with_footprints(step: TracedStep, store: KernelStore) -> TracedStep:
     """The same step with ``temp`` of every op and the real sizes of its values, as they are here."""
     kernels = distinct_kernels(step)

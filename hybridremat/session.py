@@ -36,10 +36,10 @@ class Session:
     ----------
     plans
         By fingerprint of the joint graph, the latest used last, ``max_plans`` at most.
-    planning
-        Everything known about the step planned last.
     only_frontier
         Whether to stop at the frontier and hand out the plain schedule.
+    planning
+        That frontier.
     agreement
         Where other ranks have a say.
     """
@@ -165,7 +165,6 @@ class Session:
         return self._chosen(planning, on_infeasible=self.settings.on_infeasible)
 
     def _chosen(self, planning: Planning, *, on_infeasible: OnInfeasible) -> Plan:
-        self.planning = planning
         settings, demands = self.settings, self.settings.demands()
         asked = limit = settings.limit_bytes(planning.plain.peak)
         try:

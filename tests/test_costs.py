@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from training import small, traced
+from training import small, traced, with_costs
 
 import hybridremat
 from hybridremat.errors import CostModelError
@@ -18,7 +18,6 @@ from hybridremat.graph.costs import (
     ProfileCost,
     RooflineCost,
     cost_model,
-    with_costs,
 )
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.kernel_store import KernelStore, cache_folder
@@ -32,10 +31,6 @@ def ops_of(step, part):
     return [op for op in step.graph.ops if part in op.target]
 
 
-def silent(done, total):
-    pass
-
-
 def test_flops_costs_are_the_same_twice_and_positive():
     model, batch = small("transformer")
     first, second = (traced(model, **batch) for _ in range(2))
@@ -46,10 +41,10 @@ def test_flops_costs_are_the_same_twice_and_positive():
 def test_roofline_takes_the_larger_term():
     model, batch = small("mlp")
     step = traced(model, **batch)
-    slow = with_costs(step, RooflineCost(DeviceRates(flops=1e9, bytes=1e15)), KernelStore(), silent)
+    slow = with_costs(step, RooflineCost(DeviceRates(flops=1e9, bytes=1e15)), KernelStore())
     assert [op.time for op in slow.graph.ops] == [max(1, op.flops) for op in step.graph.ops]
     rates = DeviceRates(flops=1e15, bytes=1e9, call_ns=7)
-    wide = with_costs(step, RooflineCost(rates), KernelStore(), silent)
+    wide = with_costs(step, RooflineCost(rates), KernelStore())
     assert [op.time for op in wide.graph.ops] == [op.io_bytes + 7 for op in step.graph.ops]
 
 
@@ -81,11 +76,11 @@ def test_a_kernel_that_cannot_be_tried_is_guessed_told_and_not_remembered(caplog
     with caplog.at_level(logging.WARNING, logger="hybridremat"):
         for count in (1, 2):
             caplog.clear()
-            timed = with_costs(step, ProfileCost(), store, silent)
+            timed = with_costs(step, ProfileCost(), store)
             told = [r.getMessage() for r in caplog.records]
             assert any("temporary memory is not counted" in line for line in told), count
             assert any("its time is guessed" in line for line in told), count
-    guess = with_costs(step, RooflineCost(), KernelStore(), silent)
+    guess = with_costs(step, RooflineCost(), KernelStore())
     untried = [i for i, key in enumerate(distinct_kernels(step).key_of) if key and store.time(key) is None]
     assert untried and all(timed.graph.ops[i].time == guess.graph.ops[i].time > 1 for i in untried)
     assert all(store.temporary(distinct_kernels(step).key_of[i]) is None for i in untried)

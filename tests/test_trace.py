@@ -21,10 +21,6 @@ def ops_of(step, part):
     return [op for op in step.graph.ops if part in op.target]
 
 
-def silent(done, total):
-    pass
-
-
 class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()

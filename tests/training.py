@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from hybridremat.backend import Backend
 from hybridremat.capture import capture, compile_step
-from hybridremat.graph.costs import FlopsCost, with_costs
+from hybridremat.graph.costs import FlopsCost, with_footprints, with_times
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.kernel_store import KernelStore
 
@@ -200,6 +200,11 @@ def train_plain(model, batch, **how) -> Trained:
     return train(copy.deepcopy(model), batch, **how)
 
 
+def with_costs(step, model, store, progress=lambda done, total: None):
+    """The same step with times, temporaries and the real sizes of its values."""
+    return with_times(with_footprints(step, store), model, store, progress)
+
+
 class FixedPlanner:
     """Hands out one schedule (the plain one at first) and keeps the traced step."""
 
@@ -207,7 +212,7 @@ class FixedPlanner:
         self.step = self.schedule = None
 
     def choose(self, step):
-        self.step = with_costs(step, FlopsCost(), KernelStore(), lambda done, total: None)
+        self.step = with_costs(step, FlopsCost(), KernelStore())
         return self.step, self.schedule or plain_schedule(self.step.graph), None
 
     def current(self):
