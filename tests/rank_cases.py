@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from planned_steps import planned_forwards, plans_made
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -102,12 +103,17 @@ def train_ddp(
 
 
 def compare(planned: nn.Module, given: list[torch.Tensor], make=None, measure: bool = True, **how) -> dict:
-    """Train a plain model and the wrapped one, both in DistributedDataParallel, from the same state."""
+    """Train a plain model and the wrapped one, both in DistributedDataParallel, from the same state.
+
+    Each step of the wrapped one must have been planned.
+    """
     start = (make or net)()
     planned.load_state_dict(start.state_dict())
     planned.zero_grad()
     expected = train_ddp(start, given, **how)
-    made = train_ddp(planned, given, measure=measure, **how)
+    with planned_forwards() as ran:
+        made = train_ddp(planned, given, measure=measure, **how)
+    assert ran == [planned] * len(given), f"{len(ran)} planned forwards in {len(given)} steps"
     buckets = sum(p.numel() * p.element_size() for p in planned.parameters() if p.requires_grad)
     return {"different": expected.differences(made), "peaks": made.peaks, "buckets": buckets} | {
         "limit": hybridremat.get_plan(planned).memory_limit
@@ -182,11 +188,14 @@ def bug(model: nn.Module, x: torch.Tensor) -> None:
 
 
 def training(planned: nn.Module, rank: int) -> dict:
-    return {
+    same = {
         "usual": compare(planned, batches(rank)),
         "accumulated": compare(planned, batches(rank, 4), accumulate=2, gradient_as_bucket_view=True),
-        "shapes": compare(planned, lengths(rank), measure=False, bucket_cap_mb=0.001),
     }
+    plans = [plans_made(planned)]
+    shapes = compare(planned, lengths(rank), measure=False, bucket_cap_mb=0.001)
+    plans.append(plans_made(planned))
+    return same | {"shapes": shapes | {"plans": plans}}
 
 
 def others(rank: int, x: torch.Tensor) -> dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
 
 import pytest
@@ -99,15 +100,24 @@ def test_bit_equal_within_the_limit_of_the_whole_step(make):
         assert len(plan.parts) >= 2 and plan.breaks
 
 
-def test_planning_leaves_buffers_gradients_and_random_state_alone():
+@pytest.mark.parametrize("given", [False, True], ids=["no gradients yet", "gradients of a step before"])
+def test_planning_leaves_buffers_gradients_and_random_state_alone(given):
     torch.manual_seed(0)
     model, inputs = Reader(), batch()
+    if given:
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
     before = copy.deepcopy(model.state_dict())
+    buffers, gradients = list(model.buffers()), [parameter.grad for parameter in model.parameters()]
+    values = copy.deepcopy(gradients)
     state = torch.get_rng_state()
     hybridremat.wrap(model, kwargs=inputs, memory_limit="100%", **HOW)
+    assert hybridremat.get_plan(model).breaks  # so the forward has run
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(map(operator.is_, buffers, model.buffers()))
     assert torch.equal(state, torch.get_rng_state())
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(map(operator.is_, gradients, (parameter.grad for parameter in model.parameters())))
+    assert not given or all(map(torch.equal, values, gradients))
 
 
 def test_another_path_is_planned_beside_what_has_run():

@@ -54,9 +54,9 @@ def test_every_length_keeps_the_limit_in_bytes_and_the_numbers(least):
         assert max(mine.peaks) == plan.predicted_peak <= least, length
 
 
-def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkeypatch, least):
+def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkeypatch):
     torch.manual_seed(0)
-    model = hybridremat.wrap(Transformer(), kwargs=tokens(24), memory_limit=least, **HOW)
+    model = hybridremat.wrap(Transformer(), kwargs=tokens(24), memory_limit="65%", **HOW)
     assert not hybridremat.get_plan(model).reused_options
     solved = []
     from hybridremat import planner
@@ -69,7 +69,7 @@ def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkey
     assert not hybridremat.prepare(model, kwargs=tokens(24)).reused_options  # the first one again
     alone = hybridremat.plan(Transformer(), kwargs=tokens(20), memory_limit=plan.memory_limit, **HOW)
     assert solved and not alone.reused_options
-    assert plan.extra_flops <= alone.extra_flops + 0.02
+    assert alone.extra_flops > 0 and 0 < plan.extra_flops <= alone.extra_flops + 0.02
     assert plan.least_peak <= 1.1 * alone.least_peak
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+from planned_steps import planned_forwards
 from rank_cases import FewOptions, Net, batches, compare, described, error_of, net, wrap
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -92,7 +93,9 @@ def transformer(rank):
         copy.deepcopy(plain), kwargs=tokens, memory_limit="80%", workers=1, progress=False, reserve=CLONES
     )
     expected = train(nn.parallel.DistributedDataParallel(plain), tokens, measure=False)
-    made = train(nn.parallel.DistributedDataParallel(planned), tokens)
+    with planned_forwards() as ran:
+        made = train(nn.parallel.DistributedDataParallel(planned), tokens)
+    assert ran == [planned] * 3
     plan = hybridremat.get_plan(planned)
     buckets = sum(p.numel() * p.element_size() for p in plain.parameters())
     figures = {"peaks": made.peaks, "limit": plan.memory_limit, "buckets": buckets}
@@ -129,8 +132,11 @@ def sharded(rank):
     fully_shard(after)
     found["fully_shard around"] = error_of(lambda: after(x))
     ends = []
-    for model in (net(), wrap(net(), x, "100%")):
-        ends.append(train_sharded(FullyShardedDataParallel(model, **FSDP), batches(rank)))
+    planned = wrap(net(), x, "100%")
+    with planned_forwards() as ran:
+        for model in (net(), planned):
+            ends.append(train_sharded(FullyShardedDataParallel(model, **FSDP), batches(rank)))
+    assert ran == [planned] * 3
     found["FSDP around equal"] = all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from harness import HOW
+from planned_steps import planned_forwards, times_each, training_forwards, wrapped_names
 from torch import nn
 from torch.nn import functional
 from training import Trained, allocated_peak, allocations
@@ -133,19 +134,42 @@ def wrap_least(model: nn.Module, batch: Mapping[str, Any], **how: Any) -> nn.Mod
     return hybridremat.wrap(model, kwargs=batch, memory_limit=least_limit(model, batch, **how), **HOW, **how)
 
 
-def assert_equal_runs(loop: Loop, model: nn.Module, planned: nn.Module) -> None:
-    """The same loop leaves the same numbers; memory is not measured."""
-    assert run(loop, model).differences(run(loop, planned)) == []
+def assert_equal_runs(
+    loop: Loop,
+    model: nn.Module,
+    planned: nn.Module,
+    *,
+    forwards: int | None = None,
+    measure: bool = False,
+    skip: int = 0,
+) -> Trained:
+    """The same loop leaves the same numbers, and every training forward of it was planned.
+
+    Each wrapped module must have run as many planned forwards as its plain counterpart ran with gradients in
+    training mode; ``forwards`` states the number where the reference is compiled and cannot be counted.
+    Returns what the planned run made.
+    """
+    names = wrapped_names(planned)
+    with training_forwards(*(model.get_submodule(name) for name in names)) as trained:
+        expected = run(loop, model)
+    with planned_forwards() as ran:
+        made = run(loop, planned, measure=measure, skip=skip)
+    assert expected.differences(made) == []
+    counts = times_each(trained, model, names) if forwards is None else dict.fromkeys(names, forwards)
+    assert counts and all(counts.values()), f"no training forwards to compare: {counts}"
+    done = times_each(ran, planned, names)
+    assert done == counts, f"planned forwards {done}, training forwards {counts}"
+    return made
 
 
-def hold(loop: Loop, model: nn.Module, planned: nn.Module, *, skip: int = 0) -> str:
-    """Run a loop on both models; assert equality, and memory after the first ``skip`` steps.
+def hold(
+    loop: Loop, model: nn.Module, planned: nn.Module, *, skip: int = 0, forwards: int | None = None
+) -> str:
+    """:func:`assert_equal_runs`; assert memory as well, after the first ``skip`` steps.
 
     Returns the remark of the line: what was measured.
     """
-    expected = run(loop, model)
-    made = run(loop, planned, measure=True, skip=skip)
-    assert expected.differences(made) == []
+    made = assert_equal_runs(loop, model, planned, forwards=forwards, measure=True, skip=skip)
     plan = hybridremat.get_plan(planned)
     peak = max(made.peaks)
     assert plan.memory_limit is not None and peak <= plan.memory_limit, (made.peaks, plan.memory_limit)

@@ -200,6 +200,18 @@ def test_functional_call(line):
     line(GROUP, "torch.func.functional_call", EQUAL)
 
 
+def test_a_plain_step_in_a_loop_is_noticed():
+    """``model.forward`` runs the plain model; the numbers are equal, and these tests must not pass for it."""
+
+    def loop(model, run):
+        for call in (model, model.forward):
+            call(**batch)["loss"].backward()
+
+    model, batch = net()
+    with pytest.raises(AssertionError, match=r"planned forwards \{'': 1\}, training forwards \{'': 2\}"):
+        assert_equal_runs(loop, model, wrap_share(copy.deepcopy(model), batch))
+
+
 # Several backwards
 
 

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from pairs import EQUAL, Run, assert_equal_runs, batches, hold, learn, net, run, wrap_least, wrap_share
+from planned_steps import planned_forwards
 from torch.utils.data import DataLoader, Dataset
 
 import hybridremat
@@ -39,7 +40,10 @@ def text_rows(count=12):
 
 
 def language_model():
-    """A small GPT-2 with its default dropout, and a batch of its Trainer."""
+    """A small GPT-2 with its default dropout, and a batch of its Trainer.
+
+    Caches are off: a planned step runs without, and plain training with them differs in last bits.
+    """
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -128,11 +132,12 @@ def test_trainer(name, line, tmp_path):
     model, batch = language_model()
     model.loss_type = "ForCausalLM"  # named, no log line breaks the graph of the reference
     planned = wrap_share(copy.deepcopy(model), batch, "90%", reserve=64)
-    outcome = EQUAL
+    outcome, forwards = EQUAL, None
     if name == "bf16":  # AOTAutograd changes the arithmetic of this model's backward in bfloat16
         model.compile(backend="aot_eager", dynamic=False)
-        outcome = "bit-equal to the unplanned joint graph"
-    figures = hold(train_with_trainer(tmp_path, text_rows(), **TRAINERS[name]), model, planned, skip=1)
+        outcome, forwards = "bit-equal to the unplanned joint graph", 4
+    loop = train_with_trainer(tmp_path, text_rows(), **TRAINERS[name])
+    figures = hold(loop, model, planned, skip=1, forwards=forwards)
     remark = f"weights, losses, norms and saved keys; {figures}"
     line(GROUP, f"Hugging Face Trainer, GPT-2, {name}", outcome, remark=remark)
 
@@ -162,23 +167,32 @@ def test_trainer_resumes_from_a_checkpoint(line, tmp_path):
     model, batch = language_model()
     planned = copy.deepcopy(model)
     wrap_share(planned, batch, "90%", reserve=64)
-    assert run(loop, model).differences(run(loop, planned, measure=True)) == []
+    with planned_forwards() as ran:
+        made = run(loop, planned, measure=True)
+    assert run(loop, model).differences(made) == []
+    assert [one is planned for one in ran] == [True] * 4 + [False] * 2
     line(GROUP, "Hugging Face Trainer, resumed from a checkpoint", EQUAL)
 
 
 @pytest.mark.compat
 def test_generation_after_wrapping(line):
     def loop(model, run):
-        prompt = batch["input_ids"][:, :4]
+        prompt, config = batch["input_ids"][:, :4], model.config
         for sample in (False, True):
+            config.use_cache = model is planned  # a planned step switches it off itself
             model(**batch)["loss"].backward()
+            assert config.use_cache is (model is planned)
+            config.use_cache = True
             model.eval()
+            with torch.no_grad():
+                assert model(prompt).past_key_values is not None
             made = model.generate(prompt, max_new_tokens=6, do_sample=sample, pad_token_id=0)
             run.keep("generated", made)
             model.train()
             run.keep("generated in training mode", model.generate(prompt, max_new_tokens=3, pad_token_id=0))
 
     model, batch = language_model()
+    model.config.use_cache = True
     planned = wrap_share(copy.deepcopy(model), batch)
     assert_equal_runs(loop, model, planned)
     line(GROUP, "generation with a wrapped Hugging Face model, between steps", EQUAL)

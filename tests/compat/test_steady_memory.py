@@ -82,6 +82,7 @@ def test_fifty_steps_hold_what_the_first_holds(name, line):
     assert len(set(peaks[1:])) == 1
     plain_held, plain_peaks = levels(stepper(plain, batch), 5)
     assert plain_held == [0] * 5
+    assert max(peaks) <= hybridremat.get_plan(planned).memory_limit < min(plain_peaks)
     line(
         "Robustness",
         f"50 steps ({name})",
