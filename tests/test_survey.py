@@ -71,8 +71,9 @@ def test_a_measured_step_runs_no_hooks_of_parameters():
     model = nn.Sequential(nn.Linear(8, 8), nn.Flatten(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model[0].weight.register_post_accumulate_grad_hook(lambda parameter: optimizer.step())
+    x = torch.randn(4, 8)
     before = state_of(model)
-    hybridremat.measure(model, args=(torch.randn(4, 8),), loss_fn=torch.mean, repeats=1)
+    hybridremat.measure(model, args=(x,), loss_fn=torch.mean, repeats=1)
     assert_untouched(before, model)
 
 
