@@ -7,9 +7,11 @@ the capture of a second shape. So 2.11 is not in the supported range.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from torch import _neg_view
+import torch
+from torch import Tensor, _neg_view
 from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
@@ -37,7 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import arg_tree_leaves, tree_leaves
+from torch.utils._pytree import arg_tree_leaves, tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
 if TYPE_CHECKING:
@@ -76,19 +78,54 @@ __all__ = [
     "aot_autograd",
     "arg_tree_leaves",
     "boxed_nop",
+    "change_count",
     "detect_fake_mode",
     "dynamo_config",
     "force_save_bw_mutation_src",
     "force_save_collectives",
     "force_save_effectful_ops",
+    "gradient_hooks",
     "group_store",
     "inductor_config",
+    "new_node_number",
+    "node_number",
+    "ones_for_result",
     "overwritten_inputs",
     "run_and_save_rng_state",
     "tangent_output",
     "tree_leaves",
+    "tree_map",
     "with_effects",
 ]
+
+
+def change_count(tensor: Tensor) -> int:
+    """How often a tensor has been changed in place."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def gradient_hooks(parameter: Tensor) -> Iterator[dict[int, Any]]:
+    """The dictionaries in which autograd finds the hooks that were registered on a leaf."""
+    for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
+        if hooks:
+            yield hooks
+
+
+def node_number(node: Any) -> int:
+    """Grows with each node of autograd graphs that a thread makes; of leaves it is beyond all others."""
+    return int(node._sequence_nr())
+
+
+def new_node_number() -> int:
+    """A number that no node before has, and none after is below."""
+    with torch.enable_grad():
+        return node_number(torch.zeros((), requires_grad=True).view(()).grad_fn)
+
+
+def ones_for_result(node: Any, index: int) -> Tensor:
+    """A gradient for a result of an autograd node."""
+    described = node._input_metadata[index]
+    return torch.ones(described.shape, dtype=described.dtype, device=described.device)
 
 
 def tangent_output(node: Node) -> int | None:

@@ -94,7 +94,7 @@ def wrap(
         Any module; it may be in eval mode, it is planned for training.
     args, kwargs
         Sample inputs: what one training step passes. Only shapes, dtypes and plain values count, nothing is
-        run on them; with ``graph_breaks="plan"`` the forward runs twice, and leaves nothing changed.
+        run on them; with ``graph_breaks="plan"`` the forward runs on copies, and leaves nothing changed.
     memory_limit
         Most step memory: bytes, ``"6GiB"``, or ``"50%"`` of the plain step's. Step memory is everything
         allocated above what is resident (parameters, buffers, optimizer state, inputs).
@@ -122,8 +122,8 @@ def wrap(
         Most input shapes whose plans are kept; beyond that the least recently used is given up.
     graph_breaks
         What to do when the model's graph breaks: ``"error"``, or ``"plan"`` the graphs on all sides of the
-        breaks together. To learn them, the forward is then run twice on the sample inputs, without keeping
-        anything for a backward.
+        breaks together. To learn them, the forward is then run on copies of the sample inputs, twice or more
+        often, without keeping anything for a backward.
     workers
         Processes that solve blocks; None: one a core. The plan is the same for any number.
     progress

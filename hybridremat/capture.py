@@ -89,23 +89,6 @@ def training_mode(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-@contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Gradients, buffers and generators come back as they were."""
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-
 def model_device(model: nn.Module) -> str:
     """The kind of device that holds the model's first parameter."""
     return next((parameter.device.type for parameter in model.parameters()), "cpu")

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridremat.capture import model_device, training_mode, untouched
+from hybridremat.capture import model_device, training_mode
 from hybridremat.errors import InputError
 from hybridremat.graph.allocations import Trace, record_allocations, span
 from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.limits import format_bytes
+from hybridremat.untouched import untouched
 
 LossFunction = Callable[[Any], Tensor]
 
@@ -88,7 +89,8 @@ def measure(
 ) -> Measurement:
     """Run training steps on sample inputs and measure them.
 
-    Gradients, buffers, random state and the optimizer are left as they were; parameters do not change.
+    Gradients, buffers, random state and the optimizer are left as they were; parameters do not change, and
+    their hooks (an optimizer that steps in the backward) do not run.
 
     Parameters
     ----------

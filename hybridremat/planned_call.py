@@ -22,7 +22,6 @@ from hybridremat.capture import (
     nothing_captured,
     run_once,
     translated_errors,
-    untouched,
 )
 from hybridremat.errors import CaptureError
 from hybridremat.graph.private_torch import tree_leaves
@@ -30,8 +29,10 @@ from hybridremat.outstanding import Outstanding
 from hybridremat.parted import PartedPlanner
 from hybridremat.plans import Plan
 from hybridremat.progress import planning_progress
+from hybridremat.sample_inputs import copied
 from hybridremat.session import Session
 from hybridremat.survey import Survey, SurveyBackend
+from hybridremat.untouched import untouched_by_trial
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +121,9 @@ class PlannedCall:
 
     def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise what the plain model raises on these inputs, if it does: the caller may count on it."""
-        with untouched(self.model), torch.no_grad():
-            self.model._call_impl(*args, **kwargs)
+        with untouched_by_trial(self.model), torch.no_grad():
+            given, named = copied((args, kwargs), self.model)
+            self.model._call_impl(*given, **named)
 
     def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan | None:
         """Capture and plan for sample inputs; no step is run.
@@ -176,17 +178,17 @@ class PlannedCall:
         backend = SurveyBackend(survey)
         compiled = compile_step(self.model, backend)
 
-        def run() -> Any:
-            return run_once(self.model, compiled, backend, args, kwargs)
+        @contextmanager
+        def trial() -> Iterator[Callable[[], Any]]:
+            with untouched_by_trial(self.model):
+                given, named = copied((args, kwargs), self.model)
+                yield lambda: run_once(self.model, compiled, backend, given, named)
 
-        with untouched(self.model):
-            run()
+        survey.learn(trial, model_device(self.model))
         if not survey.order:
             raise nothing_captured(self.model)
         if not survey.in_parts:
             return None
-        with untouched(self.model):
-            survey.measure(run, model_device(self.model))
         return survey
 
     def _in_parts(self, survey: Survey) -> _Step:

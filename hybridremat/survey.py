@@ -1,13 +1,15 @@
-"""Learn the graphs of a step that breaks: run its forward once, without gradients, and trace each graph.
+"""Learn the graphs of a step that breaks: run its forward, graphs without gradients, and trace each graph.
 
-Which graph comes after a break can depend on values, so it has to be run. Nothing is kept for a backward, and
-gradients, buffers and random state come back as they were.
+Which graph comes after a break can depend on values, so it has to be run: once to trace the graphs, and once
+more to measure the code between them, which nothing else may disturb. Both runs are trials: they get copies
+of the inputs, and leave nothing changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +18,10 @@ from torch import fx
 from hybridremat.backend import Backend, break_after
 from hybridremat.between import Recorder, measure_between
 from hybridremat.emitted_memory import EmittedMemory
-from hybridremat.graph.joint import Schedule, plain_schedule
+from hybridremat.errors import CaptureError
+from hybridremat.graph.handed import handed
+from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
+from hybridremat.graph.kernels import distinct_kernels
 from hybridremat.graph.nodes import joint_outputs
 from hybridremat.graph.trace import TracedStep
 from hybridremat.graph.windows import Windows
@@ -26,6 +31,16 @@ from hybridremat.sequence.parts import Part
 
 if TYPE_CHECKING:
     from hybridremat.session import Session
+
+
+# A run of the forward on copies of the inputs, with everything as it was once the context is left.
+Trial = AbstractContextManager[Callable[[], Any]]
+
+_TRIALS = 3  # pairs of runs for a model that does not take the same path twice
+
+
+class UnlearntPathError(CaptureError):
+    """A graph came in the run that measures which has not been traced before."""
 
 
 @dataclass
@@ -40,28 +55,41 @@ class Survey:
         Fingerprints in the order in which the graphs ran.
     breaks
         Place and reason of the break that ends each run, None where there is none.
-    uses
-        For each leaf that requires a gradient, its bytes and the runs that use it.
     between
-        What the code before each run takes, and after the last one, once :meth:`measure` has been called.
+        What the code before each run takes, and after the last one, if that has been measured.
+    joined_bytes
+        The largest gradient that several graphs make and autograd adds up.
     """
 
     session: Session
     plannings: dict[str, Planning] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
-    uses: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
     between: list[Part | None] = field(default_factory=list)
+    joined_bytes: int = 0
     latest: str | None = None
     recorder: Recorder | None = None
+    traced: dict[tuple[str, tuple[str, ...]], JointGraph] = field(default_factory=dict)
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
-        """Keep the frontier of a graph; its plain schedule stands in, and never runs."""
-        step, timings = self.session.with_costs(step)
-        key = fingerprint(step.graph)
-        if key not in self.plannings:
-            self.plannings[key] = self.session.planning_of(step, timings)
-        self.latest = key
+        """Keep the frontier of a graph; its plain schedule stands in, and never runs.
+
+        Raises
+        ------
+        UnlearntPathError
+            If the graph is new in the run that measures: nothing else can be measured within.
+        """
+        name = fingerprint(step.graph), distinct_kernels(step).key_of
+        if name not in self.traced:
+            if self.recorder is not None:
+                raise UnlearntPathError("another path")
+            costed, timings = self.session.with_costs(step)
+            self.traced[name] = costed.graph
+            key = fingerprint(costed.graph)
+            if key not in self.plannings:
+                self.plannings[key] = self.session.planning_of(costed, timings)
+        step = replace(step, graph=self.traced[name])
+        self.latest = fingerprint(step.graph)
         return step, plain_schedule(step.graph), None
 
     def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
@@ -77,20 +105,48 @@ class Survey:
     def begin(self) -> None:
         """Nothing to begin."""
 
-    def enter(self, key: str, ending: tuple[str, str] | None, args: Sequence[object]) -> None:
-        """Note that a graph runs, and on which trainable leaves."""
-        for item in args:
-            if isinstance(item, torch.Tensor) and item.requires_grad and item.is_leaf:
-                _, runs = self.uses.setdefault(id(item), (item.numel() * item.element_size(), []))
-                runs.append(len(self.order))
+    def enter(self, key: str, ending: tuple[str, str] | None) -> None:
+        """Note that a graph runs."""
         self.order.append(key)
         self.breaks.append(ending)
 
-    def measure(self, forward: Callable[[], Any], device: str) -> None:
-        """Measure the code between the graphs; ``forward`` runs the surveyed step again."""
+    def learn(self, trial: Callable[[], Trial], device: str) -> None:
+        """Trace the graphs, and, unless the step is one graph, measure the code between them.
+
+        Raises
+        ------
+        CaptureError
+            If the model takes a path that is new each time it runs.
+        """
+        for _ in range(_TRIALS):
+            self._forget_path()
+            with trial() as run:
+                run()
+            if not self.in_parts:
+                return
+            try:
+                with trial() as run:
+                    self._measure(run, device)
+                return
+            except UnlearntPathError:
+                continue
+        raise CaptureError(
+            f"the forward took another path in each of {2 * _TRIALS} runs on the same inputs, with graphs "
+            "that had not come before, so the step cannot be learnt. Keep what changes with every call (a "
+            "counter, random numbers of Python's own) out of the branches and loops of the forward."
+        )
+
+    def _forget_path(self) -> None:
+        self.order.clear()
+        self.breaks.clear()
+
+    def _measure(self, run: Callable[[], Any], device: str) -> None:
+        """Run the step once more; the path of this run is the one that is kept."""
+        self._forget_path()
         self.recorder = Recorder(Windows(device))
         try:
-            self.between = measure_between(self.recorder, forward)
+            self.between = measure_between(self.recorder, run)
+            self.joined_bytes = self.recorder.joined_bytes
         finally:
             self.recorder = None
 
@@ -98,11 +154,6 @@ class Survey:
     def in_parts(self) -> bool:
         """Whether the step is anything but one graph."""
         return len(self.order) > 1 or any(ending is not None for ending in self.breaks)
-
-    @property
-    def joined_bytes(self) -> int:
-        """The largest gradient that several graphs make and autograd adds up."""
-        return max((size for size, runs in self.uses.values() if len(runs) > 1), default=0)
 
 
 class SurveyBackend(Backend):
@@ -123,9 +174,8 @@ class SurveyBackend(Backend):
 
         def run(*args: Any) -> tuple[Any, ...]:
             recorder = self.survey.recorder
-            if recorder is None:
-                self.survey.enter(key, ending, args)
-            else:
+            self.survey.enter(key, ending)
+            if recorder is not None:
                 recorder.enter(args)
             with torch.no_grad():
                 outputs = tuple(map(_as_traced, module(*args), traced))
@@ -144,6 +194,4 @@ def _requires_grad(node: object) -> bool:
 
 def _as_traced(output: Any, traced: bool) -> Any:
     """The output as the next graph would see it in training: requiring a gradient or not."""
-    if not traced or output.requires_grad:
-        return output
-    return output.detach().requires_grad_()
+    return output if not traced or output.requires_grad else handed(output)

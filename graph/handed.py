@@ -1,0 +1,35 @@
+"""Tensors as code meets them that autograd has brought forth: they require a gradient and are no leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Handed(torch.autograd.Function):
+    """Gives out a leaf's memory as the result of an operation; its gradient ends in the leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        """A tensor with a history of its own: no view, so that it may be changed in place."""
+        ctx.is_handed = True  # the context is the node of the graph
+        return leaf.detach()
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Any) -> Any:
+        """Pass the gradient on."""
+        return gradients[0]
+
+
+def handed(tensor: Tensor) -> Tensor:
+    """The same memory as a tensor that requires a gradient, is no leaf, and may be changed in place."""
+    with torch.enable_grad():
+        result: Tensor = _Handed.apply(tensor.detach().requires_grad_())  # type: ignore[no-untyped-call]
+    return result
+
+
+def is_handed(node: object) -> bool:
+    """Whether a node of an autograd graph is where :func:`handed` began."""
+    return getattr(node, "is_handed", False) is True
