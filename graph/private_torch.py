@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import _neg_view
+from torch import Tensor, _neg_view
 from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
@@ -82,6 +82,7 @@ __all__ = [
     "tangent_output",
     "tree_leaves",
     "with_effects",
+    "writes_to",
 ]
 
 
@@ -114,3 +115,8 @@ def allow_second_backward() -> None:
     donated = getattr(context.fw_metadata, "bw_donated_idxs", None) if context is not None else None
     if donated:
         donated.clear()
+
+
+def writes_to(tensor: Tensor) -> int:
+    """How often a tensor has been written to; 0 if PyTorch does not count it."""
+    return 0 if tensor.is_inference() else tensor._version

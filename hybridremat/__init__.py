@@ -29,6 +29,7 @@ from hybridremat.errors import (
     ProfilerActiveError,
     RankError,
     TargetError,
+    UnsurveyedPathWarning,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ __all__ = [
     "ProfilerActiveError",
     "RankError",
     "TargetError",
+    "UnsurveyedPathWarning",
     "frontier",
     "get_plan",
     "measure",

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,14 +24,16 @@ from hybridremat.capture import (
     translated_errors,
     untouched,
 )
-from hybridremat.errors import CaptureError
+from hybridremat.errors import CaptureError, InfeasibleLimitError
 from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.outstanding import Outstanding
-from hybridremat.parted import PartedPlanner
+from hybridremat.parted import PartedPlanner, UnknownFirstGraphError
 from hybridremat.plans import Plan
 from hybridremat.progress import planning_progress
 from hybridremat.session import Session
+from hybridremat.step_key import conditions, input_key
 from hybridremat.survey import Survey, SurveyBackend
+from hybridremat.watch import watch
 
 logger = logging.getLogger(__name__)
 
@@ -40,33 +42,13 @@ logger = logging.getLogger(__name__)
 class _Step:
     """The compiled step of one input shape; Dynamo's guards still decide whether it fits a call.
 
-    ``plan_key`` names the plan that was made for it.
+    ``plan_key`` names the plan that was made for it, ``parted`` plans a step of several graphs.
     """
 
     backend: Backend
     compiled: Callable[..., Any]
     plan_key: str | None = None
-
-
-def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-    """Shapes, dtypes and devices of the tensors in a call, and the plain values beside them.
-
-    Two calls with one key may still need two graphs (Dynamo's guards see everything); two calls with
-    different keys always do.
-    """
-
-    def entry(leaf: object) -> Hashable:
-        if isinstance(leaf, torch.Tensor):
-            return tuple(leaf.shape), leaf.dtype, leaf.device
-        if isinstance(leaf, (bool, int, float, str, type(None))):
-            return type(leaf), leaf
-        return type(leaf).__qualname__
-
-    named = sorted(kwargs.items())
-    return (
-        tuple(entry(leaf) for leaf in tree_leaves(list(args))),
-        tuple((name, tuple(entry(leaf) for leaf in tree_leaves(item))) for name, item in named),
-    )
+    parted: PartedPlanner | None = None
 
 
 class PlannedCall:
@@ -98,10 +80,45 @@ class PlannedCall:
         step = self._step(args, kwargs)
         step.backend.planner.begin()
         self.outstanding.before_forward()
-        with translated_errors(self.model, step.backend):
-            output = step.compiled(*args, **kwargs)
+        output = self._run(step, args, kwargs)
         self.outstanding.after_forward(output)
         return output
+
+    def _run(self, step: _Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a step; where breaks are planned, one whose graphs have changed is first surveyed again."""
+        if step.parted is not None:
+            inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            step.parted.unchanged = watch([*self.model.parameters(), *self.model.buffers(), *inputs])
+        try:
+            return self._compiled(step, args, kwargs)
+        except UnknownFirstGraphError:
+            pass
+        except CaptureError:
+            if step.parted is not None or self.session.settings.graph_breaks == "error":
+                raise
+        return self._compiled(self._surveyed_again(step, args, kwargs), args, kwargs)
+
+    def _compiled(self, step: _Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with translated_errors(self.model, step.backend):
+            output = step.compiled(*args, **kwargs)
+        if step.parted is not None:
+            step.parted.ended()
+        return output
+
+    def _surveyed_again(self, step: _Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Step:
+        """A step that knows the graphs of these inputs: one path more, or else all of it planned anew."""
+        if step.parted is not None:
+            with suppress(InfeasibleLimitError):
+                step.parted.learn(self._path(args, kwargs), on_infeasible="error")
+                return step
+        anew = self._steps[self._key(args, kwargs)] = self._planned(args, kwargs)
+        return anew
+
+    def _path(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
+        """A survey of the path that these inputs take in a step that is planned already."""
+        with planning_progress(show=self.show) as progress:
+            self.session.progress = progress
+            return self._survey(args, kwargs)
 
     def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise what the plain model raises on these inputs, if it does: the caller may count on it."""
@@ -117,14 +134,18 @@ class PlannedCall:
             If no output depends on a trainable parameter.
         """
         with self._without_caches():
+            known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
+            if known and step.parted is not None and (survey := self._path(args, kwargs)) is not None:
+                step.parted.learn(survey, self.session.settings.on_infeasible)
         if not step.backend.captured:
             raise no_backward(self.model)
-        self.session.running(step.plan_key)
+        if step.parted is None:
+            self.session.running(step.plan_key)
         return self.session.plan
 
     def _step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Step:
-        key = input_key(args, kwargs)
+        key = self._key(args, kwargs)
         if key in self._steps:
             self._steps.move_to_end(key)
             return self._steps[key]
@@ -132,6 +153,11 @@ class PlannedCall:
         self._make_room()  # not before: a shape that cannot be planned costs no other its plan
         self._steps[key] = step
         return step
+
+    def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+        """Names a step. Where breaks are planned, the model's state decides too: it may touch no graph."""
+        parted = self.session.settings.graph_breaks == "plan"
+        return input_key(args, kwargs), conditions(self.model) if parted else None
 
     def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Step:
         started = time.perf_counter()
@@ -176,11 +202,10 @@ class PlannedCall:
 
     def _in_parts(self, survey: Survey) -> _Step:
         """The graphs that a survey found, planned together; they are compiled as they first run."""
-        backend = Backend(
-            PartedPlanner(self.session, survey), hold_outputs=True, all_outputs=True, parted=True
-        )
+        planner = PartedPlanner(self.session, survey)
+        backend = Backend(planner, hold_outputs=True, all_outputs=True, parted=True)
         backend.captured = True
-        return _Step(backend, compile_step(self.model, backend))
+        return _Step(backend, compile_step(self.model, backend), parted=planner)
 
     def _make_room(self) -> None:
         most = self.session.settings.max_plans
