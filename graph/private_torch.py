@@ -96,6 +96,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "with_effects",
+    "writes_to",
 ]
 
 
@@ -157,3 +158,8 @@ def allow_second_backward() -> None:
     donated = getattr(context.fw_metadata, "bw_donated_idxs", None) if context is not None else None
     if donated:
         donated.clear()
+
+
+def writes_to(tensor: Tensor) -> int:
+    """How often a tensor has been written to; 0 if PyTorch does not count it."""
+    return 0 if tensor.is_inference() else tensor._version

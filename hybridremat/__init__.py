@@ -31,6 +31,7 @@ from hybridremat.errors import (
     ProfilerActiveError,
     RankError,
     TargetError,
+    UnsurveyedPathWarning,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ __all__ = [
     "ProfilerActiveError",
     "RankError",
     "TargetError",
+    "UnsurveyedPathWarning",
     "frontier",
     "get_plan",
     "measure",

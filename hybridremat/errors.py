@@ -80,5 +80,9 @@ class OutstandingForwardWarning(UserWarning):
     """More forwards are waiting for their backward than the plan was made for."""
 
 
+class UnsurveyedPathWarning(UserWarning):
+    """A step took a path through its graph breaks on which the code between the graphs was not measured."""
+
+
 class InfeasibleLimitWarning(UserWarning):
     """No plan fits the limit; the plan of least memory runs, as ``on_infeasible="least"`` asks."""

@@ -7,66 +7,119 @@ point. All outputs of a graph are taken to be held to the end of the step, and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hybridremat.demands import NOTHING
 from hybridremat.emitted_memory import EmittedMemory
-from hybridremat.errors import PlanError
+from hybridremat.errors import HybridRematError, InfeasibleLimitError, PlanError, UnsurveyedPathWarning
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.trace import TracedStep
-from hybridremat.parted_choice import PartedProblem, choose_parts
-from hybridremat.planner import Candidate, Planning
-from hybridremat.plans import GraphBreak, Plan, PlannedBlock, fingerprint, make_plan
-from hybridremat.sequence.parts import Part, largest_part
+from hybridremat.parted_graphs import PartedGraphs
+from hybridremat.paths import Path, Paths, SurveyedPath
+from hybridremat.plans import fingerprint
+from hybridremat.settings import OnInfeasible, Settings
 from hybridremat.survey import Survey
 
 if TYPE_CHECKING:
     from hybridremat.session import Session
 
 
+class UnknownFirstGraphError(HybridRematError):
+    """A step starts with a graph that no survey saw, and nothing of it has run. Never leaves hybridremat."""
+
+
 class PartedPlanner:
     """Hands out the part plans of one input shape; a :class:`~hybridremat.backend.StepPlanner`.
 
-    A graph that the survey did not see (the model took another path) is planned when it comes, beside what
-    has run of this step by then.
+    A graph that no survey saw (the model took another path) is planned when it comes, beside what has run of
+    this step by then; where nothing has, the path is surveyed first, and its graphs are planned together.
+
+    Attributes
+    ----------
+    path
+        The path that the step takes, as far as is known.
+    ran
+        The graphs that have run of it.
+    unchanged
+        Until the first graph runs: whether the model's own code has changed nothing yet. None: it may have.
     """
 
     def __init__(self, session: Session, survey: Survey) -> None:
         self.session = session
-        self.plannings = dict(survey.plannings)
-        self.joined_bytes = survey.joined_bytes
-        self.endings, self.between = survey.breaks, tuple(survey.between)
-        self.surveyed = list(survey.order)
-        self.known: set[tuple[str, ...]] = set()
+        self.graphs = PartedGraphs(session, survey.plannings)
+        self.paths = Paths(session.settings.max_plans)
+        self.path: Path = ()
         self.ran: list[str] = []
+        self.unchanged: Callable[[], bool] | None = None
         self.latest: str | None = None
-        self.whole: str | None = None
-        self.parts: dict[str, Plan] = {}
-        self.chosen: dict[str, Candidate] = {}
-        self._adopt(survey.order)
+        self._growing = self._warned = False
+        surveyed = SurveyedPath.of(survey)
+        self.paths.surveyed.append(surveyed)
+        self._adopt(surveyed.order, session.settings)
 
     def begin(self) -> None:
         """Forget what ran in the last step."""
         self.ran.clear()
-        self.session.running(self.whole)
+        self._growing = False
+        self._follow(self.path)
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
-        """The schedule of a graph, planned before or now."""
+        """The schedule of a graph, planned before or now.
+
+        Raises
+        ------
+        UnknownFirstGraphError
+            If the path had better be surveyed; :meth:`learn` is to follow.
+        """
         step, timings = self.session.with_costs(step)
-        key = fingerprint(step.graph)
-        if key not in self.parts:
-            self.plannings[key] = self.session.planning_of(step, timings)
-            self._adopt([*self.ran, key])
-        self.latest = key
-        plan = self.parts[key]
+        self.latest = key = fingerprint(step.graph)
+        if key not in self.graphs.parts:
+            self.graphs.plannings[key] = self.session.planning_of(step, timings)
+            if self.unchanged is not None and self.unchanged():
+                raise UnknownFirstGraphError
+            self._extend((*self.ran, key))
+        plan = self.graphs.parts[key]
         return step, plan.schedule, plan.predicted_peak
+
+    def learn(self, survey: Survey | None, on_infeasible: OnInfeasible) -> None:
+        """Plan one more path together; graphs that other paths run keep their points.
+
+        Parameters
+        ----------
+        survey
+            Of that path; None if it is the graph that came last, alone.
+        on_infeasible
+            As in :class:`~hybridremat.settings.Settings`.
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If it does not fit beside the other paths.
+        """
+        self.unchanged = None
+        if survey is not None:
+            path = SurveyedPath.of(survey)
+            self.graphs.plannings = {**survey.plannings, **self.graphs.plannings}
+        else:
+            assert self.latest is not None
+            path = SurveyedPath((self.latest,))
+        if self.paths.is_surveyed(path.order) and path.order in self.paths.plans:
+            self._follow(path.order)
+            return
+        self.paths.surveyed.append(path)
+        try:
+            self._adopt(path.order, replace(self.session.settings, on_infeasible=on_infeasible))
+        except InfeasibleLimitError:
+            self.paths.surveyed.remove(path)
+            raise
 
     def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
         """Hold a part's figures against those of its emitted graphs."""
         assert self.latest is not None
-        planned = self.parts[self.latest].predicted_peak
+        planned = self.graphs.parts[self.latest].predicted_peak
         if memory.peak != planned:
             raise PlanError(
                 f"a part of the emitted plan has not been run: its peak is {memory.peak} bytes, where "
@@ -80,50 +133,63 @@ class PartedPlanner:
     def running(self, key: str | None) -> None:
         """Follow the step."""
         assert key is not None
+        self.unchanged = None
         self.ran.append(key)
-        if tuple(self.ran) not in self.known:
-            self._adopt(self.ran)  # another path: refused here if the step would pass the limit
+        ran = tuple(self.ran)
+        if self.path[: len(ran)] == ran:
+            return
+        known = self.paths.starting(ran) or ran
+        if known in self.paths.plans:
+            self._follow(known)
+        else:
+            self._extend(known)  # another path: refused here if the step would pass the limit
 
-    def _adopt(self, order: Sequence[str]) -> None:
-        """Choose a point for each graph of a step that has none, and make the plan of the whole."""
-        between = self._between(order)
-        problem = PartedProblem.of(order, self.plannings, self.chosen, between, self.joined_bytes)
-        name = self.session.cost_model_name
-        chosen, whole = choose_parts(problem, self.session.settings, name)
-        for key, candidate in chosen.items():
-            if key not in self.parts:
-                self.parts[key] = make_plan(
-                    self.plannings[key], candidate, limit=None, asked=None, demands=NOTHING, cost_model=name
-                )
-        self.chosen.update(chosen)
-        parts = tuple(self.parts[key] for key in problem.keys)
-        self.known.update(tuple(order[:end]) for end in range(1, len(order) + 1))
-        self.whole = whole.fingerprint
-        self.session.adopt(
-            replace(whole, parts=parts, breaks=self._breaks(order), blocks=_all_blocks(self.parts, order))
+    def ended(self) -> None:
+        """The forward is over: the plan of the step is that of the graphs that ran."""
+        self.unchanged = None
+        ran = tuple(self.ran)
+        if ran and not self.paths.is_surveyed(ran):
+            self._warn_once()
+        if ran in self.paths.plans:
+            self._follow(ran)
+        elif ran:
+            with suppress(InfeasibleLimitError):  # it has run; the plan of the longer path stays
+                self._adopt(ran, replace(self.session.settings, on_infeasible="error"))
+
+    def _warn_once(self) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            "a step took a path through its graph breaks that was not surveyed: the code between and after "
+            "its graphs has not been measured, and is counted as the most of what was measured on other "
+            "paths. If it takes more, the step passes its limit. hybridremat.prepare(model, …) with inputs "
+            "that take this path measures it.",
+            UnsurveyedPathWarning,
+            stacklevel=2,
         )
 
-    def _between(self, order: Sequence[str]) -> tuple[Part | None, ...]:
-        """The code between the graphs as it was measured; on another path, the most of it everywhere."""
-        if list(order) == self.surveyed[: len(order)]:
-            return self.between
-        found = [part for part in self.between if part is not None]
-        return (largest_part(found),) * (len(order) + 1) if found else ()
+    def _follow(self, path: Path) -> None:
+        """Take a path that has a plan for the one of this step."""
+        self.path = path
+        self.paths.remember(path, self.paths.plans[path])
+        self.session.resume(self.paths.plans[path])
 
-    def _breaks(self, order: Sequence[str]) -> tuple[GraphBreak, ...]:
-        return tuple(
-            GraphBreak(*ending, crossing_bytes=_output_bytes(self.plannings[key]))
-            for key, ending in zip(order, self.endings, strict=False)
-            if ending is not None
-        )
+    def _extend(self, order: Path) -> None:
+        """Adopt a path found in the middle of a step, in place of what was found of it before."""
+        before = self.path
+        self._adopt(order, self.session.settings)
+        if self._growing and len(before) < len(order) and before == order[: len(before)]:
+            self._give_up(before)
+        self._growing = True
 
+    def _give_up(self, path: Path) -> None:
+        if path in self.paths.plans:
+            self.session.forget(self.paths.plans.pop(path))
 
-def _output_bytes(planning: Planning) -> int:
-    graph = planning.graph
-    return sum(graph.values[value].bytes for value in graph.held_outputs | graph.released_outputs)
-
-
-def _all_blocks(parts: Mapping[str, Plan], order: Sequence[str]) -> tuple[PlannedBlock, ...]:
-    """The blocks of all graphs in the order of the forward, numbered through."""
-    blocks = [block for key in order for block in parts[key].blocks]
-    return tuple(replace(block, index=index) for index, block in enumerate(blocks))
+    def _adopt(self, order: Path, settings: Settings) -> None:
+        """Plan a path, and take it for the one of this step."""
+        whole = self.graphs.plan(order, self.paths, settings)
+        self.path = order
+        self.paths.remember(order, whole)
+        self.session.adopt(whole)

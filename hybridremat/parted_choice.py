@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
+from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.memory import Replay
-from hybridremat.limits import format_bytes
+from hybridremat.parted_limits import Asked, refusal
 from hybridremat.planner import Candidate, Planning
 from hybridremat.plans import Plan
 from hybridremat.sequence.parts import Part, PartedStep, PartPoint, choose_points
-from hybridremat.settings import Settings
+from hybridremat.settings import OnInfeasible, Settings
 
 
 @dataclass(frozen=True)
@@ -104,63 +104,45 @@ def choose_parts(
     InfeasibleLimitError
         If nothing fits, unless ``on_infeasible="least"``.
     """
-    step, plain = problem.step(problem.offered), problem.plain()
-    first = (0,) * len(plain.parts)
-    choice = _choose(step, plain.peak(first), plain.time(first), settings)
+    step, asked = problem.step(problem.offered), Asked.of(problem.plain(), settings)
+    choice = _choose(step, asked, settings.on_infeasible)
     taken = zip(problem.keys, problem.offered, choice.points[: len(problem.keys)], strict=True)
     chosen = {key: group[point] for key, group, point in taken}
-    peak, reserve = step.peak(choice.points), settings.reserve_bytes()
+    peak = step.peak(choice.points)
     whole = Plan(
         memory_limit=choice.limit,
         asked_limit=choice.asked,
-        reserve=reserve,
+        reserve=asked.reserve,
         forwards=1,
         predicted_peak=peak,
-        needed=peak + reserve,
-        plain_peak=plain.peak(first),
+        needed=peak + asked.reserve,
+        plain_peak=asked.plain_peak,
         least_peak=choice.least,
-        overhead=_more(step.time(choice.points), plain.time(first)),
+        overhead=asked.takes(step, choice.points),
         extra_flops=_extra_flops(problem, chosen),
         saved_bytes=sum(step.parts[g].points[choice.points[g]].saved for g in step.order),
         blocks=(),
         cost_model=cost_model,
         fingerprint=problem.fingerprint(),
         schedule=Schedule((), 0),
+        reused_options=any(planning.reused_options for planning in problem.plannings),
         timings=_summed(planning.timings for planning in problem.plannings),
     )
     return chosen, whole
 
 
-def _choose(step: PartedStep, plain_peak: int, plain_time: int, settings: Settings) -> _Choice:
-    reserve, overhead = settings.reserve_bytes(), settings.overhead_limit()
-    limit = settings.limit_bytes(plain_peak)
+def _choose(step: PartedStep, asked: Asked, on_infeasible: OnInfeasible) -> _Choice:
     leanest = choose_points(step)
     assert leanest is not None, "every graph can run in some way"
-    least = step.peak(leanest) + reserve
-    points = choose_points(
-        step,
-        limit=None if limit is None else limit - reserve,
-        most_time=None if overhead is None else int(plain_time * (1 + overhead)),
-    )
+    least = step.peak(leanest) + asked.reserve
+    points = choose_points(step, limit=asked.memory, most_time=asked.most_time)
     if points is not None:
-        return _Choice(points, limit, limit, least)
-    error = _infeasible(limit, least, plain_peak, len(step.order))
-    if settings.on_infeasible == "error":
+        return _Choice(points, asked.limit, asked.limit, least)
+    error = refusal(step, asked, least)
+    if on_infeasible == "error":
         raise error
     warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
-    return _Choice(leanest, least, limit, least)
-
-
-def _infeasible(limit: int | None, least: int, plain_peak: int, count: int) -> InfeasibleLimitError:
-    asked = "this max_overhead" if limit is None else f"memory_limit {format_bytes(limit)} ({limit} bytes)"
-    return InfeasibleLimitError(
-        f"no plan fits {asked} for this step of {count} graphs: the least feasible limit is "
-        f"{format_bytes(least)} ({least} bytes, {100 * least / max(1, plain_peak):.1f} % of the plain step's "
-        f"{format_bytes(plain_peak)}). Raise the limit, or remove graph breaks: what crosses one is kept to "
-        "the end of the step, and nothing is recomputed across it.",
-        limit=limit or 0,
-        least=least,
-    )
+    return _Choice(leanest, least, asked.limit, least)
 
 
 def _part(planning: Planning, offered: Sequence[Candidate]) -> Part:
@@ -182,13 +164,10 @@ def _part(planning: Planning, offered: Sequence[Candidate]) -> Part:
     return Part(tuple(points), sum(graph.values[value].bytes for value in graph.gradients))
 
 
-def _more(value: int, plain: int) -> float:
-    return value / plain - 1.0 if plain else 0.0
-
-
 def _extra_flops(problem: PartedProblem, chosen: Mapping[str, Candidate]) -> float:
     flops = sum(chosen[problem.keys[g]].point.flops for g in problem.order)
-    return _more(flops, sum(problem.plannings[g].plain.flops for g in problem.order))
+    plain = sum(problem.plannings[g].plain.flops for g in problem.order)
+    return flops / plain - 1.0 if plain else 0.0
 
 
 def _summed(timings: Iterable[Mapping[str, float]]) -> dict[str, float]:

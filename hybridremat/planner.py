@@ -110,7 +110,7 @@ class Planning:
                 for c, n in zip(self.candidates, needs, strict=True)
                 if self.overhead(c.point) <= max_overhead
             ]
-            raise self._too_slow(limit, max_overhead, fitting[-1].point, least=min(fast))
+            raise too_slow(limit, max_overhead, takes=self.overhead(fitting[-1].point), least=min(fast))
         return within[-1] if limit is not None else within[0]
 
     def needs(self, candidate: Candidate, demands: Demands) -> int:
@@ -133,18 +133,24 @@ class Planning:
             least=least,
         )
 
-    def _too_slow(
-        self, limit: int, max_overhead: float, best: SchedulePoint, *, least: int
-    ) -> InfeasibleLimitError:
-        return InfeasibleLimitError(
-            f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: "
-            f"the fastest plan under that limit takes {self.overhead(best):.1%} more time, and the "
-            "least limit "
-            f"with that overhead is {format_bytes(least)} ({least} bytes). Raise one of the two, or "
-            "give only one.",
-            limit=limit,
-            least=least,
-        )
+
+def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> InfeasibleLimitError:
+    """The error for a limit that can be kept, but not within an overhead.
+
+    Parameters
+    ----------
+    takes
+        Overhead of the fastest plan under the limit.
+    least
+        Bytes of the least limit that can be kept within ``max_overhead``.
+    """
+    return InfeasibleLimitError(
+        f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: "
+        f"the fastest plan under that limit takes {takes:.1%} more time, and the least limit with that "
+        f"overhead is {format_bytes(least)} ({least} bytes). Raise one of the two, or give only one.",
+        limit=limit,
+        least=least,
+    )
 
 
 class OptionCache:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hybridremat.agreement import Agreement
@@ -12,7 +13,7 @@ from hybridremat.demands import Demands, PhasePeaks, needed_bytes
 from hybridremat.emitted_memory import EmittedMemory
 from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning, PlanError
 from hybridremat.graph.costs import cost_model, with_footprints, with_times
-from hybridremat.graph.joint import Schedule, plain_schedule
+from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.kernel_store import KernelStore
 from hybridremat.graph.kernels import distinct_kernels
 from hybridremat.graph.trace import TracedStep
@@ -67,7 +68,7 @@ class Session:
         """See :class:`~hybridremat.backend.StepPlanner`."""
         step, timings = self.with_costs(step)
         if self.only_frontier:
-            self.planning = self._planning(step, timings, reuse=False)
+            self.planning = self._planning(step.graph, timings, reuse=False)
             return step, plain_schedule(step.graph), None
         key = fingerprint(step.graph)
         plan = self.agreement.on_plan(lambda: self.plans.pop(key, None) or self._plan(step, timings))
@@ -81,6 +82,14 @@ class Session:
             del self.plans[next(iter(self.plans))]
         self.plans[plan.fingerprint] = plan
         self._latest = plan.fingerprint
+
+    def resume(self, plan: Plan) -> None:
+        """Make a plan that was adopted before the current one, whether it was given up since or not."""
+        self.adopt(self.plans.get(plan.fingerprint, plan))
+
+    def forget(self, plan: Plan) -> None:
+        """Give up a plan that another one takes the place of."""
+        self.plans.pop(plan.fingerprint, None)
 
     def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
         """Hold the plan's figures against those of the emitted graphs, found by other means."""
@@ -142,11 +151,15 @@ class Session:
 
     def planning_of(self, step: TracedStep, timings: dict[str, float]) -> Planning:
         """The frontier of one graph of a step that comes in several."""
-        return self._planning(step, timings, reuse=bool(self.plans))
+        return self._planning(step.graph, timings, reuse=bool(self.plans))
 
-    def _planning(self, step: TracedStep, timings: dict[str, float], *, reuse: bool) -> Planning:
+    def solved_anew(self, planning: Planning) -> Planning:
+        """The frontier of the same graph, with no options of other shapes."""
+        return self._planning(planning.graph, planning.timings, reuse=False)
+
+    def _planning(self, graph: JointGraph, timings: Mapping[str, float], *, reuse: bool) -> Planning:
         planning = plan_graph(
-            step.graph, cache=OPTIONS, workers=self.settings.workers, progress=self.progress, reuse=reuse
+            graph, cache=OPTIONS, workers=self.settings.workers, progress=self.progress, reuse=reuse
         )
         return replace(planning, timings={**timings, **planning.timings})
 
@@ -158,10 +171,10 @@ class Session:
         """
         if self.plans:
             try:
-                return self._chosen(self._planning(step, timings, reuse=True), on_infeasible="error")
+                return self._chosen(self._planning(step.graph, timings, reuse=True), on_infeasible="error")
             except InfeasibleLimitError:
                 logger.info("the options of other shapes do not fit this one; its blocks are solved anew")
-        planning = self._planning(step, timings, reuse=False)
+        planning = self._planning(step.graph, timings, reuse=False)
         return self._chosen(planning, on_infeasible=self.settings.on_infeasible)
 
     def _chosen(self, planning: Planning, *, on_infeasible: OnInfeasible) -> Plan:

@@ -79,6 +79,12 @@ class PartedStep:
             before += point.saved
         return highest
 
+    def loosest(self) -> int:
+        """Bytes that no choice of points can pass."""
+        used = [self.parts[g] for g in self.order]
+        peaks = [max(p.forward_peak, p.backward_peak) + p.saved for part in used for p in part.points]
+        return sum(peaks) + sum(part.gradient_bytes for part in used) + self.joined_bytes
+
 
 def choose_points(
     step: PartedStep, *, limit: int | None = None, most_time: int | None = None
@@ -103,7 +109,7 @@ def choose_points(
     taken = [[model.new_bool_var("") for _ in part.points] for part in step.parts]
     for group in taken:
         model.add_exactly_one(group)
-    memory = model.new_int_var(0, _loosest(step) if limit is None else max(0, limit), "memory")
+    memory = model.new_int_var(0, step.loosest() if limit is None else max(0, limit), "memory")
     _bound_memory(model, step, taken, memory)
     runs = Counter(step.order)
     time = sum(
@@ -119,13 +125,6 @@ def choose_points(
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return tuple(next(p for p, var in enumerate(group) if solver.value(var)) for group in taken)
-
-
-def _loosest(step: PartedStep) -> int:
-    """Bytes that no choice of points can pass."""
-    used = [step.parts[g] for g in step.order]
-    peaks = [max(p.forward_peak, p.backward_peak) + p.saved for part in used for p in part.points]
-    return sum(peaks) + sum(part.gradient_bytes for part in used) + step.joined_bytes
 
 
 def _bound_memory(model: CpModel, step: PartedStep, taken: list[list[IntVar]], memory: IntVar) -> None:

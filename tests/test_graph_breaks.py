@@ -162,6 +162,18 @@ def test_infeasible_limits_and_overheads():
     assert frugal.overhead <= 0.1 and frugal.predicted_peak < frugal.plain_peak
 
 
+def test_an_overhead_that_does_not_fit_the_limit_says_so():
+    model, inputs = Reader(), batch()
+    plan = hybridremat.plan(model, kwargs=inputs, memory_limit="100%", **HOW)
+    with pytest.raises(InfeasibleLimitError, match=r"max_overhead 0\.0%.*more time") as caught:
+        hybridremat.plan(model, kwargs=inputs, memory_limit=plan.least_peak, max_overhead=0.0, **HOW)
+    least = caught.value.least
+    assert plan.least_peak < least <= plan.plain_peak
+    hybridremat.plan(model, kwargs=inputs, memory_limit=least, max_overhead=0.0, **HOW)
+    with pytest.raises(InfeasibleLimitError, match="max_overhead"):
+        hybridremat.plan(model, kwargs=inputs, memory_limit=least - 1, max_overhead=0.0, **HOW)
+
+
 def test_breaks_stay_errors_by_default_and_say_what_to_do():
     with pytest.raises(CaptureError, match='graph_breaks="plan"'):
         hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", **{**HOW, "graph_breaks": "error"})

@@ -1,0 +1,95 @@
+"""Makes the planned steps of a wrapped model: captured in one graph, or surveyed and planned in parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from hybridremat.backend import Backend
+from hybridremat.capture import capture, compile_step, model_device, nothing_captured, run_once
+from hybridremat.parted import PartedPlanner
+from hybridremat.progress import planning_progress
+from hybridremat.sample_inputs import copied
+from hybridremat.session import Session
+from hybridremat.survey import Survey, SurveyBackend
+from hybridremat.untouched import untouched_by_trial
+
+
+@dataclass(frozen=True)
+class Step:
+    """The compiled step of one input shape; Dynamo's guards still decide whether it fits a call.
+
+    ``plan_key`` names the plan that was made for it, ``parted`` plans a step of several graphs.
+    """
+
+    backend: Backend
+    compiled: Callable[..., Any]
+    plan_key: str | None = None
+    parted: PartedPlanner | None = None
+
+
+class StepMaker:
+    """Plans steps for sample inputs. ``show``: whether a person sees the progress."""
+
+    def __init__(self, model: nn.Module, session: Session, *, show: bool) -> None:
+        self.model, self.session, self.show = model, session, show
+
+    def planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+        """Capture and plan the step for these inputs; nothing of it is run."""
+        started = time.perf_counter()
+        with planning_progress(show=self.show) as progress:
+            self.session.progress = progress
+            survey = self._survey(args, kwargs)
+            step = self._in_one_graph(args, kwargs) if survey is None else self._in_parts(survey)
+        self.session.note_total(time.perf_counter() - started)
+        return replace(step, plan_key=self.session.current())
+
+    def path(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
+        """A survey of the path that these inputs take in a step that is planned already."""
+        with planning_progress(show=self.show) as progress:
+            self.session.progress = progress
+            return self._survey(args, kwargs)
+
+    def _in_one_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+        settings = self.session.settings
+        backend = Backend(
+            self.session,
+            hold_outputs=settings.hold_outputs,
+            all_outputs=settings.grad_outputs == "all",
+        )
+        compiled = compile_step(self.model, backend)
+        capture(self.model, compiled, backend, args, kwargs)
+        return Step(backend, compiled)
+
+    def _survey(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
+        """The graphs of the step; None for a step of one graph, and where breaks are errors."""
+        if self.session.settings.graph_breaks == "error" or self.session.only_frontier:
+            return None
+        survey = Survey(self.session)
+        backend = SurveyBackend(survey)
+        compiled = compile_step(self.model, backend)
+
+        @contextmanager
+        def trial() -> Iterator[Callable[[], Any]]:
+            with untouched_by_trial(self.model):
+                given, named = copied((args, kwargs), self.model)
+                yield lambda: run_once(self.model, compiled, backend, given, named)
+
+        survey.learn(trial, model_device(self.model))
+        if not survey.order:
+            raise nothing_captured(self.model)
+        if not survey.in_parts:
+            return None
+        return survey
+
+    def _in_parts(self, survey: Survey) -> Step:
+        """The graphs that a survey found, planned together; they are compiled as they first run."""
+        planner = PartedPlanner(self.session, survey)
+        backend = Backend(planner, hold_outputs=True, all_outputs=True, parted=True)
+        backend.captured = True
+        return Step(backend, compile_step(self.model, backend), parted=planner)
