@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, _neg_view
 from torch._C._autograd import _profiler_enabled
+from torch._C._dynamo.eval_frame import reset_code
 from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
@@ -91,6 +92,7 @@ __all__ = [
     "node_number",
     "ones_for_result",
     "overwritten_inputs",
+    "reset_code",
     "run_and_save_rng_state",
     "tangent_output",
     "tree_leaves",

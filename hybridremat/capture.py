@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
@@ -20,6 +21,7 @@ from hybridremat.graph.private_torch import (
     TorchDynamoException,
     TorchRuntimeError,
     dynamo_config,
+    reset_code,
 )
 
 _LOG_METHODS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
@@ -153,8 +155,10 @@ def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mappi
 def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     """The model's call, compiled by ``backend``: one graph, or several if the backend takes parts."""
     limits: dict[str, Any] = {"recompile_limit": MOST_CAPTURES}  # not in torch.compile's published overloads
+    call = fresh_call(model)
+    weakref.finalize(call, reset_code, call.__code__)  # Dynamo keeps what it compiled as long as code objects
     compiled: Callable[..., Any] = torch.compile(
-        fresh_call(model), backend=backend, dynamic=False, fullgraph=not backend.parted, **limits
+        call, backend=backend, dynamic=False, fullgraph=not backend.parted, **limits
     )
     return compiled
 

@@ -193,3 +193,18 @@ def test_outputs_that_are_inputs_are_not_taken_for_held_ones():
         loss, given = model(**batch)
         loss.backward()
     assert given is not None
+
+
+def test_a_model_that_is_gone_leaves_no_graph_behind():
+    def graphs_after_a_model():
+        model, batch = small("mlp")
+        wrap(model, batch)
+        model(**batch).backward()
+        del model
+        for _ in range(3):  # a code object, what was compiled for it, and what that held go one after another
+            gc.collect()
+        return sum(isinstance(o, torch.fx.Graph) for o in gc.get_objects())
+
+    graphs_after_a_model()
+    first = graphs_after_a_model()
+    assert [graphs_after_a_model() for _ in range(3)] == 3 * [first]
