@@ -17,7 +17,7 @@ from training import train
 import hybridremat
 from hybridremat import planner, session
 from hybridremat.errors import InfeasibleLimitError, UnsurveyedPathWarning
-from hybridremat.planned_call import PlannedCall
+from hybridremat.step_making import StepMaker
 
 ROOMY = 1 << 30
 
@@ -31,8 +31,8 @@ def _coarse_plans():
 @pytest.fixture
 def surveys(monkeypatch):
     """One entry for each survey that is made."""
-    made, survey = [], PlannedCall._survey
-    monkeypatch.setattr(PlannedCall, "_survey", lambda *args: made.append(1) or survey(*args))
+    made, survey = [], StepMaker._survey
+    monkeypatch.setattr(StepMaker, "_survey", lambda *args: made.append(1) or survey(*args))
     return made
 
 
