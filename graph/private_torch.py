@@ -98,12 +98,11 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "with_effects",
-    "writes_to",
 ]
 
 
 def change_count(tensor: Tensor) -> int:
-    """How often a tensor has been changed in place."""
+    """How often a tensor has been changed in place; 0 if PyTorch does not count it."""
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
@@ -160,8 +159,3 @@ def allow_second_backward() -> None:
     donated = getattr(context.fw_metadata, "bw_donated_idxs", None) if context is not None else None
     if donated:
         donated.clear()
-
-
-def writes_to(tensor: Tensor) -> int:
-    """How often a tensor has been written to; 0 if PyTorch does not count it."""
-    return 0 if tensor.is_inference() else tensor._version

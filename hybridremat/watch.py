@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 
 import torch
 
-from hybridremat.graph.private_torch import _disable_current_modes, writes_to
+from hybridremat.graph.private_torch import _disable_current_modes, change_count
 
 
 def watch(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:
@@ -14,7 +14,7 @@ def watch(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:
     watched = tuple(tensors)
 
     def marks() -> Hashable:
-        return _random_states(), tuple(map(writes_to, watched))
+        return _random_states(), tuple(map(change_count, watched))
 
     before = marks()
     return lambda: marks() == before
