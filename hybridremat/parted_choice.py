@@ -139,7 +139,8 @@ def _choose(step: PartedStep, asked: Asked, on_infeasible: OnInfeasible) -> _Cho
     if points is not None:
         return _Choice(points, asked.limit, asked.limit, least)
     error = refusal(step, asked, least)
-    if on_infeasible == "error":
+    too_slow = asked.limit is None or least <= asked.limit  # max_overhead alone cannot be kept
+    if on_infeasible == "error" or too_slow:
         raise error
     warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
     return _Choice(leanest, least, asked.limit, least)

@@ -162,11 +162,19 @@ def test_infeasible_limits_and_overheads():
     assert frugal.overhead <= 0.1 and frugal.predicted_peak < frugal.plain_peak
 
 
-def test_an_overhead_that_does_not_fit_the_limit_says_so():
+@pytest.mark.parametrize("on_infeasible", ["error", "least"])
+def test_an_overhead_that_does_not_fit_the_limit_says_so(on_infeasible):
     model, inputs = Reader(), batch()
     plan = hybridremat.plan(model, kwargs=inputs, memory_limit="100%", **HOW)
     with pytest.raises(InfeasibleLimitError, match=r"max_overhead 0\.0%.*more time") as caught:
-        hybridremat.plan(model, kwargs=inputs, memory_limit=plan.least_peak, max_overhead=0.0, **HOW)
+        hybridremat.plan(
+            model,
+            kwargs=inputs,
+            memory_limit=plan.least_peak,
+            max_overhead=0.0,
+            on_infeasible=on_infeasible,
+            **HOW,
+        )
     least = caught.value.least
     assert plan.least_peak < least <= plan.plain_peak
     hybridremat.plan(model, kwargs=inputs, memory_limit=least, max_overhead=0.0, **HOW)
