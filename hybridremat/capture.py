@@ -156,7 +156,8 @@ def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     """The model's call, compiled by ``backend``: one graph, or several if the backend takes parts."""
     limits: dict[str, Any] = {"recompile_limit": MOST_CAPTURES}  # not in torch.compile's published overloads
     call = fresh_call(model)
-    weakref.finalize(call, reset_code, call.__code__)  # Dynamo keeps what it compiled as long as code objects
+    # Dynamo keeps what it compiled as long as the code object, which that holds in turn.
+    weakref.finalize(call, reset_code, call.__code__).atexit = False
     compiled: Callable[..., Any] = torch.compile(
         call, backend=backend, dynamic=False, fullgraph=not backend.parted, **limits
     )
