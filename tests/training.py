@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -144,10 +146,12 @@ class Trained:
         return [name for name, tensor in self.tensors.items() if not torch.equal(tensor, other.tensors[name])]
 
 
-def allocations(run) -> list[int]:
-    """Signed bytes that a call allocated and freed, in the order of time."""
+@contextmanager
+def recorded() -> Iterator[list[int]]:
+    """Fills the list with signed bytes that were allocated and freed meanwhile, in the order of time."""
+    sizes: list[int] = []
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
+        yield sizes
     records = []
     pending = list(profiler.profiler.kineto_results.experimental_event_tree())
     while pending:
@@ -155,7 +159,14 @@ def allocations(run) -> list[int]:
         pending += event.children
         if event.tag.name == "Allocation":
             records.append((event.start_time_ns, event.extra_fields.alloc_size))
-    return [size for _, size in sorted(records, key=lambda record: record[0])]
+    sizes += [size for _, size in sorted(records, key=lambda record: record[0])]
+
+
+def allocations(run) -> list[int]:
+    """Signed bytes that a call allocated and freed, in the order of time."""
+    with recorded() as sizes:
+        run()
+    return sizes
 
 
 def allocated_peak(run) -> int:

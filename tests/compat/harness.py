@@ -22,6 +22,7 @@ from training import Trained, loss_in, train, train_plain
 
 import hybridremat
 
+EQUAL, EQUAL_TO_JOINT = "bit-equal to plain eager", "bit-equal to the unplanned joint graph"
 HOW: dict[str, Any] = {"cost_model": "flops", "workers": 1, "progress": False}
 
 
@@ -126,12 +127,12 @@ class Expected:
         """Assert that planned training is plain training, or, where the unplanned joint graph is not either,
         that it is the joint graph's; return which, in words."""
         if not self.eager.differences(trained):
-            return "bit-equal to plain eager"
+            return EQUAL
         assert self.eager.differences(self.joint), (
             f"differs from plain, as the joint graph does not: {self.eager.differences(trained)}"
         )
         assert self.joint.differences(trained) == []
-        return "bit-equal to the unplanned joint graph"
+        return EQUAL_TO_JOINT
 
 
 def hold_to_plain(case: Case, steps: int = 3) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from harness import EQUAL as EQUAL
 from harness import HOW
 from planned_steps import planned_forwards, times_each, training_forwards, wrapped_names
 from torch import nn
@@ -17,7 +18,6 @@ from training import Trained, allocated_peak, allocations
 
 import hybridremat
 
-EQUAL = "bit-equal to plain eager"
 _LEAST: dict[object, int] = {}
 
 

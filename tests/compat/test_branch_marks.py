@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from harness import HOW
+from harness import EQUAL, HOW
 from training import train, train_plain
 from vision_nets import GroupUNet
 
@@ -61,4 +61,4 @@ def test_mark(mark, line):
     assert extra <= mark.extra_flops
     share = max(trained.peaks) / max(plain.peaks)
     remark = f"{share:.1%} of plain eager, extra flops {extra:.1%}"
-    line(mark.group, mark.name, "bit-equal to plain eager", remark=remark)
+    line(mark.group, mark.name, EQUAL, remark=remark)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from extreme_schedules import run_extremely
-from harness import HOW, _Through
+from harness import EQUAL, EQUAL_TO_JOINT, HOW, _Through
 from quick_planning import quick_planning
 from tensor_cases import GROUPS, REFUSED
 from tensor_nets import Net, Unusual
@@ -18,7 +18,7 @@ import hybridremat
 from hybridremat import CaptureError
 
 CASES = [case for cases in GROUPS.values() for case in cases]
-REFERENCE = {"eager": "bit-equal to plain eager", "joint": "bit-equal to the unplanned joint graph"}
+REFERENCE = {"eager": EQUAL, "joint": EQUAL_TO_JOINT}
 
 
 def default_loss(output: Any) -> torch.Tensor:
