@@ -103,6 +103,8 @@ class JointGraph:
         lives to the end of the step.
     rng_state_bytes
         Bytes of one saved generator state (for each random op that runs more than once).
+    fingerprint
+        Names what was traced: ops, edges, phases, layouts. Equal whatever has been measured since.
     """
 
     ops: tuple[Op, ...]
@@ -111,6 +113,7 @@ class JointGraph:
     released_outputs: frozenset[int] = frozenset()
     gradients: frozenset[int] = frozenset()
     rng_state_bytes: int = 0
+    fingerprint: str = ""
 
     def producer(self, value: int) -> Op | None:
         """The op that writes ``value``; None for graph inputs and tangents."""

@@ -12,11 +12,12 @@ import json
 import logging
 import os
 import platform
-import tempfile
 from pathlib import Path
 
 import platformdirs
 import torch
+
+from hybridremat.graph.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -117,21 +118,6 @@ class KernelStore:
         }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(self._path, json.dumps(data))
+            write_whole(self._path, json.dumps(data))
         except OSError as error:
             logger.warning("kernel figures could not be kept in %s: %s", self._path.parent, error)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write under a temporary name and rename: readers see the old file or the new one."""
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False
-    ) as file:
-        temporary = Path(file.name)
-        try:
-            file.write(text)
-            file.close()
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise

@@ -40,7 +40,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import arg_tree_leaves, tree_leaves, tree_map
+from torch.utils._pytree import arg_tree_leaves, tree_flatten_with_path, tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ __all__ = [
     "reset_code",
     "run_and_save_rng_state",
     "tangent_output",
+    "tree_flatten_with_path",
     "tree_leaves",
     "tree_map",
     "with_effects",

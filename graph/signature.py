@@ -25,14 +25,25 @@ def signature(node: fx.Node) -> str:
     return f"{node.target}({_described(node.args)};{keywords})"
 
 
-def _described(item: object) -> str:
+def layout(node: fx.Node) -> str:
+    """The signature but for fractional numbers (a dropout rate, a scale): on these no memory depends."""
+    keywords = ",".join(f"{name}={_described(item, _FRACTION)}" for name, item in sorted(node.kwargs.items()))
+    return f"{node.target}({_described(node.args, _FRACTION)};{keywords})"
+
+
+_FRACTION = "<fraction>"
+
+
+def _described(item: object, fraction: str = "") -> str:
+    if isinstance(item, float) and fraction:
+        return fraction
     if isinstance(item, fx.Node):
         value = meant_by(item)
         if isinstance(value, fx.GraphModule):
             return hashlib.sha256(value.code.encode()).hexdigest()
         return _described_tensor(value) if isinstance(value, torch.Tensor) else str(value)
     if isinstance(item, (list, tuple)):
-        return "[" + ",".join(map(_described, item)) + "]"
+        return "[" + ",".join(_described(each, fraction) for each in item) + "]"
     return str(item)
 
 

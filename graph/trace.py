@@ -9,12 +9,13 @@ belongs, whether it may run again, and whether it draws random numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from hybridremat.graph.common import merge_common
+from hybridremat.graph.fingerprint import fingerprint
 from hybridremat.graph.flops import node_flops
 from hybridremat.graph.gradients import own_gradients
 from hybridremat.graph.grouping import NodeGroups, TraceError
@@ -214,4 +215,5 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
         gradients=_made(groups, gradients),
         rng_state_bytes=RNG_STATE_BYTES.get(groups.device, RNG_STATE_BYTES["cpu"]),
     )
+    graph = replace(graph, fingerprint=fingerprint(graph, groups.op_nodes))
     return TracedStep(module, graph, tuple(groups.op_nodes), groups.node_values, num_outputs)

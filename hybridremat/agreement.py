@@ -15,13 +15,13 @@ from dataclasses import fields, replace
 from hybridremat.graph.costs import cost_model
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.trace import TracedStep
-from hybridremat.plan_file import plan_from_dict
-from hybridremat.plans import Plan, fingerprint
+from hybridremat.plan_codec import plan_from_dict
+from hybridremat.plans import Plan
 from hybridremat.ranks import ALONE, Circle, Ranks
 from hybridremat.settings import Settings
 
 # No part of what a plan is asked for; the cost model is one by its name.
-_NOT_ASKED = ("workers", "max_plans", "cost_model")
+_NOT_ASKED = ("workers", "max_plans", "cache", "cost_model")
 
 
 def plan_name(plan: Plan) -> str:
@@ -43,6 +43,11 @@ class Agreement:
         self.ranks: Ranks = ALONE
         self._circle = Circle(())
         self._agreed: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other rank has a say now."""
+        return self.ranks.size == 1
 
     def on_memory(self, traced: TracedStep, measured: TracedStep) -> TracedStep:
         """The step with the most bytes that any rank measured, for each kernel and value."""
@@ -72,7 +77,7 @@ class Agreement:
         names = [item.name for item in fields(self.settings) if item.name not in _NOT_ASKED]
         asked = [(name, getattr(self.settings, name)) for name in names]
         request = repr((asked, cost_model(self.settings.cost_model).name))
-        return hashlib.sha256((fingerprint(traced.graph) + request).encode()).hexdigest()
+        return hashlib.sha256((traced.graph.fingerprint + request).encode()).hexdigest()
 
 
 def _memory_text(graph: JointGraph) -> str:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
 from hybridremat.agreement import plan_name
 from hybridremat.capture import require_matching_inputs, require_traceable, require_trainable
 from hybridremat.curve import Frontier, make_frontier
-from hybridremat.errors import ModelError
+from hybridremat.errors import LimitError, ModelError
 from hybridremat.graph.costs import CostModel
 from hybridremat.parallel_modules import require_local
 from hybridremat.planned_call import PlannedCall
 from hybridremat.plans import Plan
 from hybridremat.ranks import ALONE, together
 from hybridremat.session import Session
-from hybridremat.settings import GradOutputs, GraphBreaks, OnInfeasible, Settings
+from hybridremat.settings import Asked, AskedOfFrontier, GradOutputs, GraphBreaks, OnInfeasible, Settings
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -33,10 +34,11 @@ def _prepared(
     only_frontier: bool,
     progress: bool,
     across_ranks: bool = False,
+    given: Plan | None = None,
 ) -> PlannedCall:
     with together(across_ranks) as ranks:
-        call = _checked(model, args, kwargs, settings, only_frontier=only_frontier, progress=progress)
-        session = call.session
+        session = Session(settings.validated(need_limit=not only_frontier), only_frontier=only_frontier, given=given)
+        call = _checked(model, args, kwargs, session, progress=progress)
         session.agreement.ranks = ranks
         call.prepare(args, kwargs or {})
         ranks.finish(plan_name(session.plan) if session.plan is not None else "")
@@ -48,13 +50,11 @@ def _checked(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    settings: Settings,
+    session: Session,
     *,
-    only_frontier: bool,
     progress: bool,
 ) -> PlannedCall:
     """A planned call that has nothing planned yet."""
-    settings.validated(need_limit=not only_frontier)
     require_trainable(model)
     if getattr(model, _SLOT, None) is not None:
         raise ModelError(
@@ -64,7 +64,7 @@ def _checked(
     require_local(model)
     require_traceable(model)
     require_matching_inputs(model, args, kwargs or {})
-    return PlannedCall(model, Session(settings, only_frontier=only_frontier), show=progress)
+    return PlannedCall(model, session, show=progress)
 
 
 def wrap(
@@ -83,6 +83,8 @@ def wrap(
     max_plans: int = 64,
     graph_breaks: GraphBreaks = "error",
     workers: int | None = None,
+    cache: bool = True,
+    plan: Plan | str | Path | None = None,
     progress: bool = True,
     across_ranks: bool = True,
 ) -> M:
@@ -126,6 +128,13 @@ def wrap(
         often, without keeping anything for a backward.
     workers
         Processes that solve blocks; None: one a core. The plan is the same for any number.
+    cache
+        Whether plans and measured kernels are kept on disk, and found there again (``HYBRIDREMAT_CACHE``
+        names the folder, ``HYBRIDREMAT_CACHE_SIZE`` the most bytes of plans).
+    plan
+        A plan, or the file of one (:meth:`hybridremat.Plan.save`), instead of a limit: it runs without being
+        solved or measured again, on the device that it was made on; elsewhere its memory is measured anew and
+        held against its limit. What was asked for it holds for later input shapes, too.
     progress
         Whether to show a progress bar on a terminal.
     across_ranks
@@ -144,6 +153,8 @@ def wrap(
     ------
     LimitError, InfeasibleLimitError, ModelError, InputError, CaptureError
         Before anything has changed.
+    PlanFormatError, PlanMismatchError
+        If ``plan`` cannot be read, or was made for another model or input.
     RankError
         If another rank failed with an error that is not one of hybridremat's, or did not come.
 
@@ -163,12 +174,30 @@ def wrap(
         max_plans=max_plans,
         graph_breaks=graph_breaks,
         workers=workers,
+        cache=cache,
     )
+    given = None if plan is None else _given(plan, settings)
     call = _prepared(
-        model, args, kwargs, settings, only_frontier=False, progress=progress, across_ranks=across_ranks
+        model,
+        args,
+        kwargs,
+        settings if given is None else settings.following(given),
+        only_frontier=False,
+        progress=progress,
+        across_ranks=across_ranks,
+        given=given,
     )
     setattr(model, _SLOT, call)
     return model
+
+
+def _given(plan: Plan | str | Path, settings: Settings) -> Plan:
+    if settings.memory_limit is not None or settings.max_overhead is not None:
+        raise LimitError(
+            "plan= brings the limit that it was made for: pass plan=, or memory_limit= and max_overhead=, "
+            "not both"
+        )
+    return plan if isinstance(plan, Plan) else Plan.load(plan)
 
 
 def unwrap(model: M) -> M:
@@ -236,34 +265,11 @@ def plan(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    memory_limit: int | str | None = None,
-    max_overhead: float | str | None = None,
-    reserve: int | str = 0,
-    cost_model: str | CostModel = "profile",
-    hold_outputs: bool = False,
-    grad_outputs: GradOutputs = "auto",
-    forwards: int = 1,
-    on_infeasible: OnInfeasible = "error",
-    max_plans: int = 64,
-    graph_breaks: GraphBreaks = "error",
-    workers: int | None = None,
     progress: bool = True,
+    **settings: Unpack[Asked],
 ) -> Plan:
     """Only plan: the parameters and errors of :func:`wrap`; the model stays as it is."""
-    settings = Settings(
-        memory_limit=memory_limit,
-        max_overhead=max_overhead,
-        reserve=reserve,
-        cost_model=cost_model,
-        hold_outputs=hold_outputs,
-        grad_outputs=grad_outputs,
-        forwards=forwards,
-        on_infeasible=on_infeasible,
-        max_plans=max_plans,
-        graph_breaks=graph_breaks,
-        workers=workers,
-    )
-    call = _prepared(model, args, kwargs, settings, only_frontier=False, progress=progress)
+    call = _prepared(model, args, kwargs, Settings(**settings), only_frontier=False, progress=progress)
     made = call.session.plan
     assert made is not None
     return made
@@ -274,20 +280,15 @@ def frontier(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    cost_model: str | CostModel = "profile",
-    hold_outputs: bool = False,
-    grad_outputs: GradOutputs = "auto",
-    workers: int | None = None,
     progress: bool = True,
+    **settings: Unpack[AskedOfFrontier],
 ) -> Frontier:
     """The whole Pareto curve of step memory against overhead, from one planning run.
 
-    Parameters and errors as in :func:`wrap`; the model stays as it is.
+    Parameters and errors as in :func:`wrap`, but for what chooses a point of the curve; the model stays as it
+    is.
     """
-    settings = Settings(
-        cost_model=cost_model, hold_outputs=hold_outputs, grad_outputs=grad_outputs, workers=workers
-    )
-    call = _prepared(model, args, kwargs, settings, only_frontier=True, progress=progress)
+    call = _prepared(model, args, kwargs, Settings(**settings), only_frontier=True, progress=progress)
     planning = call.session.planning
     assert planning is not None
     return make_frontier(planning)

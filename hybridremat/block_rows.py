@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridremat.plans import PlannedBlock, ValueRecord
+from hybridremat.plan_records import PlannedBlock, ValueRecord
 
 
 @dataclass(frozen=True)

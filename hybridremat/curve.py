@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hybridremat.limits import format_bytes, parse_overhead, resolve_limit
+from hybridremat.plan_making import frontier_point, frontier_points
+from hybridremat.plan_records import FrontierPoint
 from hybridremat.planner import Planning
-from hybridremat.sequence import SchedulePoint
-
-
-@dataclass(frozen=True)
-class FrontierPoint:
-    """One plan of the frontier: ``peak`` in bytes, ``overhead`` and ``extra_flops`` as fractions."""
-
-    peak: int
-    overhead: float
-    extra_flops: float
 
 
 @dataclass(frozen=True)
@@ -53,7 +45,7 @@ class Frontier:
         """
         limit = None if memory_limit is None else resolve_limit(memory_limit, self.plain_peak)
         overhead = None if max_overhead is None else parse_overhead(max_overhead)
-        return _point(self._planning, self._planning.choose(limit, overhead).point)
+        return frontier_point(self._planning, self._planning.choose(limit, overhead).point)
 
     def __str__(self) -> str:
         lines = [f"plain step {format_bytes(self.plain_peak)}; {len(self.points)} points"]
@@ -65,11 +57,6 @@ class Frontier:
         return "\n".join(lines)
 
 
-def _point(planning: Planning, point: SchedulePoint) -> FrontierPoint:
-    return FrontierPoint(point.peak, planning.overhead(point), planning.extra_flops(point))
-
-
 def make_frontier(planning: Planning) -> Frontier:
     """The curve of a planning run."""
-    points = tuple(_point(planning, candidate.point) for candidate in planning.candidates)
-    return Frontier(points, planning.plain.peak, planning)
+    return Frontier(frontier_points(planning), planning.plain.peak, planning)

@@ -19,7 +19,6 @@ from hybridremat.graph.joint import Schedule
 from hybridremat.graph.trace import TracedStep
 from hybridremat.parted_graphs import PartedGraphs
 from hybridremat.paths import Path, Paths, SurveyedPath
-from hybridremat.plans import fingerprint
 from hybridremat.settings import OnInfeasible, Settings
 from hybridremat.survey import Survey
 
@@ -75,7 +74,7 @@ class PartedPlanner:
             If the path had better be surveyed; :meth:`learn` is to follow.
         """
         step, timings = self.session.with_costs(step)
-        self.latest = key = fingerprint(step.graph)
+        self.latest = key = step.graph.fingerprint
         if key not in self.graphs.parts:
             self.graphs.plannings[key] = self.session.planning_of(step, timings)
             if self.unchanged is not None and self.unchanged():

@@ -11,8 +11,10 @@ from hybridremat.demands import NOTHING
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.parted_choice import PartedProblem, choose_parts
 from hybridremat.paths import Path, Paths
+from hybridremat.plan_making import make_plan
+from hybridremat.plan_records import GraphBreak, PlannedBlock
 from hybridremat.planner import Candidate, Planning
-from hybridremat.plans import GraphBreak, Plan, PlannedBlock, make_plan
+from hybridremat.plans import Plan
 from hybridremat.settings import Settings
 
 if TYPE_CHECKING:

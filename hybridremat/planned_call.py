@@ -137,6 +137,7 @@ class PlannedCall:
         key = self._key(args, kwargs)
         if key in self._steps:
             self._steps.move_to_end(key)
+            self.session.origin = self._steps[key].origin
             return self._steps[key]
         step = self._maker.planned(args, kwargs)
         self._make_room()  # not before: a shape that cannot be planned costs no other its plan

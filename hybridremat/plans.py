@@ -2,86 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
-from hybridremat.demands import Demands
-from hybridremat.graph.joint import JointGraph, Phase, Schedule
-from hybridremat.graph.memory import step_memory
-from hybridremat.planner import Candidate, ChainPlan, Planning
-from hybridremat.sequence import BlockDecision, block_decisions
-
-SCHEMA = 2  # version of Plan.to_dict
-
-
-@dataclass(frozen=True)
-class ValueRecord:
-    """A value of the model by name, and what becomes of it in this plan."""
-
-    name: str
-    bytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    op: str
-    module: str
-
-
-@dataclass(frozen=True)
-class PlannedBlock:
-    """What the plan does with one block.
-
-    Attributes
-    ----------
-    index
-        Its place in the chain.
-    modules
-        Paths of the modules that its forward ops come from, in order.
-    forward_ops, backward_ops
-        How many kernels it has in each phase.
-    option, option_count, solo
-        Number of the option that its backward uses, among how many; ``solo``: its output is not made
-        again and nothing of it was saved.
-    forward_runs
-        How often its whole forward runs (1: no re-run).
-    saved
-        Values alive between its forward and its backward.
-    recomputed
-        Values made more than once, with the number of extra times.
-    saved_bytes, forward_peak, backward_peak
-        Bytes of the option, without what other blocks hold.
-    forward_time, extra_time
-        Nanoseconds of its forward, and of everything that runs more than once.
-    """
-
-    index: int
-    modules: tuple[str, ...]
-    forward_ops: int
-    backward_ops: int
-    option: int | None
-    option_count: int
-    solo: bool
-    forward_runs: int
-    saved: tuple[ValueRecord, ...]
-    recomputed: tuple[tuple[ValueRecord, int], ...]
-    saved_bytes: int
-    forward_peak: int
-    backward_peak: int
-    forward_time: int
-    extra_time: int
-
-
-@dataclass(frozen=True)
-class GraphBreak:
-    """Where the model's graph breaks, why, and the bytes that are handed across and so kept to the end."""
-
-    place: str
-    reason: str
-    crossing_bytes: int
+from hybridremat.graph.joint import Schedule
+from hybridremat.plan_records import GraphBreak, Origin, PlanDetails, PlannedBlock, Request
 
 
 @dataclass(frozen=True)
@@ -125,9 +52,14 @@ class Plan:
         Whether some blocks' options were those of another input shape, counted anew for this one: quick to
         make, exact in memory, and perhaps a little slower than a plan of its own.
     fingerprint
-        Identifies the joint graph: ops, edges, bytes and flops.
+        Identifies the joint graph: ops, edges, shapes, dtypes, strides.
     schedule
         Every op execution, recomputations included.
+    origin, request
+        What the plan was made for and where, and what was asked.
+    details
+        What it was chosen from; None for a step of several graphs (each of ``parts`` has its own) and for a
+        graph without a backward.
     """
 
     memory_limit: int | None
@@ -148,6 +80,9 @@ class Plan:
     reused_options: bool = False
     parts: tuple[Plan, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
+    origin: Origin = field(default_factory=Origin)
+    request: Request = field(default_factory=Request)
+    details: PlanDetails | None = None
     timings: dict[str, float] = field(compare=False, default_factory=dict)
 
     def __str__(self) -> str:
@@ -158,9 +93,37 @@ class Plan:
         return out.getvalue().rstrip("\n")
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain JSON types, with the version of the schema."""
-        data = asdict(self)
-        return {"schema": SCHEMA, **json.loads(json.dumps(data))}
+        """All of it as plain JSON types, with the version of the schema (:mod:`hybridremat.plan_codec`)."""
+        from hybridremat.plan_codec import plan_to_dict
+
+        return plan_to_dict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON; the file appears complete or not at all.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        from hybridremat.plan_file import write_plan
+
+        write_plan(self, path)
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan that :meth:`save` wrote.
+
+        Raises
+        ------
+        PlanFormatError
+            If the file is no plan, is damaged, or has another schema version.
+        OSError
+            If it cannot be read.
+        """
+        from hybridremat.plan_file import read_plan
+
+        return read_plan(path)
 
     @property
     def planning_seconds(self) -> float:
@@ -170,120 +133,3 @@ class Plan:
     def with_timings(self, timings: dict[str, float]) -> Plan:
         """The same plan with more stages timed."""
         return replace(self, timings={**self.timings, **timings})
-
-
-def fingerprint(graph: JointGraph) -> str:
-    """A hash of what a plan depends on: ops, edges, phases, bytes, flops and temporaries."""
-    digest = hashlib.sha256()
-    for op in graph.ops:
-        digest.update(
-            repr((op.target, op.phase.value, op.reads, op.writes, op.flops, op.temp, op.random)).encode()
-        )
-    for value in graph.values:
-        digest.update(repr((value.bytes, value.producer, value.shape, value.dtype)).encode())
-    for group in (graph.held_outputs, graph.released_outputs, graph.gradients):
-        digest.update(repr(sorted(group)).encode())
-    return digest.hexdigest()[:32]
-
-
-def make_plan(
-    planning: Planning,
-    chosen: Candidate,
-    *,
-    limit: int | None,
-    asked: int | None,
-    demands: Demands,
-    cost_model: str,
-) -> Plan:
-    """The plan that a point of the frontier stands for."""
-    graph, point = planning.graph, chosen.point
-    memory = step_memory(graph, point.schedule)
-    return Plan(
-        memory_limit=limit,
-        asked_limit=asked,
-        reserve=demands.reserve,
-        forwards=demands.forwards,
-        predicted_peak=point.peak,
-        needed=planning.needs(chosen, demands),
-        plain_peak=planning.plain.peak,
-        least_peak=planning.needs(planning.least(demands), demands),
-        overhead=planning.overhead(point),
-        extra_flops=planning.extra_flops(point),
-        saved_bytes=memory.saved,
-        blocks=()
-        if chosen.chain_index is None
-        else planned_blocks(planning.chains[chosen.chain_index], point.schedule, point.decisions),
-        cost_model=cost_model,
-        fingerprint=fingerprint(graph),
-        schedule=point.schedule,
-        reused_options=planning.reused_options,
-        timings=dict(planning.timings),
-    )
-
-
-def planned_blocks(
-    chain_plan: ChainPlan, schedule: Schedule, decisions: Iterable[object]
-) -> tuple[PlannedBlock, ...]:
-    """The decisions of a schedule, sorted by block."""
-    graph = chain_plan.chain.graph
-    runs = Counter(schedule.steps)
-    crossing = _crossing(graph, schedule)
-    by_block = {d.block: d for d in block_decisions(tuple(decisions))}  # type: ignore[arg-type]
-    return tuple(
-        _planned_block(chain_plan, index, by_block.get(index), runs, crossing)
-        for index in range(len(chain_plan.chain.blocks))
-    )
-
-
-def _crossing(graph: JointGraph, schedule: Schedule) -> frozenset[int]:
-    """Values whose forward version the backward reads."""
-    made: set[int] = set()
-    crossing: set[int] = set()
-    for op in schedule.steps[schedule.num_forward :]:
-        crossing.update(
-            v for v in graph.ops[op].reads if v not in made and graph.values[v].producer is not None
-        )
-        made.update(graph.ops[op].writes)
-    return frozenset(crossing)
-
-
-def _planned_block(
-    plan: ChainPlan,
-    index: int,
-    decision: BlockDecision | None,
-    runs: Counter[int],
-    crossing: frozenset[int],
-) -> PlannedBlock:
-    graph, block = plan.chain.graph, plan.chain.blocks[index]
-    options = plan.option_sets[index]
-    family = options.solo if decision is not None and decision.solo else options.options
-    option = family[decision.option] if decision is not None else None
-    made = [graph.ops[op] for op in (*block.forward, *block.optional)]
-    saved = [_record(graph, v) for op in made for v in op.writes if v in crossing]
-    again = [(_record(graph, op.writes[0]), runs[op.id] - 1) for op in made if runs[op.id] > 1 and op.writes]
-    return PlannedBlock(
-        index=index,
-        modules=tuple(dict.fromkeys(graph.ops[op].module for op in block.forward if graph.ops[op].module)),
-        forward_ops=len(block.forward),
-        backward_ops=len(block.backward),
-        option=decision.option if decision is not None else None,
-        option_count=len(family),
-        solo=decision.solo if decision is not None else False,
-        forward_runs=decision.forward_runs if decision is not None else 1,
-        saved=tuple(saved),
-        recomputed=tuple(again),
-        saved_bytes=sum(record.bytes for record in saved),
-        forward_peak=option.forward_peak if option is not None else 0,
-        backward_peak=option.backward_peak if option is not None else 0,
-        forward_time=sum(graph.ops[op].time for op in block.forward),
-        extra_time=sum(
-            op.time * (runs[op.id] - 1) for op in made if op.phase is not Phase.BACKWARD and runs[op.id]
-        ),
-    )
-
-
-def _record(graph: JointGraph, value: int) -> ValueRecord:
-    item = graph.values[value]
-    op = graph.producer(value)
-    assert op is not None
-    return ValueRecord(item.name, item.bytes, item.shape, item.dtype, op.target, op.module)

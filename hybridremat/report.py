@@ -17,7 +17,8 @@ from hybridremat.errors import InputError
 from hybridremat.limits import format_bytes
 
 if TYPE_CHECKING:
-    from hybridremat.plans import Plan, PlannedBlock, ValueRecord
+    from hybridremat.plan_records import PlannedBlock, ValueRecord
+    from hybridremat.plans import Plan
 
 WIDTH = 120  # columns of text that goes to no terminal
 LEGEND = (

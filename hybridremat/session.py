@@ -17,8 +17,12 @@ from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.kernel_store import KernelStore
 from hybridremat.graph.kernels import distinct_kernels
 from hybridremat.graph.trace import TracedStep
+from hybridremat.plan_applying import applied
+from hybridremat.plan_cache import PlanCache, plan_key
+from hybridremat.plan_making import make_plan
+from hybridremat.plan_records import Origin
 from hybridremat.planner import OptionCache, Planning, Progress, plan_graph
-from hybridremat.plans import Plan, fingerprint, make_plan
+from hybridremat.plans import Plan
 from hybridremat.settings import OnInfeasible, Settings
 
 logger = logging.getLogger(__name__)
@@ -43,6 +47,10 @@ class Session:
         That frontier.
     agreement
         Where other ranks have a say.
+    given
+        The plan that the first step is to run, if the caller brought one.
+    origin
+        What the step that is compiled belongs to.
     """
 
     def __init__(
@@ -50,8 +58,12 @@ class Session:
         settings: Settings,
         *,
         only_frontier: bool = False,
+        given: Plan | None = None,
     ) -> None:
         self.settings = settings
+        self.given = given
+        self.origin = Origin()
+        self._cache = PlanCache.for_settings(settings)
         self.agreement = Agreement(settings)
         self.only_frontier = only_frontier
         self.progress: Progress = _silent
@@ -66,14 +78,42 @@ class Session:
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
         """See :class:`~hybridremat.backend.StepPlanner`."""
+        ready = None if self.only_frontier else self._ready(step)
+        if ready is not None and ready.details is not None:
+            self.adopt(ready)
+            return replace(step, graph=ready.details.graph), ready.schedule, ready.memory_limit
         step, timings = self.with_costs(step)
         if self.only_frontier:
             self.planning = self._planning(step.graph, timings, reuse=False)
             return step, plain_schedule(step.graph), None
-        key = fingerprint(step.graph)
-        plan = self.agreement.on_plan(lambda: self.plans.pop(key, None) or self._plan(step, timings))
+        plan = self.agreement.on_plan(lambda: ready or self._plan(step, timings))
+        self._keep(plan)
         self.adopt(plan)
         return step, plan.schedule, plan.memory_limit
+
+    def _ready(self, step: TracedStep) -> Plan | None:
+        """A plan that need not be made: known to this session, given by the caller, or kept on disk."""
+        known = self.plans.get(step.graph.fingerprint)
+        if known is not None:
+            return known
+        if self.given is not None and not self.plans:
+            return applied(self.given, step, self.origin, lambda: self.with_costs(step)[0])
+        if self._cache is None or not self.agreement.alone:
+            return None
+        started = time.perf_counter()
+        for reused in (False, True) if self.plans else (False,):
+            found = self._cache.read(self._cache_key(step.graph.fingerprint, reused=reused))
+            if found is not None and found.fingerprint == step.graph.fingerprint:
+                return replace(found, timings={"read the kept plan": time.perf_counter() - started})
+        return None
+
+    def _keep(self, plan: Plan) -> None:
+        """Keep a plan that was made here alone for other runs."""
+        if self._cache is not None and self.agreement.alone and plan.details is not None:
+            self._cache.write(self._cache_key(plan.fingerprint, reused=plan.reused_options), plan)
+
+    def _cache_key(self, fingerprint: str, *, reused: bool) -> str:
+        return plan_key(fingerprint, self.settings, self.origin.device or "cpu", reused=reused)
 
     def adopt(self, plan: Plan) -> None:
         """Make a plan the current one; the least recently used is given up if there are too many."""
@@ -137,7 +177,8 @@ class Session:
     def with_costs(self, step: TracedStep) -> tuple[TracedStep, dict[str, float]]:
         """The step with times, temporaries and real sizes, and how long it took to find them."""
         started = time.perf_counter()
-        store = KernelStore.for_device(distinct_kernels(step).device)
+        device = distinct_kernels(step).device
+        store = KernelStore.for_device(device) if self.settings.cache else KernelStore()
         model = cost_model(self.settings.cost_model)
         step = self.agreement.on_memory(step, with_footprints(step, store))
         step = self.agreement.on_times(
@@ -191,5 +232,12 @@ class Session:
             limit = needed
             warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
         return make_plan(
-            planning, chosen, limit=limit, asked=asked, demands=demands, cost_model=self.cost_model_name
+            planning,
+            chosen,
+            limit=limit,
+            asked=asked,
+            demands=demands,
+            cost_model=self.cost_model_name,
+            origin=self.origin,
+            request=settings.request(),
         )

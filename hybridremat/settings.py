@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypedDict, cast, get_args
 
 from hybridremat.demands import Demands
 from hybridremat.errors import LimitError
 from hybridremat.graph.costs import CostModel, cost_model
 from hybridremat.limits import parse_bytes, parse_overhead, resolve_limit
+from hybridremat.plan_records import Request
+
+if TYPE_CHECKING:
+    from hybridremat.plans import Plan
 
 GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
 GraphBreaks = Literal["error", "plan"]
+
+
+class AskedOfFrontier(TypedDict, total=False):
+    """Keywords that decide on the frontier; see :func:`hybridremat.wrap`."""
+
+    cost_model: str | CostModel
+    hold_outputs: bool
+    grad_outputs: GradOutputs
+    workers: int | None
+    cache: bool
+
+
+class Asked(AskedOfFrontier, total=False):
+    """Keywords of a plan, the fields of :class:`Settings`; see :func:`hybridremat.wrap`."""
+
+    memory_limit: int | str | None
+    max_overhead: float | str | None
+    reserve: int | str
+    forwards: int
+    on_infeasible: OnInfeasible
+    max_plans: int
+    graph_breaks: GraphBreaks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +56,7 @@ class Settings:
     max_plans: int = 64
     graph_breaks: GraphBreaks = "error"
     workers: int | None = None
+    cache: bool = True
 
     def validated(self, *, need_limit: bool) -> Settings:
         """These settings, or a typed error about the first one that cannot be used.
@@ -66,6 +93,22 @@ class Settings:
                 "model that takes both inputs, or remove the breaks"
             )
         return self
+
+    def request(self) -> Request:
+        """What a plan records of these settings."""
+        return Request(self.memory_limit, self.max_overhead, self.hold_outputs, self.grad_outputs)
+
+    def following(self, plan: Plan) -> Settings:
+        """These settings, but what is asked is what ``plan`` was made for."""
+        return replace(
+            self,
+            memory_limit=plan.request.memory_limit,
+            max_overhead=plan.request.max_overhead,
+            hold_outputs=plan.request.hold_outputs,
+            grad_outputs=cast(GradOutputs, plan.request.grad_outputs),
+            reserve=plan.reserve,
+            forwards=plan.forwards,
+        )
 
     def reserve_bytes(self) -> int:
         """Bytes kept free for the caller's own code once the forward is over."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from hybridremat.backend import Backend
 from hybridremat.capture import capture, compile_step, model_device, nothing_captured, run_once
+from hybridremat.origin import origin_of
 from hybridremat.parted import PartedPlanner
+from hybridremat.plan_records import Origin
 from hybridremat.progress import planning_progress
 from hybridremat.sample_inputs import copied
 from hybridremat.session import Session
@@ -24,11 +26,13 @@ from hybridremat.untouched import untouched_by_trial
 class Step:
     """The compiled step of one input shape; Dynamo's guards still decide whether it fits a call.
 
-    ``plan_key`` names the plan that was made for it, ``parted`` plans a step of several graphs.
+    ``origin`` records what it is for, ``plan_key`` names the plan made for it, and ``parted`` plans a step of
+    several graphs.
     """
 
     backend: Backend
     compiled: Callable[..., Any]
+    origin: Origin = field(default_factory=Origin)
     plan_key: str | None = None
     parted: PartedPlanner | None = None
 
@@ -44,10 +48,11 @@ class StepMaker:
         started = time.perf_counter()
         with planning_progress(show=self.show) as progress:
             self.session.progress = progress
+            self.session.origin = origin_of(self.model, args, kwargs)
             survey = self._survey(args, kwargs)
             step = self._in_one_graph(args, kwargs) if survey is None else self._in_parts(survey)
         self.session.note_total(time.perf_counter() - started)
-        return replace(step, plan_key=self.session.current())
+        return replace(step, origin=self.session.origin, plan_key=self.session.current())
 
     def path(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
         """A survey of the path that these inputs take in a step that is planned already."""

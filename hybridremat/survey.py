@@ -21,12 +21,10 @@ from hybridremat.emitted_memory import EmittedMemory
 from hybridremat.errors import CaptureError
 from hybridremat.graph.handed import handed
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
-from hybridremat.graph.kernels import distinct_kernels
 from hybridremat.graph.nodes import joint_outputs
 from hybridremat.graph.trace import TracedStep
 from hybridremat.graph.windows import Windows
 from hybridremat.planner import Planning
-from hybridremat.plans import fingerprint
 from hybridremat.sequence.parts import Part
 
 if TYPE_CHECKING:
@@ -69,7 +67,7 @@ class Survey:
     joined_bytes: int = 0
     latest: str | None = None
     recorder: Recorder | None = None
-    traced: dict[tuple[str, tuple[str, ...]], JointGraph] = field(default_factory=dict)
+    traced: dict[str, JointGraph] = field(default_factory=dict)
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
         """Keep the frontier of a graph; its plain schedule stands in, and never runs.
@@ -79,17 +77,16 @@ class Survey:
         UnlearntPathError
             If the graph is new in the run that measures: nothing else can be measured within.
         """
-        name = fingerprint(step.graph), distinct_kernels(step).key_of
+        name = step.graph.fingerprint
         if name not in self.traced:
             if self.recorder is not None:
                 raise UnlearntPathError("another path")
             costed, timings = self.session.with_costs(step)
             self.traced[name] = costed.graph
-            key = fingerprint(costed.graph)
-            if key not in self.plannings:
-                self.plannings[key] = self.session.planning_of(costed, timings)
+            if name not in self.plannings:
+                self.plannings[name] = self.session.planning_of(costed, timings)
         step = replace(step, graph=self.traced[name])
-        self.latest = fingerprint(step.graph)
+        self.latest = name
         return step, plain_schedule(step.graph), None
 
     def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:

@@ -19,6 +19,7 @@ from torch import fx
 
 from hybridremat.backend import Backend
 from hybridremat.errors import CaptureError, OptionsError
+from hybridremat.origin import graph_origin
 from hybridremat.progress import planning_progress
 from hybridremat.session import Session
 from hybridremat.settings import Settings
@@ -55,6 +56,7 @@ def hybridremat_backend(
     settings, on_plan, show = read_options(mode, options or {})
     _refuse_symbolic_shapes(example_inputs)
     session = Session(settings)
+    session.origin = graph_origin(example_inputs)
     backend = Backend(session, hold_outputs=settings.hold_outputs, all_outputs=settings.grad_outputs == "all")
     started = time.perf_counter()
     with planning_progress(show=show) as progress:

@@ -15,7 +15,11 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache_folder(tmp_path_factory):
-    """Kernel figures are measured by these tests themselves, and leave the user's folder alone."""
+    """Kernel figures are measured by these tests themselves, and leave the user's folder alone.
+
+    Plans are not kept: a test is to see one made.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HYBRIDREMAT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HYBRIDREMAT_CACHE_SIZE", "0")
         yield

@@ -1,6 +1,8 @@
 """print(plan): every block in exactly one row, bytes that add up, and text that fits its columns."""
 
+import hashlib
 import io
+import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 from hybridremat.block_rows import block_rows, module_names, module_tail, short_op
 from hybridremat.errors import InputError, PlanFormatError
 from hybridremat.graph.joint import Schedule
-from hybridremat.plan_file import plan_from_dict, read_plan, write_plan
-from hybridremat.plans import Plan, PlannedBlock, ValueRecord
+from hybridremat.plan_codec import plan_from_dict
+from hybridremat.plan_file import read_plan, write_plan
+from hybridremat.plan_records import PlannedBlock, ValueRecord
+from hybridremat.plans import Plan
 from hybridremat.report import block_details, format_time, plan_tables, render
 
 
@@ -201,7 +205,7 @@ def test_plan_files(tmp_path):
     ("damage", "message"),
     [
         (lambda d: d.pop("schema"), "no schema version"),
-        (lambda d: d.update(schema=99), "schema version 99; this hybridremat reads version 2"),
+        (lambda d: d.update(schema=99), "schema version 99; this hybridremat reads version 3"),
         (lambda d: d.pop("schedule"), "damaged"),
         (lambda d: d.pop("overhead"), "damaged"),
         (lambda d: d.update(more=1), "damaged"),
@@ -209,9 +213,14 @@ def test_plan_files(tmp_path):
         (lambda d: d["blocks"].append(3), "damaged"),
     ],
 )
-def test_damaged_plans_are_refused(damage, message):
+@pytest.mark.parametrize("resealed", [False, True])
+def test_damaged_plans_are_refused(damage, message, resealed):
     data = plan_of([block(0, 0)]).to_dict()
     damage(data)
+    if resealed:
+        body = {name: item for name, item in data.items() if name not in ("schema", "columns", "checksum")}
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        data["checksum"] = hashlib.sha256(text.encode()).hexdigest()
     with pytest.raises(PlanFormatError, match=message):
         plan_from_dict(data)
 

@@ -1,0 +1,76 @@
+"""What a plan is made for and where, as its file records it; and how two such records differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import hybridremat
+from hybridremat.capture import model_device
+from hybridremat.graph.kernel_store import device_description
+from hybridremat.graph.private_torch import tree_flatten_with_path
+from hybridremat.plan_records import Origin, TensorSpec
+
+
+def origin_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Origin:
+    """The record of a model on this machine and of the inputs that it is called with."""
+    parameters = list(model.parameters())
+    device = model_device(model)
+    return Origin(
+        model=type(model).__name__,
+        inputs=tuple(_specs(args, kwargs)),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        device=device,
+        device_name=device_description(device),
+        hybridremat=hybridremat.__version__,
+        torch=torch.__version__,
+    )
+
+
+def graph_origin(inputs: Sequence[Any]) -> Origin:
+    """The record of a graph that Dynamo captured: its inputs and parameters alike are ``inputs``."""
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    device = next((tensor.device.type for tensor in tensors), "cpu")
+    return Origin(
+        inputs=tuple(_specs(tensors, {})),
+        device=device,
+        device_name=device_description(device),
+        hybridremat=hybridremat.__version__,
+        torch=torch.__version__,
+    )
+
+
+def _specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[TensorSpec]:
+    for path, leaf in tree_flatten_with_path((list(args), dict(kwargs)))[0]:
+        if isinstance(leaf, torch.Tensor):
+            (_, *below) = path  # the first step chooses between args and kwargs
+            name = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in below)
+            yield TensorSpec(name, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))
+
+
+def differences(planned: Origin, here: Origin) -> list[str]:
+    """What tells two records apart, most telling first: model, inputs, parameters, device, versions."""
+    found = []
+    if planned.model != here.model:
+        found.append(f"it is for {planned.model or 'another model'}, and this is {here.model}")
+    if planned.inputs != here.inputs:
+        found.append(f"it is for inputs {_listed(planned.inputs)}, and these are {_listed(here.inputs)}")
+    if planned.parameters != here.parameters:
+        found.append(f"it is for {planned.parameters:,} parameters, and this model has {here.parameters:,}")
+    elif planned.parameter_bytes != here.parameter_bytes:
+        found.append(
+            f"its parameters take {planned.parameter_bytes:,} bytes, and these {here.parameter_bytes:,}"
+        )
+    for name in ("device", "torch", "hybridremat"):
+        theirs, ours = getattr(planned, name), getattr(here, name)
+        if theirs != ours:
+            found.append(f"{name} was {theirs or 'unknown'}, and is {ours}")
+    return found
+
+
+def _listed(inputs: Sequence[TensorSpec]) -> str:
+    return "(" + "; ".join(map(str, inputs)) + ")"

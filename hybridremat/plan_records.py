@@ -1,0 +1,187 @@
+"""The parts of a plan, as plain data: what it was made for, its decisions, and what they were made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridremat.blocks.types import OptionSet
+from hybridremat.graph.chain import Chain
+from hybridremat.graph.joint import JointGraph
+from hybridremat.sequence.decisions import Decision
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor among the inputs of a step: its name in the call, shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {'×'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a plan was made for, and where.
+
+    Attributes
+    ----------
+    model
+        Name of the model's class.
+    inputs
+        The tensors that a step is called with.
+    parameters, parameter_bytes
+        How many numbers the model's parameters hold, and their bytes.
+    device, device_name
+        Kind of device that the plan is for, and what its figures depend on: name, instruction set, threads.
+    hybridremat, torch
+        Versions.
+    """
+
+    model: str = ""
+    inputs: tuple[TensorSpec, ...] = ()
+    parameters: int = 0
+    parameter_bytes: int = 0
+    device: str = ""
+    device_name: str = ""
+    hybridremat: str = ""
+    torch: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked, as it was written, beside reserve and forwards; see :func:`hybridremat.wrap`."""
+
+    memory_limit: int | str | None = None
+    max_overhead: float | str | None = None
+    hold_outputs: bool = False
+    grad_outputs: str = "auto"
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """One plan of the frontier: ``peak`` in bytes, ``overhead`` and ``extra_flops`` as fractions."""
+
+    peak: int
+    overhead: float
+    extra_flops: float
+
+
+@dataclass(frozen=True)
+class PlanDetails:
+    """What a plan was chosen from: all that is shown about it can be worked out again, without the model.
+
+    Attributes
+    ----------
+    chain
+        The blocks, and the joint graph with its costs.
+    option_sets
+        The distinct sets of options.
+    option_set_of
+        For each block, which of them it has.
+    decisions
+        What the chain program chose; empty for the plain step.
+    frontier
+        All points that could have been chosen, by rising peak.
+    checkpointed
+        For orientation: every block keeps only its input, as per-layer checkpointing does.
+    """
+
+    chain: Chain
+    option_sets: tuple[OptionSet, ...] = ()
+    option_set_of: tuple[int, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    frontier: tuple[FrontierPoint, ...] = ()
+    checkpointed: FrontierPoint | None = None
+
+    @property
+    def graph(self) -> JointGraph:
+        """The joint graph with its costs."""
+        return self.chain.graph
+
+
+@dataclass(frozen=True)
+class ValueRecord:
+    """A value of the model, and the op that makes it.
+
+    Attributes
+    ----------
+    name, shape, dtype
+        As captured.
+    bytes
+        Of its storage.
+    op, module, source
+        Target of its op, path of the module that calls it, and ``file:line`` of the model's code.
+    time
+        Nanoseconds of its op.
+    id
+        Of the value in the joint graph.
+    """
+
+    name: str
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    op: str
+    module: str
+    source: str = ""
+    time: int = 0
+    id: int = -1
+
+
+@dataclass(frozen=True)
+class PlannedBlock:
+    """What the plan does with one block.
+
+    Attributes
+    ----------
+    index
+        Its place in the chain.
+    modules
+        Paths of the modules that its forward ops come from, in order.
+    forward_ops, backward_ops
+        How many kernels it has in each phase.
+    option, option_count, solo
+        Number of the option that its backward uses, among how many; ``solo``: its output is not made
+        again and nothing of it was saved.
+    forward_runs
+        How often its whole forward runs (1: no re-run).
+    saved
+        Values alive between its forward and its backward.
+    recomputed
+        Values made more than once, with the number of extra times.
+    freed
+        The other values: neither the backward reads them nor are they made again.
+    saved_bytes, forward_peak, backward_peak
+        Bytes of the option, without what other blocks hold.
+    forward_time, extra_time
+        Nanoseconds of its forward, and of everything that runs more than once.
+    """
+
+    index: int
+    modules: tuple[str, ...]
+    forward_ops: int
+    backward_ops: int
+    option: int | None
+    option_count: int
+    solo: bool
+    forward_runs: int
+    saved: tuple[ValueRecord, ...]
+    recomputed: tuple[tuple[ValueRecord, int], ...]
+    saved_bytes: int
+    forward_peak: int
+    backward_peak: int
+    forward_time: int
+    extra_time: int
+    freed: tuple[ValueRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Where the model's graph breaks, why, and the bytes that are handed across and so kept to the end."""
+
+    place: str
+    reason: str
+    crossing_bytes: int
