@@ -37,7 +37,8 @@ def _prepared(
     given: Plan | None = None,
 ) -> PlannedCall:
     with together(across_ranks) as ranks:
-        session = Session(settings.validated(need_limit=not only_frontier), only_frontier=only_frontier, given=given)
+        settings.validated(need_limit=not only_frontier)
+        session = Session(settings, only_frontier=only_frontier, given=given)
         call = _checked(model, args, kwargs, session, progress=progress)
         session.agreement.ranks = ranks
         call.prepare(args, kwargs or {})

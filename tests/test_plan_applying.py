@@ -1,0 +1,186 @@
+"""Plans from files: what they hold, when they are refused, and that nothing is solved or measured for them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from training import Transformer, small, train, train_plain
+from wrapping import HOW, assert_untouched, least_limit, state_of, wrap
+
+import hybridremat
+from hybridremat import Plan, PlanFormatError, PlanMismatchError, session
+from hybridremat.graph import costs
+from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.memory import step_memory
+
+
+@pytest.fixture
+def nothing_is_made(monkeypatch):
+    """From here on, solving a block or running a kernel by itself is an error."""
+
+    def forbidden(*_, **__):
+        raise AssertionError("something was solved or measured")
+
+    def forbid():
+        monkeypatch.setattr(session.OPTIONS, "solve", forbidden)
+        monkeypatch.setattr(costs, "measure_footprints", forbidden)
+        monkeypatch.setattr(costs, "measure_times", forbidden)
+
+    return forbid
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A transformer, its batch, and the file of a tight plan for them."""
+    model, batch = small("transformer")
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit=least_limit(model, batch), **HOW)
+    plan.save(tmp_path / "plan.json")
+    return model, batch, plan, tmp_path / "plan.json"
+
+
+def test_a_file_holds_the_whole_plan(saved):
+    _, _, plan, path = saved
+    again = Plan.load(path)
+    assert again == plan and str(again) == str(plan)
+    assert step_memory(again.details.graph, again.schedule).peak == plan.predicted_peak
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_an_applied_plan_trains_as_plain_and_makes_nothing(saved, nothing_is_made, as_path):
+    model, batch, plan, path = saved
+    plain = train_plain(model, batch)
+    planned = copy.deepcopy(model)
+    nothing_is_made()
+    hybridremat.wrap(planned, kwargs=batch, plan=path if as_path else Plan.load(path), progress=False)
+    assert hybridremat.get_plan(planned).schedule == plan.schedule
+    trained = train(planned, batch)
+    assert plain.differences(trained) == []
+    assert max(trained.peaks) <= plan.memory_limit
+
+
+def test_the_checker_still_runs(saved):
+    model, batch, plan, _ = saved
+    wrong = replace(plan, schedule=plain_schedule(plan.details.graph))
+    before = state_of(model)
+    with pytest.raises(hybridremat.PlanError, match="refused by the checker and has not been run"):
+        hybridremat.wrap(model, kwargs=batch, plan=wrong, progress=False)
+    assert_untouched(before, model)
+
+
+def test_a_later_shape_gets_what_the_plan_was_asked_for(saved, tmp_path):
+    model, batch, _, _ = saved
+    hybridremat.plan(model, kwargs=batch, memory_limit="90%", **HOW).save(tmp_path / "p.json")
+    hybridremat.wrap(model, kwargs=batch, plan=tmp_path / "p.json", **HOW)
+    first = hybridremat.get_plan(model)
+    half = {name: tensor[: len(tensor) // 2] for name, tensor in batch.items()}
+    second = hybridremat.prepare(model, kwargs=half)
+    assert second.memory_limit == second.plain_peak * 9 // 10 < first.memory_limit
+
+
+def smaller_batch(model, batch):
+    return model, {name: tensor[:1] for name, tensor in batch.items()}
+
+
+def deeper(model, batch):
+    return Transformer(layers=3), batch
+
+
+def doubled(model, batch):
+    return model.double(), batch
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (smaller_batch, r"it is for inputs \(tokens.*and these are \(tokens"),
+        (deeper, r"it is for [\d,]+ parameters, and this model has"),
+        (doubled, r"its parameters take [\d,]+ bytes"),
+    ],
+)
+def test_another_step_is_refused_and_told_what_differs(saved, change, message):
+    model, batch, _, path = saved
+    other, inputs = change(copy.deepcopy(model), batch)
+    before = state_of(other)
+    with pytest.raises(PlanMismatchError, match=message):
+        hybridremat.wrap(other, kwargs=inputs, plan=path, progress=False)
+    assert_untouched(before, other)
+
+
+def test_the_first_op_that_differs_is_named(saved):
+    model, batch, _, path = saved
+
+    class Transformer(type(model)):  # the same name, parameters and inputs
+        def forward(self, *args, **kwargs):
+            return {"loss": super().forward(*args, **kwargs)["loss"].sin()}
+
+    other = copy.deepcopy(model)
+    other.__class__ = Transformer
+    with pytest.raises(PlanMismatchError, match=r"op \d+ is aten\.\S+ .*, and was aten\."):
+        hybridremat.wrap(other, kwargs=batch, plan=path, progress=False)
+
+
+def elsewhere(plan: Plan, **changes) -> Plan:
+    return replace(plan, origin=replace(plan.origin, device_name="another machine"), **changes)
+
+
+def test_a_plan_of_another_device_is_counted_anew(saved):
+    """Temporaries are other there: here they are found by measuring, and the figures are those of here."""
+    model, batch, plan, _ = saved
+    graph = plan.details.graph
+    foreign = replace(graph, ops=tuple(replace(op, temp=0) for op in graph.ops))
+    chain = replace(plan.details.chain, graph=foreign)
+    peak = step_memory(foreign, plan.schedule).peak
+    there = elsewhere(plan, predicted_peak=peak, details=replace(plan.details, chain=chain))
+    hybridremat.wrap(model, kwargs=batch, plan=there, **HOW)
+    here = hybridremat.get_plan(model)
+    assert (here.predicted_peak, here.plain_peak) == (plan.predicted_peak, plan.plain_peak)
+    assert here.details.graph == graph
+
+
+def test_a_plan_that_does_not_fit_here_is_refused(saved):
+    model, batch, plan, _ = saved
+    there = elsewhere(plan, memory_limit=plan.predicted_peak - 1)
+    before = state_of(model)
+    with pytest.raises(hybridremat.InfeasibleLimitError, match="on this device the plan takes") as caught:
+        hybridremat.wrap(model, kwargs=batch, plan=there, **HOW)
+    assert caught.value.least == plan.predicted_peak
+    assert_untouched(before, model)
+
+
+def test_plan_and_limit_are_not_given_together(saved):
+    model, batch, _, path = saved
+    with pytest.raises(hybridremat.LimitError, match="not both"):
+        wrap(model, batch, plan=path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-30],
+        lambda text: text.replace('"predicted_peak": ', '"predicted_peak": 1', 1),
+        lambda _: "[]",
+        lambda _: "\xff\xfe",
+        lambda text: json.dumps(json.loads(text) | {"schema": 1}),
+    ],
+)
+def test_damaged_files_are_refused(saved, damage):
+    model, batch, _, path = saved
+    path.write_text(damage(path.read_text()), encoding="latin-1")
+    before = state_of(model)
+    with pytest.raises(PlanFormatError, match=r"plan\.json"):
+        hybridremat.wrap(model, kwargs=batch, plan=path, progress=False)
+    assert_untouched(before, model)
+    with pytest.raises(FileNotFoundError):
+        Plan.load(path.with_name("absent.json"))
+
+
+def test_layouts_belong_to_the_fingerprint_and_fractions_do_not():
+    model, batch = small("convnet")
+    first = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW)
+    assert hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW).fingerprint == first.fingerprint
+    last = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    assert hybridremat.plan(last, kwargs=batch, memory_limit="100%", **HOW).fingerprint != first.fingerprint

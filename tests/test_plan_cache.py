@@ -1,0 +1,177 @@
+"""Plans kept on disk: found again, bounded, shared by processes, and never in the way."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import multiprocessing
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from training import small, train, train_plain
+from wrapping import HOW, least_limit, wrap
+
+import hybridremat
+from hybridremat import session
+from hybridremat.plan_cache import PlanCache, plan_key
+from hybridremat.settings import Settings
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of one test's own; blocks that are solved are counted in ``solved``."""
+    monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path))
+    monkeypatch.setenv("HYBRIDREMAT_CACHE_SIZE", "64MiB")
+    return tmp_path / "plans"
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """How often blocks have been solved; nothing that was solved is remembered."""
+    calls = []
+
+    class Forgetful(session.OptionCache):
+        def solve(self, *args):
+            calls.append(1)
+            return session.OptionCache().solve(*args)
+
+    monkeypatch.setattr(session, "OPTIONS", Forgetful())
+    return calls
+
+
+def test_a_second_run_solves_nothing_and_trains_as_plain(cache, solved):
+    model, batch = small("transformer")
+    limit = least_limit(model, batch)
+    wrap(copy.deepcopy(model), batch, limit)
+    made = len(solved)
+    plain = train_plain(model, batch)
+    wrap(model, batch, limit)
+    assert len(solved) == made and len(list(cache.iterdir())) == 1
+    assert next(iter(hybridremat.get_plan(model).timings)) == "read the kept plan"
+    trained = train(model, batch)
+    assert plain.differences(trained) == [] and max(trained.peaks) <= limit
+
+
+def test_what_a_plan_depends_on_is_part_of_its_name(cache, solved):
+    model, batch = small("transformer")
+    half = {name: tensor[: len(tensor) // 2] for name, tensor in batch.items()}
+    for inputs, changes in [
+        (batch, {}),
+        (half, {}),
+        (batch, {"memory_limit": "95%"}),
+        (batch, {"reserve": 64}),
+        (batch, {"hold_outputs": True}),
+        (batch, {"cost_model": "roofline"}),
+        (batch, {"on_infeasible": "least"}),
+    ]:
+        before = len(solved)
+        hybridremat.plan(model, kwargs=inputs, **{"memory_limit": "98%", **HOW, **changes})
+        assert len(solved) == before + 1, changes
+    threads = torch.get_num_threads()
+    names = {plan_key("f", Settings(), "cpu", reused=reused) for reused in (False, True)}
+    torch.set_num_threads(threads + 1)
+    try:
+        assert plan_key("f", Settings(), "cpu", reused=False) not in names and len(names) == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_later_shapes_are_found_too(cache, solved):
+    model, batch = small("transformer")
+    half = {name: tensor[: len(tensor) // 2] for name, tensor in batch.items()}
+
+    def both():
+        planned = wrap(copy.deepcopy(model), batch, "95%")
+        return hybridremat.prepare(planned, kwargs=half)
+
+    first = both()
+    made = len(solved)
+    second = both()
+    assert len(solved) == made
+    assert first == second
+
+
+@pytest.mark.parametrize("damage", [b"", b"no gzip", gzip.compress(b"{}"), None])
+def test_a_damaged_entry_is_ignored_and_replaced(cache, solved, caplog, damage):
+    model, batch = small("mlp")
+    first = hybridremat.plan(model, kwargs=batch, memory_limit="98%", **HOW)
+    (entry,) = cache.iterdir()
+    good = entry.read_bytes()
+    entry.write_bytes(good[: len(good) // 2] if damage is None else damage)
+    again = hybridremat.plan(model, kwargs=batch, memory_limit="98%", **HOW)
+    assert again == first and "cannot be read" in caplog.text
+    assert PlanCache(cache, 10**9).read(entry.name.partition(".")[0]) == first
+
+
+def test_nothing_is_kept_unless_wanted(cache, monkeypatch):
+    model, batch = small("mlp")
+    hybridremat.plan(model, kwargs=batch, memory_limit="98%", cache=False, **HOW)
+    monkeypatch.setenv("HYBRIDREMAT_CACHE_SIZE", "0")
+    hybridremat.plan(model, kwargs=batch, memory_limit="98%", **HOW)
+    assert not cache.exists()
+    monkeypatch.setenv("HYBRIDREMAT_CACHE_SIZE", "much")
+    with pytest.raises(hybridremat.LimitError, match="HYBRIDREMAT_CACHE_SIZE='much' cannot be read"):
+        hybridremat.plan(model, kwargs=batch, memory_limit="98%", **HOW)
+
+
+def test_without_the_cache_kernels_leave_no_file_either(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path))
+    model, batch = small("mlp")
+    hybridremat.plan(model, kwargs=batch, memory_limit="98%", cache=False, **HOW)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("HYBRIDREMAT_CACHE_SIZE", "1MiB")
+    model, batch = small("mlp")
+    hybridremat.plan(model, kwargs=batch, memory_limit="98%", **HOW)
+    assert "could not be kept" in caplog.text
+
+
+def kept_plan() -> hybridremat.Plan:
+    model, batch = small("mlp")
+    return hybridremat.plan(model, kwargs=batch, memory_limit="98%", **HOW)
+
+
+def test_the_least_recently_used_go_first(tmp_path):
+    plan = kept_plan()
+    PlanCache(tmp_path, 10**9).write("a", plan)
+    size = (tmp_path / "a.json.gz").stat().st_size
+    cache = PlanCache(tmp_path, 3 * size)
+    for age, key in enumerate("cb"):
+        cache.write(key, plan)
+        os.utime(tmp_path / f"{key}.json.gz", ns=(age, age))  # c is the oldest, then b
+    os.utime(tmp_path / "a.json.gz", ns=(9, 9))
+    assert cache.read("c") == plan  # used: now b is the oldest
+    cache.write("d", plan)
+    assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["a", "c", "d"]
+    PlanCache(tmp_path, size - 1).write("e", plan)
+    assert not (tmp_path / "e.json.gz").exists()
+
+
+def hammer(folder, plan, seed, size):
+    cache = PlanCache(folder, size)
+    for turn in range(30):
+        key = "abcdef"[(seed + turn) % 6]
+        cache.write(key, replace(plan, fingerprint=key))
+        found = cache.read("abcdef"[(seed * turn) % 6])
+        assert found is None or replace(found, fingerprint=plan.fingerprint) == plan
+
+
+def test_processes_share_a_folder(tmp_path):
+    plan = kept_plan()
+    PlanCache(tmp_path, 10**9).write("a", plan)
+    size = 3 * (tmp_path / "a.json.gz").stat().st_size
+    spawn = multiprocessing.get_context("spawn")
+    workers = [spawn.Process(target=hammer, args=(tmp_path, plan, seed, size)) for seed in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= size
+    assert all(path.name.endswith(".json.gz") for path in tmp_path.iterdir())
