@@ -28,12 +28,12 @@ class BlockRow:
         return _runs([block.index for block in self.blocks])
 
 
-def block_rows(blocks: Sequence[PlannedBlock]) -> list[BlockRow]:
-    """One row for each set of identical decisions, in the order of their first block."""
+def block_rows(blocks: Sequence[PlannedBlock], *, merged: bool = True) -> list[BlockRow]:
+    """One row for each set of identical decisions, in the order of their first block; or for each block."""
     names = module_names(blocks)
     groups: dict[object, list[PlannedBlock]] = {}
     for block in blocks:
-        groups.setdefault(_decision_key(block), []).append(block)
+        groups.setdefault(_decision_key(block) if merged else block.index, []).append(block)
     return [
         BlockRow(tuple(group), _row_name(group, names), common_path(names[group[0].index]))
         for group in groups.values()

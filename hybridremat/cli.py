@@ -45,7 +45,11 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")
     inspect = commands.add_parser("inspect", help="show a plan block by block", **_style("inspect"))
     _add_planning(inspect)
-    inspect.add_argument("--block", type=int, metavar="N", help="only this block, with each of its values")
+    one = inspect.add_mutually_exclusive_group()
+    one.add_argument("--block", type=int, metavar="N", help="one block: its values, what binds, its options")
+    one.add_argument("--explain", metavar="MODULE", help="one module: what becomes of each of its values")
+    inspect.add_argument("--all", action="store_true", help="each block, or each option, by itself")
+    inspect.add_argument("--json", action="store_true", help="print it as JSON")
     return parser
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from hybridremat.api import plan as make_plan
 from hybridremat.errors import TargetError
+from hybridremat.explanation_text import block_text, module_text
+from hybridremat.explanations import BlockExplanation, ModuleExplanation
 from hybridremat.plan_file import read_plan, write_plan
 from hybridremat.plans import Plan
-from hybridremat.report import block_details, plan_tables, render, summary
+from hybridremat.report import plan_tables, render, summary
 from hybridremat.targets import load_target
 
 
@@ -28,13 +30,24 @@ def run_plan(options: Namespace) -> int:
 
 
 def run_inspect(options: Namespace) -> int:
-    """Print the blocks of a plan, made now or read from a file; or one block in full."""
+    """Print the blocks of a plan, made now or read from a file; or one block, or one module, in full."""
     plan = read_plan(options.target) if _is_plan_file(options.target) else _planned(options)
-    if options.block is None:
-        render(plan_tables(plan), sys.stdout)
+    shown = _shown(plan, options)
+    if options.json:
+        sys.stdout.write(json.dumps(shown.to_dict(), indent=1) + "\n")
+    elif isinstance(shown, Plan):
+        render(plan_tables(shown, everything=options.all), sys.stdout)
+    elif isinstance(shown, BlockExplanation):
+        render(block_text(shown, everything=options.all), sys.stdout)
     else:
-        render(block_details(plan, options.block), sys.stdout)
+        render(module_text(shown), sys.stdout)
     return 0
+
+
+def _shown(plan: Plan, options: Namespace) -> Plan | BlockExplanation | ModuleExplanation:
+    if options.block is not None:
+        return plan.inspect(options.block)
+    return plan.explain(options.explain) if options.explain is not None else plan
 
 
 def _is_plan_file(target: str) -> bool:

@@ -44,13 +44,19 @@ class PhasePeaks:
 
 def needed_bytes(graph: JointGraph, peaks: PhasePeaks, demands: Demands) -> int:
     """Most step memory in bytes, with what the caller does."""
-    waiting = (demands.forwards - 1) * peaks.between
+    beside = beside_phases(graph, peaks.between, demands)
+    return max(
+        peaks.forward + beside.forward, peaks.between + beside.between, peaks.backward + beside.backward
+    )
+
+
+def beside_phases(graph: JointGraph, between: int, demands: Demands) -> PhasePeaks:
+    """Bytes that lie beside each phase of a step, and beside what is alive ``between`` them (bytes)."""
+    waiting = (demands.forwards - 1) * between
     held = max(0, demands.reserve - tangent_bytes(graph))
     earlier = _accumulated_bytes(graph) if demands.forwards > 1 else 0
-    return max(
-        peaks.forward + waiting,
-        peaks.between + waiting + demands.reserve,
-        peaks.backward + waiting + held + earlier,
+    return PhasePeaks(
+        forward=waiting, between=waiting + demands.reserve, backward=waiting + held + earlier
     )
 
 

@@ -130,12 +130,18 @@ def _planned_block(
     crossing: frozenset[int],
 ) -> PlannedBlock:
     graph, block = plan.chain.graph, plan.chain.blocks[index]
+    read = {v for op in graph.ops for v in op.reads}
     options = plan.option_sets[index]
     family = options.solo if decision is not None and decision.solo else options.options
     option = family[decision.option] if decision is not None else None
     made = [graph.ops[op] for op in (*block.forward, *block.optional)]
     saved = [_record(graph, v) for op in made for v in op.writes if v in crossing]
-    again = [(_record(graph, op.writes[0]), runs[op.id] - 1) for op in made if runs[op.id] > 1 and op.writes]
+    again = [
+        (_record(graph, v), runs[op.id] - 1)
+        for op in made
+        for v in op.writes
+        if runs[op.id] > 1 and (v == op.writes[0] or v in read)
+    ]
     shown = {record.id for record in (*saved, *(record for record, _ in again))}
     freed = [_record(graph, v) for op in made for v in op.writes if runs[op.id] and v not in shown]
     return PlannedBlock(
@@ -172,6 +178,6 @@ def _record(graph: JointGraph, value: int) -> ValueRecord:
         op=op.target,
         module=op.module,
         source=op.source,
-        time=op.time,
+        time=op.time if value == op.writes[0] else 0,
         id=value,
     )

@@ -115,7 +115,7 @@ class ValueRecord:
     op, module, source
         Target of its op, path of the module that calls it, and ``file:line`` of the model's code.
     time
-        Nanoseconds of its op.
+        Nanoseconds of its op; 0 for its further outputs, so that sums count an op once.
     id
         Of the value in the joint graph.
     """
@@ -151,7 +151,7 @@ class PlannedBlock:
     saved
         Values alive between its forward and its backward.
     recomputed
-        Values made more than once, with the number of extra times.
+        Values made more than once, with the number of extra times; further outputs of an op if they are read.
     freed
         The other values: neither the backward reads them nor are they made again.
     saved_bytes, forward_peak, backward_peak

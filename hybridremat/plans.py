@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridremat.graph.joint import Schedule
 from hybridremat.plan_records import GraphBreak, Origin, PlanDetails, PlannedBlock, Request
+
+if TYPE_CHECKING:
+    from hybridremat.explanations import BlockExplanation, ModuleExplanation
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,30 @@ class Plan:
         from hybridremat.plan_file import read_plan
 
         return read_plan(path)
+
+    def inspect(self, block: int) -> BlockExplanation:
+        """Everything about one block: its values and what becomes of them, what binds there, its options.
+
+        Raises
+        ------
+        InputError
+            If there is no such block.
+        """
+        from hybridremat.explanations import explain_block
+
+        return explain_block(self, block)
+
+    def explain(self, module: str) -> ModuleExplanation:
+        """What becomes of every value that a module makes, given by its path (``"transformer.h.3.mlp"``).
+
+        Raises
+        ------
+        InputError
+            If no value of the plan is made there.
+        """
+        from hybridremat.explanations import explain_module
+
+        return explain_module(self, module)
 
     @property
     def planning_seconds(self) -> float:

@@ -12,8 +12,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hybridremat.block_rows import BlockRow, block_rows, module_names, module_tail, short_op
-from hybridremat.errors import InputError
+from hybridremat.block_rows import BlockRow, block_rows, module_tail, short_op
+from hybridremat.explanation_text import format_time
 from hybridremat.limits import format_bytes
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def render(renderables: Sequence[RenderableType], file: TextIO, *, width: int | 
     file.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
 
 
-def plan_tables(plan: Plan) -> list[RenderableType]:
-    """The summary of a plan and its table of blocks."""
-    return [summary(plan), block_table(plan), Text(LEGEND, style="dim")]
+def plan_tables(plan: Plan, *, everything: bool = False) -> list[RenderableType]:
+    """The summary of a plan and its table of blocks; ``everything``: identical blocks are not merged."""
+    return [summary(plan), block_table(plan, everything=everything), Text(LEGEND, style="dim")]
 
 
 def summary(plan: Plan) -> Table:
@@ -77,8 +77,8 @@ def summary(plan: Plan) -> Table:
     return grid
 
 
-def block_table(plan: Plan) -> Table:
-    """One row for each set of identical blocks; figures are those of one block."""
+def block_table(plan: Plan, *, everything: bool = False) -> Table:
+    """One row for each set of identical blocks, or for each block; figures are those of one block."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_footer=True, pad_edge=False, expand=True)
     table.add_column("block", footer=f"all {len(plan.blocks)}", max_width=12)
     table.add_column("in the model", overflow="fold", max_width=NAME_WIDTH)
@@ -86,48 +86,9 @@ def block_table(plan: Plan) -> Table:
     table.add_column("saved values", overflow="fold", ratio=1)
     table.add_column("recomputed values", overflow="fold", ratio=1)
     table.add_column("bytes\ntime", footer=_sums(plan.blocks), no_wrap=True)
-    for row in block_rows(plan.blocks):
+    for row in block_rows(plan.blocks, merged=not everything):
         table.add_row(*_cells(row))
     return table
-
-
-def block_details(plan: Plan, index: int) -> list[RenderableType]:
-    """Everything about one block: its modules, figures, and each value that it saves or recomputes.
-
-    Raises
-    ------
-    InputError
-        If there is no such block.
-    """
-    if not 0 <= index < len(plan.blocks):
-        raise InputError(f"there is no block {index}; this plan has blocks 0 to {len(plan.blocks) - 1}")
-    block = plan.blocks[index]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column()
-    grid.add_row("block", f"{index} of {len(plan.blocks)}")
-    grid.add_row("in the model", ", ".join(module_names(plan.blocks)[index]) or "(no module)")
-    grid.add_row("ops", f"{block.forward_ops} forward, {block.backward_ops} backward")
-    grid.add_row("option", _option(block).replace("\n", ", "))
-    grid.add_row("bytes", _bytes(block).replace("\n", ", "))
-    grid.add_row("time", _time(block).replace("\n", ", "))
-    values = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for title in ("", "bytes", "shape", "dtype", "op", "module", "name"):
-        values.add_column(title, overflow="fold", justify="right" if title == "bytes" else "left")
-    for record in block.saved:
-        values.add_row("saved", *_value_cells(record))
-    for record, times in block.recomputed:
-        values.add_row(f"recomputed ×{times}", *_value_cells(record))
-    return [grid, values]
-
-
-def format_time(nanoseconds: int) -> str:
-    """Nanoseconds for people: ``"1.2 ms"``."""
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
-        if nanoseconds >= size:
-            amount = nanoseconds / size
-            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
-    return f"{nanoseconds} ns"
 
 
 def _of_plain(size: int, plan: Plan) -> str:
@@ -202,8 +163,3 @@ def _bytes(block: PlannedBlock) -> str:
 
 def _time(block: PlannedBlock) -> str:
     return f"time {format_time(block.forward_time)}\nextra {format_time(block.extra_time)}"
-
-
-def _value_cells(record: ValueRecord) -> list[str]:
-    shape = "×".join(str(size) for size in record.shape) or "scalar"
-    return [format_bytes(record.bytes), shape, record.dtype, short_op(record.op), record.module, record.name]

@@ -1,4 +1,4 @@
-"""Plans from files: what they hold, when they are refused, and that nothing is solved or measured for them."""
+"""Plans from files: what they hold, when they are refused, that nothing is solved or measured for them."""
 
 from __future__ import annotations
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from hybridremat.block_rows import block_rows, module_names, module_tail, short_op
 from hybridremat.errors import InputError, PlanFormatError
+from hybridremat.explanation_text import block_text, format_time
 from hybridremat.graph.joint import Schedule
 from hybridremat.plan_codec import plan_from_dict
 from hybridremat.plan_file import read_plan, write_plan
 from hybridremat.plan_records import PlannedBlock, ValueRecord
 from hybridremat.plans import Plan
-from hybridremat.report import block_details, format_time, plan_tables, render
+from hybridremat.report import plan_tables, render
 
 
 def block(index, layer, *, option=1, saved=1000, part="mlp", runs=1) -> PlannedBlock:
@@ -176,11 +177,12 @@ def test_times_are_within_a_percent_of_what_they_stand_for(nanoseconds):
 
 def test_one_block_shows_every_value():
     out = io.StringIO()
-    render(block_details(plan_of([block(0, 0), block(1, 1)]), 1), out)
-    assert re.search(r"saved +1000 B +250 +float32 +addmm +net.h.1.mlp.first +v1", out.getvalue())
-    assert re.search(r"recomputed ×1 +64 B +16 +float32 +gelu", out.getvalue())
+    plan = plan_of([block(0, 0), block(1, 1)])
+    render(block_text(plan.inspect(1)), out)
+    assert re.search(r"SAVE +1000 B +250 +float32 +addmm +0 ns +first", out.getvalue())
+    assert re.search(r"RECOMPUTE 1× +64 B +16 +float32 +gelu", out.getvalue())
     with pytest.raises(InputError, match="no block 2; this plan has blocks 0 to 1"):
-        block_details(plan_of([block(0, 0), block(1, 1)]), 2)
+        plan.inspect(2)
 
 
 @given(BLOCKS)
