@@ -27,6 +27,7 @@ _NOT_ASKED = ("workers", "max_plans", "cache", "cost_model")
 def plan_name(plan: Plan) -> str:
     """The same for equal plans, however long they took to make."""
     data = plan.to_dict()
+    del data["checksum"]
     for part in (data, *data.get("parts", ())):
         del part["timings"]
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()

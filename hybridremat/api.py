@@ -14,6 +14,7 @@ from hybridremat.curve import Frontier, make_frontier
 from hybridremat.errors import LimitError, ModelError
 from hybridremat.graph.costs import CostModel
 from hybridremat.parallel_modules import require_local
+from hybridremat.plan_applying import applicable
 from hybridremat.planned_call import PlannedCall
 from hybridremat.plans import Plan
 from hybridremat.ranks import ALONE, together
@@ -198,7 +199,9 @@ def _given(plan: Plan | str | Path, settings: Settings) -> Plan:
             "plan= brings the limit that it was made for: pass plan=, or memory_limit= and max_overhead=, "
             "not both"
         )
-    return plan if isinstance(plan, Plan) else Plan.load(plan)
+    given = plan if isinstance(plan, Plan) else Plan.load(plan)
+    applicable(given)
+    return given
 
 
 def unwrap(model: M) -> M:

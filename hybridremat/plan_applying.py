@@ -39,7 +39,7 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
     InfeasibleLimitError
         If its schedule takes more than its limit on this device.
     """
-    details = _details(plan)
+    details = applicable(plan)
     if plan.fingerprint != step.graph.fingerprint:
         raise PlanMismatchError(_mismatch(details.graph, step.graph, plan.origin, here))
     if plan.origin.device_name == here.device_name:
@@ -63,7 +63,14 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
     )
 
 
-def _details(plan: Plan) -> PlanDetails:
+def applicable(plan: Plan) -> PlanDetails:
+    """The details of a plan that can be applied.
+
+    Raises
+    ------
+    PlanMismatchError
+        If it has none: it is for a step of several graphs, or for one without a backward.
+    """
     if plan.details is None:
         what = "a step of several graphs" if plan.parts else "a graph without a backward"
         raise PlanMismatchError(

@@ -8,11 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_graph_breaks import Reader
+from test_graph_breaks import batch as reader_batch
 from training import Transformer, small, train, train_plain
 from wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
 import hybridremat
 from hybridremat import Plan, PlanFormatError, PlanMismatchError, session
+from hybridremat.agreement import plan_name
 from hybridremat.graph import costs
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
@@ -176,6 +179,22 @@ def test_damaged_files_are_refused(saved, damage):
     assert_untouched(before, model)
     with pytest.raises(FileNotFoundError):
         Plan.load(path.with_name("absent.json"))
+
+
+def test_equal_plans_have_one_name_however_long_they_took(saved):
+    _, _, plan, _ = saved
+    slower = plan.with_timings({"segment": 99.0})
+    assert plan_name(slower) == plan_name(plan) != plan_name(replace(plan, reserve=1))
+
+
+def test_a_step_of_several_graphs_is_not_applied_from_a_file(tmp_path):
+    model, batch = Reader(), reader_batch()
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="100%", graph_breaks="plan", **HOW)
+    plan.save(tmp_path / "p.json")
+    assert Plan.load(tmp_path / "p.json") == plan
+    assert plan.parts and plan.inspect(0).headroom is not None
+    with pytest.raises(PlanMismatchError, match="a step of several graphs"):
+        hybridremat.wrap(model, kwargs=batch, plan=plan, progress=False)
 
 
 def test_layouts_belong_to_the_fingerprint_and_fractions_do_not():
