@@ -6,9 +6,6 @@ included. On CUDA the caching allocator's own counters are read.
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,28 +14,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from hybridremat.errors import ProfilerActiveError
+from hybridremat.graph.open_recording import give_up_recording
 from hybridremat.graph.private_torch import ALLOCATION_EVENT, _profiler_enabled
+from hybridremat.graph.profiler_notices import without_profiler_notices
 
 _TAG = "##hybridremat:"
-
-
-@contextmanager
-def _without_profiler_notices() -> Iterator[None]:
-    """Keep Kineto's own start and stop notices off the terminal; anything else is passed on."""
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    with tempfile.TemporaryFile() as caught:
-        os.dup2(caught.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(terminal, 2)
-            os.close(terminal)
-            caught.seek(0)
-            rest = [line for line in caught.read().splitlines(keepends=True) if not line.startswith(b"USDT:")]
-            if rest:
-                sys.stderr.write(b"".join(rest).decode(errors="replace"))
 
 
 @dataclass(frozen=True)
@@ -69,13 +49,14 @@ def span(name: str) -> Iterator[None]:
 
 
 def record_allocations(run: Callable[[], None]) -> Trace:
-    """Run a function on CPU and return its allocation records.
+    """Run a function on CPU and return its allocation records. An open recording is given up for it.
 
     Raises
     ------
     ProfilerActiveError
         If a profiler is running: PyTorch has one at a time, and starting ours would end it.
     """
+    give_up_recording()
     if _profiler_enabled():
         raise ProfilerActiveError(
             "memory has to be measured, which takes torch.profiler, and a session of it is running already. "
@@ -83,7 +64,7 @@ def record_allocations(run: Callable[[], None]) -> Trace:
             "ahead of the step that meets it."
         )
     recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
-    with _without_profiler_notices(), recording as profiler:
+    with without_profiler_notices(), recording as profiler:
         run()
     events: list[tuple[int, int]] = []
     spans: dict[str, tuple[int, int]] = {}

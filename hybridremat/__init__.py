@@ -22,12 +22,14 @@ from hybridremat.errors import (
     InputError,
     LimitError,
     MeasurementError,
+    MissingPackageError,
     ModelError,
     OptionsError,
     OutstandingForwardWarning,
     PlanError,
     PlanFormatError,
     PlanMismatchError,
+    PredictionWarning,
     ProfilerActiveError,
     RankError,
     TargetError,
@@ -37,8 +39,10 @@ from hybridremat.errors import (
 if TYPE_CHECKING:
     from hybridremat.api import frontier, get_plan, plan, prepare, unwrap, wrap
     from hybridremat.curve import Frontier
+    from hybridremat.lightning_callback import HybridRematLightningCallback as HybridRematLightningCallback
     from hybridremat.measurement import Measurement, measure
     from hybridremat.plans import Plan
+    from hybridremat.trainer_callback import HybridRematTrainerCallback as HybridRematTrainerCallback
 
 __version__ = "0.1.0"
 
@@ -55,6 +59,7 @@ __all__ = [
     "LimitError",
     "Measurement",
     "MeasurementError",
+    "MissingPackageError",
     "ModelError",
     "OptionsError",
     "OutstandingForwardWarning",
@@ -62,6 +67,7 @@ __all__ = [
     "PlanError",
     "PlanFormatError",
     "PlanMismatchError",
+    "PredictionWarning",
     "ProfilerActiveError",
     "RankError",
     "TargetError",
@@ -87,6 +93,9 @@ _HOME = {
     "Frontier": "hybridremat.curve",
     "measure": "hybridremat.measurement",
     "Measurement": "hybridremat.measurement",
+    # Not in __all__ nor in dir(): these need packages that may not be there, and must not be read unasked.
+    "HybridRematTrainerCallback": "hybridremat.trainer_callback",
+    "HybridRematLightningCallback": "hybridremat.lightning_callback",
 }
 
 

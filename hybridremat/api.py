@@ -40,7 +40,8 @@ def _prepared(
     with together(across_ranks) as ranks:
         settings.validated(need_limit=not only_frontier)
         session = Session(settings, only_frontier=only_frontier, given=given)
-        call = _checked(model, args, kwargs, session, progress=progress)
+        call = _checked(model, session, progress=progress)
+        require_matching_inputs(model, args, kwargs or {})
         session.agreement.ranks = ranks
         call.prepare(args, kwargs or {})
         ranks.finish(plan_name(session.plan) if session.plan is not None else "")
@@ -50,22 +51,23 @@ def _prepared(
 
 def _checked(
     model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
     session: Session,
     *,
     progress: bool,
 ) -> PlannedCall:
     """A planned call that has nothing planned yet."""
     require_trainable(model)
+    if isinstance(getattr(model, _SLOT, None), PlannedCall):
+        raise ModelError(
+            f"this {type(model).__name__} is already wrapped; call hybridremat.unwrap(model) first"
+        )
     if getattr(model, _SLOT, None) is not None:
         raise ModelError(
-            f"this {type(model).__name__} is already wrapped or compiled; call "
-            "hybridremat.unwrap(model) first"
+            f"this {type(model).__name__} is already compiled (model.compile(), or torch_compile=True of a "
+            "training loop), and a call is either compiled or planned: leave that out"
         )
     require_local(model)
     require_traceable(model)
-    require_matching_inputs(model, args, kwargs or {})
     return PlannedCall(model, session, show=progress)
 
 
@@ -204,6 +206,27 @@ def _given(plan: Plan | str | Path, settings: Settings) -> Plan:
     return given
 
 
+def wrap_at_first_step(model: nn.Module, settings: Settings, *, progress: bool = True) -> PlannedCall:
+    """:func:`wrap` without sample inputs: the first training step is planned for what it is given.
+
+    Returns what stands in for the model's call. Ranks of a process group do not wait for one another.
+
+    Raises
+    ------
+    LimitError, CostModelError, ModelError, CaptureError
+        As :func:`wrap`, before anything has changed. What needs inputs to be known, an infeasible limit
+        among it, comes out of the first step.
+    """
+    call = _checked(model, Session(settings.validated(need_limit=True)), progress=progress)
+    setattr(model, _SLOT, call)
+    return call
+
+
+def require_wrappable(model: nn.Module, settings: Settings) -> None:
+    """Raise what :func:`wrap_at_first_step` would raise; nothing is changed."""
+    _checked(model, Session(settings.validated(need_limit=True)), progress=False)
+
+
 def unwrap(model: M) -> M:
     """Undo :func:`wrap` and return the same object.
 
@@ -257,10 +280,14 @@ def get_plan(model: nn.Module) -> Plan:
     Raises
     ------
     ModelError
-        If the model is not wrapped.
+        If the model is not wrapped, or was by a training loop's callback and has not run a step yet.
     """
     plan = _call_of(model).session.plan
-    assert plan is not None
+    if plan is None:
+        raise ModelError(
+            f"this {type(model).__name__} has no plan yet: it is planned at its first training step; ask "
+            "again after it"
+        )
     return plan
 
 

@@ -16,7 +16,7 @@ class CostModelError(HybridRematError, ValueError):
 
 
 class OptionsError(HybridRematError, ValueError):
-    """An option of the torch.compile backend that is not known or cannot be used."""
+    """An option of the torch.compile backend or of a loop's callback: not known, or not usable."""
 
 
 class TargetError(HybridRematError, ValueError):
@@ -68,6 +68,10 @@ class ProfilerActiveError(HybridRematError, RuntimeError):
     """Memory has to be measured while a profiler of the caller is running."""
 
 
+class MissingPackageError(HybridRematError, ImportError):
+    """A package that only this part of hybridremat needs is not installed."""
+
+
 class RankError(HybridRematError):
     """Ranks that wrap together could not talk, or another one failed with an error that is not ours."""
 
@@ -86,3 +90,7 @@ class UnsurveyedPathWarning(UserWarning):
 
 class InfeasibleLimitWarning(UserWarning):
     """No plan fits the limit; the plan of least memory runs, as ``on_infeasible="least"`` asks."""
+
+
+class PredictionWarning(UserWarning):
+    """A step of a training loop took other memory than its plan predicts, or no step of it was planned."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -36,6 +36,11 @@ class PlannedCall:
 
     Steps are kept by input shape, the least recently used is given up for a new one beyond
     ``Settings.max_plans``.
+
+    Attributes
+    ----------
+    around_forward
+        What is entered around each planned forward, once its step is planned. For those who watch.
     """
 
     def __init__(self, model: nn.Module, session: Session, *, show: bool = False) -> None:
@@ -45,6 +50,7 @@ class PlannedCall:
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
         self._caching = caching_configs(model)
         self._warned = self._told = False
+        self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the planned step in training, the plain model in eval mode or without gradients."""
@@ -57,11 +63,17 @@ class PlannedCall:
                 self._raise_as_plain(args, kwargs)
                 raise
 
+    @property
+    def captures(self) -> int:
+        """How many graphs have come for the steps that are kept: it changes when something is planned."""
+        return sum(step.backend.graphs for step in self._steps.values())
+
     def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         step = self._step(args, kwargs)
         step.backend.planner.begin()
         self.outstanding.before_forward()
-        output = self._run(step, args, kwargs)
+        with self.around_forward():
+            output = self._run(step, args, kwargs)
         self.outstanding.after_forward(output)
         self._notice_captures(step.backend)
         return output

@@ -1,0 +1,96 @@
+"""What a callback for a training loop is asked for, validated when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
+
+from hybridremat.errors import OptionsError
+from hybridremat.graph.costs import CostModel
+from hybridremat.settings import GradOutputs, GraphBreaks, OnInfeasible, Settings
+
+
+class WrapOptions(TypedDict, total=False):
+    """The keyword arguments of :func:`hybridremat.wrap` that a loop's callback takes."""
+
+    memory_limit: int | str | None
+    max_overhead: float | str | None
+    reserve: int | str
+    cost_model: str | CostModel
+    hold_outputs: bool
+    grad_outputs: GradOutputs
+    forwards: int
+    on_infeasible: OnInfeasible
+    max_plans: int
+    graph_breaks: GraphBreaks
+    workers: int | None
+    progress: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """How a loop is planned and watched. See the callbacks for the meaning of each field."""
+
+    settings: Settings
+    progress: bool = True
+    module: str | None = None
+    measure_every: int | None = None
+    plain_steps: int = 0
+    tolerance: float = 0.03
+
+    def validated(self) -> LoopOptions:
+        """These options, or a typed error about the first one that cannot be used.
+
+        That a limit or an overhead is given is not asked here: a model that its owner has wrapped needs none.
+
+        Raises
+        ------
+        LimitError, CostModelError
+            As :meth:`Settings.validated`.
+        OptionsError
+            For an option of the callback itself.
+        """
+        self.settings.validated(need_limit=False)
+        if self.module is not None and not isinstance(self.module, str):
+            raise OptionsError(
+                f"module={self.module!r} is no name: give the dotted name of a submodule, as "
+                "named_modules() has it, or None"
+            )
+        if self.measure_every is not None:
+            _whole("measure_every", self.measure_every, 1, "of steps between measurements, or None")
+        _whole("plain_steps", self.plain_steps, 0, "of steps that run plain")
+        _fraction("tolerance", self.tolerance)
+        return self
+
+
+def loop_options(wrap_options: Mapping[str, Any], **own: Any) -> LoopOptions:
+    """Options from wrap's keyword arguments, and those of the callback itself.
+
+    Raises
+    ------
+    LimitError, CostModelError, OptionsError
+        For the first one that is not known or cannot be used.
+    """
+    known = {item.name for item in fields(Settings)} | {"progress"}
+    unknown = [name for name in wrap_options if name not in known]
+    if unknown:
+        names = ", ".join([*sorted(known), *own])
+        raise OptionsError(
+            f"options that are not known: {', '.join(map(repr, unknown))}; there are {names}. Sample inputs "
+            "are not needed: the plan is made for what the loop passes, on each rank alone."
+        )
+    given = dict(wrap_options)
+    progress = bool(given.pop("progress", True))
+    return LoopOptions(settings=Settings(**given), progress=progress, **own).validated()
+
+
+def _whole(name: str, value: object, least: int, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise OptionsError(f"{name}={value!r} is out of range: give a number ≥ {least} {what}")
+
+
+def _fraction(name: str, value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value < float("inf"):
+        raise OptionsError(f"{name}={value!r} is out of range: give a fraction ≥ 0, such as 0.03 for 3 %")
