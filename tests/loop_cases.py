@@ -1,0 +1,65 @@
+"""What the tests of the callbacks for training loops share: rows, settings, and a failing backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quick_planning import quick_planning
+from torch.utils.data import Dataset
+
+HOW = {"cost_model": "flops", "workers": 1, "progress": False}
+PREDICTED, MEASURED = "hybridremat/predicted_peak_bytes", "hybridremat/measured_peak_bytes"
+OVERHEAD, MEASURED_OVERHEAD = "hybridremat/predicted_overhead", "hybridremat/measured_overhead"
+
+BAD = [
+    ({"memory_limit": "lots"}, "memory_limit"),
+    ({"memory_limit": 0.5}, "memory_limit"),
+    ({"max_overhead": -1}, "max_overhead"),
+    ({"memory_limit": "50%", "reserve": "x"}, "reserve"),
+    ({"memory_limit": "50%", "cost_model": "guess"}, "guess"),
+    ({"memory_limit": "50%", "measure_every": 0}, "measure_every=0"),
+    ({"memory_limit": "50%", "plain_steps": -1}, "plain_steps=-1"),
+    ({"memory_limit": "50%", "tolerance": float("nan")}, "tolerance=nan"),
+    ({"memory_limit": "50%", "tolerance": True}, "tolerance=True"),
+    ({"memory_limit": "50%", "module": 3}, "module=3"),
+    ({"memory_limit": "50%", "across_ranks": True}, "'across_ranks'"),
+]
+"""Options of a callback, and what the error about them says."""
+
+
+class Rows(Dataset):
+    """The rows of some tensors, by name."""
+
+    def __init__(self, **columns):
+        self.columns = columns
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index):
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_effort():
+    with quick_planning():
+        yield
+
+
+class _FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("the backward fails")
+
+
+def fail_in_backward(loss):
+    return _FailsBackward.apply(loss)
+
+
+def agree(figures, tolerance=0.03):
+    """Whether an entry of a log has a measured peak within the tolerance of the predicted one."""
+    return abs(figures[MEASURED] / figures[PREDICTED] - 1) <= tolerance

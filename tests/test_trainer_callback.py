@@ -1,0 +1,287 @@
+"""Hugging Face's Trainer, unmodified, with the callback that plans and watches."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+
+import pytest
+import torch
+from loop_cases import (
+    BAD,
+    HOW,
+    MEASURED,
+    MEASURED_OVERHEAD,
+    OVERHEAD,
+    PREDICTED,
+    Rows,
+    _little_effort,  # noqa: F401
+    agree,
+    fail_in_backward,
+)
+from planned_steps import planned_forwards
+
+import hybridremat
+from hybridremat.graph.allocations import record_allocations
+
+transformers = pytest.importorskip("transformers")
+load_file = pytest.importorskip("safetensors.torch").load_file
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+STEPS = {"max_steps": 4, "per_device_train_batch_size": 2}
+
+
+def language_model():
+    """A small GPT-2 with dropout; without caches, as a planned step runs it."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=1, n_embd=16, n_head=2, vocab_size=64, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    model.config.use_cache = False
+    model.loss_type = "ForCausalLM"
+    return model
+
+
+def text_rows(count=12):
+    tokens = torch.randint(0, 64, (count, 16), generator=torch.Generator().manual_seed(3))
+    return Rows(input_ids=tokens, labels=tokens)
+
+
+def make_trainer(model, folder, *callbacks, rows=None, kind=transformers.Trainer, **arguments):
+    settings = {
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 5,
+    }
+    args = transformers.TrainingArguments(output_dir=str(folder), **settings | STEPS | arguments)
+    rows = rows or text_rows()
+    trainer = kind(
+        model=model, args=args, train_dataset=rows, eval_dataset=rows, callbacks=[*callbacks] or None
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def planned(limit="90%", **how):
+    return hybridremat.HybridRematTrainerCallback(memory_limit=limit, **HOW, **how)
+
+
+def entries(trainer, key):
+    return [entry for entry in trainer.state.log_history if key in entry]
+
+
+def assert_plain(model):
+    assert model._compiled_call_impl is None and "_compiled_call_impl" not in vars(model)
+
+
+class Seen(transformers.TrainerCallback):
+    """Stands before the callback, as the integrations of ``report_to`` do."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.logs.append(dict(logs))
+
+
+def test_training_is_equal_and_measured(tmp_path):
+    """Accumulation, clipping, evaluation between steps, a smaller last batch, two epochs, checkpoints."""
+    many = {
+        "max_steps": -1,
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_grad_norm": 0.5,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 3,
+    }
+    plain, model, seen = language_model(), language_model(), Seen()
+    first = make_trainer(plain, tmp_path / "plain", rows=text_rows(7), **many)
+    first.train()
+    second = make_trainer(
+        model, tmp_path / "planned", seen, planned(measure_every=1), rows=text_rows(7), **many
+    )
+    with planned_forwards() as ran, warnings.catch_warnings():
+        warnings.simplefilter("error", hybridremat.PredictionWarning)
+        second.train()
+    assert len(ran) == 8  # four micro-batches in each epoch
+    assert_plain(model)
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
+    for key in ("loss", "grad_norm", "eval_loss"):
+        values = [entry[key] for entry in entries(first, key)]
+        assert values and values == [entry[key] for entry in entries(second, key)], key
+    measured = entries(second, MEASURED)
+    assert len(measured) == 4 and all(map(agree, measured)), measured
+    assert {PREDICTED, OVERHEAD} <= entries(second, "loss")[0].keys()
+    reported = [logs for logs in seen.logs if MEASURED in logs]
+    assert [logs[MEASURED] for logs in reported] == [entry[MEASURED] for entry in measured]
+    kept, made = (load_file(tmp_path / one / "checkpoint-3/model.safetensors") for one in ("plain", "planned"))
+    assert kept.keys() == made.keys() and all(torch.equal(kept[name], made[name]) for name in kept)
+
+
+def test_by_default_the_second_planned_step_is_measured_alone(tmp_path):
+    trainer = make_trainer(language_model(), tmp_path, planned())
+    trainer.train()
+    assert [entry["step"] for entry in entries(trainer, MEASURED)] == [2]
+    assert [entry["step"] for entry in entries(trainer, PREDICTED)] == [1, 2, 3, 4, 4]
+
+
+def test_plain_steps_give_a_measured_overhead(tmp_path):
+    trainer = make_trainer(language_model(), tmp_path, planned(plain_steps=1, measure_every=100))
+    with planned_forwards() as ran:
+        trainer.train()
+    assert len(ran) == 3
+    assert [entry["step"] for entry in entries(trainer, PREDICTED)] == [2, 3, 4, 4]
+    # The first planned step plans, the second one is measured: only the third one's time counts.
+    assert [entry["step"] for entry in entries(trainer, MEASURED_OVERHEAD)] == [4, 4]
+    assert not entries(make_trainer(language_model(), tmp_path, planned()), MEASURED_OVERHEAD)
+
+
+def test_resuming_from_a_checkpoint(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    plain, resumed = language_model(), language_model()
+    make_trainer(plain, tmp_path / "plain").train()
+    make_trainer(language_model(), tmp_path / "planned", planned(), **saving).train()
+    again = make_trainer(resumed, tmp_path / "planned", planned())
+    with planned_forwards() as ran:
+        again.train(resume_from_checkpoint=str(tmp_path / "planned" / "checkpoint-2"))
+    assert len(ran) == 2
+    assert all(torch.equal(p, resumed.get_parameter(name)) for name, p in plain.named_parameters())
+
+
+class Holding(transformers.Trainer):
+    """Allocates beside the model, as a loss outside of it does."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **named):
+        loss = super().compute_loss(model, inputs, **named)
+        held = torch.zeros(8192)
+        return loss + (held * loss.detach()).sum() * 0
+
+
+def test_a_peak_beyond_the_prediction_warns(tmp_path, caplog):
+    trainer = make_trainer(language_model(), tmp_path, planned(measure_every=1), kind=Holding)
+    with pytest.warns(hybridremat.PredictionWarning, match=r"% more than .* plan predicts") as caught:
+        trainer.train()
+    ours = [one for one in caught if one.category is hybridremat.PredictionWarning]
+    assert len(ours) == 1 and "reserve=" in str(ours[0].message)
+    assert sum("more than" in record.message for record in caplog.records) == 1
+    assert not any(agree(entry) for entry in entries(trainer, MEASURED))
+
+
+def test_what_is_reserved_does_not_warn(tmp_path):
+    callback = planned("300%", reserve="80KiB", measure_every=1)
+    trainer = make_trainer(language_model(), tmp_path, callback, kind=Holding)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", hybridremat.PredictionWarning)
+        trainer.train()
+    assert entries(trainer, MEASURED)
+
+
+def test_a_model_that_is_wrapped_already_is_only_watched(tmp_path):
+    model = language_model()
+    batch = {key: rows[:2] for key, rows in text_rows().columns.items()}
+    hybridremat.wrap(model, kwargs=batch, memory_limit="90%", **HOW)
+    call = model._compiled_call_impl
+    trainer = make_trainer(model, tmp_path, hybridremat.HybridRematTrainerCallback())
+    trainer.train()
+    assert model._compiled_call_impl is call
+    with call.around_forward() as nothing:
+        assert nothing is None
+    assert all(map(agree, entries(trainer, MEASURED))) and entries(trainer, MEASURED)
+    model._compiled_call_impl = None
+
+
+def test_a_submodule_is_wrapped_by_name(tmp_path):
+    model = language_model()
+    callback = planned("120%", module="transformer", grad_outputs="all", tolerance=10)
+    with planned_forwards() as ran:
+        make_trainer(model, tmp_path, callback).train()
+    assert len(ran) == 4 and all(one is model.transformer for one in ran)
+    assert_plain(model.transformer)
+
+
+class Failing(transformers.Trainer):
+    """The backward of the second step fails, which is the step that is measured."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **named):
+        loss = super().compute_loss(model, inputs, **named)
+        return fail_in_backward(loss) if self.state.global_step == 1 else loss
+
+
+def test_a_failing_step_leaves_nothing_behind(tmp_path):
+    model, callback = language_model(), planned()
+    trainer = make_trainer(model, tmp_path, callback, kind=Failing)
+    with pytest.raises(RuntimeError, match="the backward fails"), callback:
+        trainer.train()
+    assert_plain(model)
+    assert record_allocations(lambda: None).events == ()  # no profiler is left running
+
+
+def test_training_starts_afresh_after_a_failure(tmp_path):
+    model, callback = language_model(), planned()
+    with pytest.raises(RuntimeError, match="the backward fails"):
+        make_trainer(model, tmp_path, callback, kind=Failing).train()
+    assert model._compiled_call_impl is not None  # transformers told nobody that training failed
+    trainer = make_trainer(model, tmp_path, callback)
+    trainer.train()
+    assert entries(trainer, MEASURED)
+    assert_plain(model)
+
+
+def test_an_infeasible_limit_comes_out_of_the_first_step(tmp_path):
+    model, callback = language_model(), planned(1)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(hybridremat.InfeasibleLimitError), callback:
+        make_trainer(model, tmp_path, callback).train()
+    assert_plain(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("options", "says"), BAD)
+def test_bad_options_are_errors_at_once(options, says):
+    with pytest.raises(hybridremat.HybridRematError, match=says):
+        hybridremat.HybridRematTrainerCallback(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "prepare", "kind", "says"),
+    [
+        ({}, None, hybridremat.LimitError, "neither memory_limit nor max_overhead"),
+        ({"memory_limit": "50%", "module": "body"}, None, hybridremat.ModelError, "no submodule 'body'"),
+        ({"memory_limit": "50%"}, "compiled", hybridremat.ModelError, "already compiled"),
+        ({"memory_limit": "50%"}, "frozen", hybridremat.ModelError, "no trainable parameters"),
+    ],
+)
+@pytest.mark.parametrize("plain_steps", [0, 1])
+def test_what_cannot_be_wrapped_is_an_error_before_training(
+    options, prepare, kind, says, plain_steps, tmp_path
+):
+    model = language_model()
+    if prepare == "compiled":
+        model.compile(backend="eager")
+    if prepare == "frozen":
+        model.requires_grad_(False)
+    callback = hybridremat.HybridRematTrainerCallback(plain_steps=plain_steps, **options)
+    trainer = make_trainer(model, tmp_path, callback)
+    with pytest.raises(kind, match=says):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    if prepare != "compiled":
+        assert_plain(model)
+
+
+def test_without_transformers_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "hybridremat.trainer_callback")
+    monkeypatch.delitem(vars(hybridremat), "HybridRematTrainerCallback", raising=False)
+    with pytest.raises(hybridremat.MissingPackageError, match=r"pip install 'transformers\[torch\]"):
+        hybridremat.HybridRematTrainerCallback  # noqa: B018
