@@ -73,7 +73,7 @@ def loader(count=14, size=4):
     return DataLoader(Rows(tokens=tokens), batch_size=size)
 
 
-def fit(model, folder, *callbacks, **arguments):
+def fit(model, folder, *callbacks, resume=None, **arguments):
     """Train, and return what was logged."""
     torch.manual_seed(1)
     logger = Kept(folder)
@@ -89,7 +89,8 @@ def fit(model, folder, *callbacks, **arguments):
         "default_root_dir": folder,
     }
     trainer = lightning.Trainer(**settings | arguments)
-    trainer.fit(model, loader(), loader() if "val_check_interval" in arguments else None)
+    validation = loader() if "val_check_interval" in arguments else None
+    trainer.fit(model, loader(), validation, ckpt_path=resume, weights_only=False)
     logger.trainer = trainer
     return logger
 
@@ -134,7 +135,8 @@ def test_training_is_equal_and_measured(whole, tmp_path):
 
 def test_by_default_one_step_is_measured_and_logged_at_once(tmp_path):
     logged = fit(Lit(), tmp_path, planned())
-    assert [(entry["step"], MEASURED in entry) for entry in logged.with_key(PREDICTED)] == [(1, False), (2, True)]
+    entries = logged.with_key(PREDICTED)
+    assert [(entry["step"], MEASURED in entry) for entry in entries] == [(1, False), (2, True)]
     metrics = logged.trainer.callback_metrics
     assert metrics[MEASURED] == logged.with_key(MEASURED)[0][MEASURED]
 
@@ -149,19 +151,14 @@ def test_plain_steps_give_a_measured_overhead(tmp_path):
 
 
 def test_resuming_from_a_checkpoint(tmp_path):
+    half = tmp_path / "half.ckpt"
+    fit(Lit(), tmp_path, planned()).trainer.save_checkpoint(half)
     plain, resumed = Lit(), Lit()
-    fit(plain, tmp_path, max_epochs=2)
-    half = fit(Lit(), tmp_path, planned())
-    half.trainer.save_checkpoint(tmp_path / "half.ckpt")
-    logged = Kept(tmp_path)
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", devices=1, logger=logged, callbacks=[planned()],
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-    )  # fmt: skip
-    torch.manual_seed(1)
+    fit(plain, tmp_path, resume=half, max_epochs=2)
     with planned_forwards() as ran:
-        trainer.fit(resumed, loader(), ckpt_path=tmp_path / "half.ckpt", weights_only=False)
+        logged = fit(resumed, tmp_path, planned(), resume=half, max_epochs=2)
     assert len(ran) == 4 and logged.with_key(PREDICTED)[0]["step"] == 5
+    assert all(torch.equal(p, resumed.get_parameter(name)) for name, p in plain.named_parameters())
     assert_plain(resumed)
 
 

@@ -124,7 +124,8 @@ def test_training_is_equal_and_measured(tmp_path):
     assert {PREDICTED, OVERHEAD} <= entries(second, "loss")[0].keys()
     reported = [logs for logs in seen.logs if MEASURED in logs]
     assert [logs[MEASURED] for logs in reported] == [entry[MEASURED] for entry in measured]
-    kept, made = (load_file(tmp_path / one / "checkpoint-3/model.safetensors") for one in ("plain", "planned"))
+    files = [tmp_path / run / "checkpoint-3" / "model.safetensors" for run in ("plain", "planned")]
+    kept, made = map(load_file, files)
     assert kept.keys() == made.keys() and all(torch.equal(kept[name], made[name]) for name in kept)
 
 

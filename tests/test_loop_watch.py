@@ -1,0 +1,243 @@
+"""What the callbacks share, driven by a loop written by hand."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from loop_cases import HOW, MEASURED, PREDICTED, _little_effort  # noqa: F401
+from torch import nn
+from training import allocated_peak, small
+
+import hybridremat
+from hybridremat import step_peaks, step_times
+from hybridremat.graph.allocations import record_allocations
+from hybridremat.graph.open_recording import OpenRecording, peak_of_new
+from hybridremat.loop_options import loop_options
+from hybridremat.loop_target import find_target
+from hybridremat.loop_watch import LoopWatch
+from hybridremat.step_log import StepLog
+from hybridremat.step_peaks import StepPeaks
+from hybridremat.step_times import StepTimes
+
+
+def watch(model, **options):
+    made = LoopWatch(loop_options({"memory_limit": "100%", **HOW}, **options))
+    made.begin(model)
+    return made
+
+
+def step(watched, model, batch):
+    """One step of a loop; returns what it logs."""
+    watched.step_begins()
+    model(**batch)["loss"].backward()
+    watched.backward_ends()
+    watched.step_ends()
+    model.zero_grad()
+    return watched.log.entry()
+
+
+def run(model, batch):
+    model(**batch)["loss"].backward()
+    model.zero_grad()
+
+
+def test_the_measured_peak_is_what_another_measurement_finds():
+    model, batch = small("transformer")
+    watched = watch(model, measure_every=1)
+    entries = [step(watched, model, batch) for _ in range(3)]
+    assert [MEASURED in entry for entry in entries] == [False, True, True]
+    found = allocated_peak(lambda: run(model, batch))
+    assert {entry[MEASURED] for entry in entries[1:]} == {found}
+    watched.end()
+    assert model._compiled_call_impl is None
+    watched.end()
+
+
+def test_a_measurement_makes_way_for_a_plan_that_is_needed_meanwhile():
+    """The step that is measured has another forward, of a shape that comes for the first time."""
+    model, batch = small("transformer")
+    watched = watch(model)
+    step(watched, model, batch)
+    other = {"tokens": batch["tokens"][:1, :17]}
+    loss = model(**batch)["loss"]
+    (loss + model(**other)["loss"]).backward()
+    watched.backward_ends()
+    assert MEASURED not in watched.log.entry()
+    model.zero_grad()
+    assert MEASURED in step(watched, model, batch)  # it is made up for
+    watched.end()
+
+
+def test_a_profiler_of_the_loop_is_left_alone():
+    model, batch = small("transformer")
+    watched = watch(model)
+    step(watched, model, batch)
+    with torch.profiler.profile():
+        assert MEASURED not in step(watched, model, batch)
+    assert MEASURED in step(watched, model, batch)
+    watched.end()
+
+
+def test_a_failing_forward_ends_its_measurement():
+    model, batch = small("transformer")
+    watched = watch(model)
+    step(watched, model, batch)
+    with pytest.raises(IndexError):
+        model(tokens=batch["tokens"] + 1000)
+    assert record_allocations(lambda: None).events == ()
+    watched.end()
+
+
+def test_what_its_owner_wraps_anew_or_unwraps_is_left():
+    model, batch = small("transformer")
+    watched = watch(model)
+    step(watched, model, batch)
+    hybridremat.unwrap(model)
+    hybridremat.wrap(model, kwargs=batch, memory_limit="90%", **HOW)
+    call = model._compiled_call_impl
+    watched.end()
+    assert model._compiled_call_impl is call
+
+
+def test_there_is_no_plan_before_the_first_step():
+    model, batch = small("transformer")
+    watched = watch(model)
+    assert watched.log.entry() == {}
+    with pytest.raises(hybridremat.ModelError, match="no plan yet"):
+        hybridremat.get_plan(model)
+    entry = step(watched, model, batch)
+    assert entry[PREDICTED] == hybridremat.get_plan(model).predicted_peak
+    watched.end()
+
+
+def test_the_target_is_the_wrapped_part_or_what_is_named():
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4))
+    assert find_target(model, None) is model
+    assert find_target(model, "0.0") is model[0][0]
+    wrapped = watch(model[0])
+    assert find_target(model, None) is model[0]
+    with pytest.raises(hybridremat.ModelError, match="already wrapped: 0"):
+        find_target(model, "1")
+    wrapped.end()
+
+
+def test_an_open_recording_is_given_up_for_another_measurement():
+    recording = OpenRecording()
+    kept = torch.empty(100)
+    assert record_allocations(lambda: torch.empty(7)).events
+    assert recording.peak() is None and recording.peak() is None
+    del kept
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(1, 9))))
+def test_the_peak_of_what_is_new_leaves_foreign_frees_out(drawn):
+    """Against a sum over the records from which the frees of unknown addresses have been struck out."""
+    alive, records, own = {}, [], []
+    for allocates, address, size in drawn:
+        if allocates and address not in alive:
+            alive[address] = size
+            records.append((address, size))
+            own.append(size)
+        elif not allocates:
+            known = address in alive
+            size = alive.pop(address, size)
+            records.append((address, -size))
+            own += [-size] * known
+    assert peak_of_new(records) == max([0, *accumulate(own)])
+
+
+class Allocator:
+    """Stands in for torch.cuda: a level, and its highest since the last reset."""
+
+    def __init__(self):
+        self.level = self.highest = 0
+
+    def allocate(self, size):
+        self.level += size
+        self.highest = max(self.highest, self.level)
+
+    def reset_peak_memory_stats(self):
+        self.highest = self.level
+
+    def memory_allocated(self):
+        return self.level
+
+    def max_memory_allocated(self):
+        return self.highest
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    allocator = Allocator()
+    monkeypatch.setattr(step_peaks, "torch", SimpleNamespace(cuda=allocator))
+    return allocator
+
+
+def test_on_cuda_every_step_but_the_first_is_measured(cuda):
+    peaks, found = StepPeaks("cuda", None), []
+    for size in (50, 30, 40, 10):
+        cuda.allocate(7)  # what stays after each step is not the next one's
+        peaks.begin()
+        cuda.allocate(size)
+        cuda.allocate(-size)
+        found.append(peaks.end())
+    assert found == [None, 30, 40, 10] and not peaks.rare
+
+
+def test_gradients_that_are_dropped_within_a_step_do_not_hide_its_peak(cuda):
+    peaks = StepPeaks("cuda", None)
+    peaks.end()
+    cuda.allocate(100)  # gradients of the step before
+    peaks.begin()
+    cuda.allocate(40)
+    peaks.pause()
+    cuda.allocate(-100)
+    peaks.resume()
+    cuda.allocate(20)
+    assert peaks.end() == 60
+
+
+def test_every_other_step_is_measured_if_asked(cuda):
+    peaks, found = StepPeaks("cuda", 2), []
+    for _ in range(6):
+        peaks.begin()
+        cuda.allocate(5)
+        cuda.allocate(-5)
+        found.append(peaks.end())
+    assert found == [None, 5, None, 5, None, 5] and peaks.rare
+
+
+def test_of_several_measurements_the_largest_is_logged_beside_its_own_plan():
+    log = StepLog()
+    plans = [SimpleNamespace(predicted_peak=size, overhead=0.1) for size in (100, 300, 200)]
+    for plan in plans:
+        log.ran(plan)
+        log.measured(SimpleNamespace(plan=plan, measured=plan.predicted_peak + 1), due=False)
+    entry = log.entry()
+    assert (entry[PREDICTED], entry[MEASURED]) == (300, 301)
+    assert log.entry()[PREDICTED] == 200 and not log.waiting
+
+
+def test_the_measured_overhead_is_that_of_medians(monkeypatch):
+    times = StepTimes(3)
+    for seconds, planned, counts in [
+        (1.0, False, True),
+        (9.0, False, True),
+        (2.0, False, True),
+        (60.0, True, False),
+        (3.0, True, True),
+        (80.0, True, False),
+        (2.5, True, True),
+        (40.0, True, True),
+    ]:
+        clock = iter((10.0, 10.0 + seconds))
+        monkeypatch.setattr(step_times, "_now", lambda clock=clock: next(clock))
+        assert planned or times.in_plain_steps
+        times.begin()
+        times.end(planned=planned, counts=counts)
+    assert not times.in_plain_steps and times.overhead == pytest.approx(0.5)
