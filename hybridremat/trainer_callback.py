@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from hybridremat.errors import MissingPackageError
+from hybridremat.errors import MissingPackageError, ModelError
 from hybridremat.loop_options import WrapOptions, loop_options
 from hybridremat.loop_watch import LoopWatch
 
@@ -106,6 +106,7 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
         HybridRematError
             If the model cannot be wrapped; no step has run.
         """
+        _require_one_device(args.n_gpu)
         _come_first(self, inspect.currentframe())
         model: nn.Module = kwargs["model"]
         self._watch.begin(model)
@@ -137,6 +138,16 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Unwrap the model."""
         self.close()
+
+
+def _require_one_device(count: int) -> None:
+    """Refuse nn.DataParallel, which the Trainer takes by itself where one process sees several GPUs."""
+    if count > 1:
+        raise ModelError(
+            f"the Trainer spreads each batch over {count} GPUs of this process with nn.DataParallel, which copies "
+            "the model in each step; such steps are not planned. Launch one process for each GPU "
+            "(torchrun --nproc-per-node=…), or let this one see a single GPU (CUDA_VISIBLE_DEVICES=0)."
+        )
 
 
 def _come_first(callback: TrainerCallback, frame: FrameType | None) -> None:

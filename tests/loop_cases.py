@@ -60,6 +60,11 @@ def fail_in_backward(loss):
     return _FailsBackward.apply(loss)
 
 
+def profiler_runs():
+    """Whether a measurement, or anything else, has left the profiler on."""
+    return torch.autograd._profiler_enabled()
+
+
 def agree(figures, tolerance=0.03):
     """Whether an entry of a log has a measured peak within the tolerance of the predicted one."""
     return abs(figures[MEASURED] / figures[PREDICTED] - 1) <= tolerance
