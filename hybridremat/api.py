@@ -180,7 +180,7 @@ def wrap(
         workers=workers,
         cache=cache,
     )
-    given = None if plan is None else _given(plan, settings)
+    given = None if plan is None else given_plan(plan, settings)
     call = _prepared(
         model,
         args,
@@ -195,7 +195,16 @@ def wrap(
     return model
 
 
-def _given(plan: Plan | str | Path, settings: Settings) -> Plan:
+def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
+    """A plan that is to be applied, read if it is a file.
+
+    Raises
+    ------
+    LimitError
+        If the settings name a limit beside it.
+    PlanFormatError
+        If the file cannot be read.
+    """
     if settings.memory_limit is not None or settings.max_overhead is not None:
         raise LimitError(
             "plan= brings the limit that it was made for: pass plan=, or memory_limit= and max_overhead=, "
@@ -206,7 +215,9 @@ def _given(plan: Plan | str | Path, settings: Settings) -> Plan:
     return given
 
 
-def wrap_at_first_step(model: nn.Module, settings: Settings, *, progress: bool = True) -> PlannedCall:
+def wrap_at_first_step(
+    model: nn.Module, settings: Settings, *, given: Plan | None = None, progress: bool = True
+) -> PlannedCall:
     """:func:`wrap` without sample inputs: the first training step is planned for what it is given.
 
     Returns what stands in for the model's call. Ranks of a process group do not wait for one another.
@@ -217,7 +228,8 @@ def wrap_at_first_step(model: nn.Module, settings: Settings, *, progress: bool =
         As :func:`wrap`, before anything has changed. What needs inputs to be known, an infeasible limit
         among it, comes out of the first step.
     """
-    call = _checked(model, Session(settings.validated(need_limit=True)), progress=progress)
+    session = Session(settings.validated(need_limit=True), given=given)
+    call = _checked(model, session, progress=progress)
     setattr(model, _SLOT, call)
     return call
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any
 
+from hybridremat.api import given_plan
 from hybridremat.errors import OptionsError
-from hybridremat.graph.costs import CostModel
-from hybridremat.settings import GradOutputs, GraphBreaks, OnInfeasible, Settings
+from hybridremat.plans import Plan
+from hybridremat.settings import Asked, Settings
 
 
-class WrapOptions(TypedDict, total=False):
+class WrapOptions(Asked, total=False):
     """The keyword arguments of :func:`hybridremat.wrap` that a loop's callback takes."""
 
-    memory_limit: int | str | None
-    max_overhead: float | str | None
-    reserve: int | str
-    cost_model: str | CostModel
-    hold_outputs: bool
-    grad_outputs: GradOutputs
-    forwards: int
-    on_infeasible: OnInfeasible
-    max_plans: int
-    graph_breaks: GraphBreaks
-    workers: int | None
+    plan: Plan | str | Path | None
     progress: bool
 
 
@@ -33,6 +25,7 @@ class LoopOptions:
     """How a loop is planned and watched. See the callbacks for the meaning of each field."""
 
     settings: Settings
+    plan: Plan | None = None
     progress: bool = True
     module: str | None = None
     measure_every: int | None = None
@@ -69,10 +62,10 @@ def loop_options(wrap_options: Mapping[str, Any], **own: Any) -> LoopOptions:
 
     Raises
     ------
-    LimitError, CostModelError, OptionsError
+    LimitError, CostModelError, OptionsError, PlanFormatError
         For the first one that is not known or cannot be used.
     """
-    known = {item.name for item in fields(Settings)} | {"progress"}
+    known = {item.name for item in fields(Settings)} | {"plan", "progress"}
     unknown = [name for name in wrap_options if name not in known]
     if unknown:
         names = ", ".join([*sorted(known), *own])
@@ -81,8 +74,12 @@ def loop_options(wrap_options: Mapping[str, Any], **own: Any) -> LoopOptions:
             "are not needed: the plan is made for what the loop passes, on each rank alone."
         )
     given = dict(wrap_options)
-    progress = bool(given.pop("progress", True))
-    return LoopOptions(settings=Settings(**given), progress=progress, **own).validated()
+    plan, progress = given.pop("plan", None), bool(given.pop("progress", True))
+    settings = Settings(**given)
+    if plan is not None:
+        plan = given_plan(plan, settings)
+        settings = settings.following(plan)
+    return LoopOptions(settings=settings, plan=plan, progress=progress, **own).validated()
 
 
 def _whole(name: str, value: object, least: int, what: str) -> None:

@@ -151,7 +151,11 @@ class LoopWatch:
     def _wrap(self) -> None:
         assert self.target is not None
         self._wrapped_here = True
-        self._watch(wrap_at_first_step(self.target, self.options.settings, progress=self.options.progress))
+        options = self.options
+        call = wrap_at_first_step(
+            self.target, options.settings, given=options.plan, progress=options.progress
+        )
+        self._watch(call)
 
     def _watch(self, call: PlannedCall) -> None:
         self._call, self._captures = call, call.captures

@@ -57,9 +57,10 @@ class StepFigures:
             f"{start}. The step allocates what the plan does not know of. Likely causes: a loss outside of "
             f"the model (keep room for it with reserve={room} or a little more, or compute it inside); "
             "outputs that are held through the backward (drop them, or hold_outputs=True); a second forward "
-            "before the backward (forwards=2); DistributedDataParallel with find_unused_parameters=True, which "
-            "copies the outputs (the Trainer's ddp_find_unused_parameters=False turns it off); hooks or metrics "
-            "that allocate between forward and backward; gradients that are copied while they are accumulated."
+            "before the backward (forwards=2); DistributedDataParallel with find_unused_parameters=True, "
+            "which copies the outputs (the Trainer's ddp_find_unused_parameters=False turns it off); hooks "
+            "or metrics that allocate between forward and backward; gradients that are copied while they are "
+            "accumulated."
         )
 
     @property

@@ -144,8 +144,8 @@ def _require_one_device(count: int) -> None:
     """Refuse nn.DataParallel, which the Trainer takes by itself where one process sees several GPUs."""
     if count > 1:
         raise ModelError(
-            f"the Trainer spreads each batch over {count} GPUs of this process with nn.DataParallel, which copies "
-            "the model in each step; such steps are not planned. Launch one process for each GPU "
+            f"the Trainer spreads each batch over {count} GPUs of this process with nn.DataParallel, which "
+            "copies the model in each step; such steps are not planned. Launch one process for each GPU "
             "(torchrun --nproc-per-node=…), or let this one see a single GPU (CUDA_VISIBLE_DEVICES=0)."
         )
 

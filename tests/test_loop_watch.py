@@ -58,6 +58,8 @@ def test_the_measured_peak_is_what_another_measurement_finds():
     watched.end()
 
 
+@pytest.mark.filterwarnings("ignore::hybridremat.OutstandingForwardWarning")
+@pytest.mark.filterwarnings("ignore::hybridremat.PredictionWarning")
 def test_a_measurement_makes_way_for_a_plan_that_is_needed_meanwhile():
     """The step that is measured has another forward, of a shape that comes for the first time."""
     model, batch = small("transformer")
@@ -113,6 +115,19 @@ def test_there_is_no_plan_before_the_first_step():
     entry = step(watched, model, batch)
     assert entry[PREDICTED] == hybridremat.get_plan(model).predicted_peak
     watched.end()
+
+
+def test_a_plan_that_is_given_is_the_one_that_runs(tmp_path):
+    model, batch = small("transformer")
+    made = hybridremat.plan(model, kwargs=batch, memory_limit="90%", **HOW)
+    made.save(tmp_path / "plan.json")
+    watched = LoopWatch(loop_options({"plan": tmp_path / "plan.json", "progress": False}))
+    watched.begin(model)
+    assert step(watched, model, batch)[PREDICTED] == made.predicted_peak
+    assert hybridremat.get_plan(model).schedule == made.schedule
+    watched.end()
+    with pytest.raises(hybridremat.LimitError, match="not both"):
+        loop_options({"plan": made, "memory_limit": "90%"})
 
 
 def test_the_target_is_the_wrapped_part_or_what_is_named():
