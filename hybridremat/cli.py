@@ -22,6 +22,7 @@ examples:
   hybridremat plan train.py:make --limit 6GiB -o p.json your own: make() returns (model, kwargs)
   hybridremat inspect p.json                            what the plan keeps and makes again, block by block
   hybridremat inspect p.json --block 3                  every value of one block
+  hybridremat inspect p.json --html p.html              all of it, with charts, as one file for the browser
 """
 COST_MODELS = "source of times: profile (default), roofline or flops"
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -50,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     one.add_argument("--explain", metavar="MODULE", help="one module: what becomes of each of its values")
     inspect.add_argument("--all", action="store_true", help="each block, or each option, by itself")
     inspect.add_argument("--json", action="store_true", help="print it as JSON")
+    inspect.add_argument("--html", metavar="FILE", help="also write a report for the browser to this file")
     return parser
 
 

@@ -32,6 +32,8 @@ def run_plan(options: Namespace) -> int:
 def run_inspect(options: Namespace) -> int:
     """Print the blocks of a plan, made now or read from a file; or one block, or one module, in full."""
     plan = read_plan(options.target) if _is_plan_file(options.target) else _planned(options)
+    if options.html is not None:
+        plan.to_html(options.html)
     shown = _shown(plan, options)
     if options.json:
         sys.stdout.write(json.dumps(shown.to_dict(), indent=1) + "\n")

@@ -113,6 +113,18 @@ class Plan:
 
         write_plan(self, path)
 
+    def to_html(self, path: str | Path) -> None:
+        """Write a report to read in a browser: one HTML file that needs nothing else, and no network.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        from hybridremat.html_report import write_html
+
+        write_html(self, path)
+
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a plan that :meth:`save` wrote.

@@ -35,6 +35,8 @@ for name in sys.argv[1:]:
     module = importlib.import_module(name)
     if not pathlib.Path(module.__file__).is_relative_to(home):
         sys.exit(f"{name} came from {module.__file__}, not from the installed wheel")
+import hybridremat.html_report
+hybridremat.html_report.page_files()
 missing = [name for name in hybridremat.__all__ if not hasattr(hybridremat, name)]
 if missing:
     sys.exit(f"public names that cannot be loaded: {missing}")
@@ -53,13 +55,14 @@ def copy_source(target: Path) -> Path:
 
 
 def expected_files() -> set[str]:
-    """Paths that the wheel must hold: every module of the four folders, and each ``py.typed``."""
+    """Paths that the wheel must hold: every module, each ``py.typed``, and the report's page."""
     files = {
         f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, package in PACKAGES.items()
         for path in (ROOT / folder).rglob("*.py")
     }
-    return files | {f"{package}/py.typed" for package in PACKAGES.values()}
+    page = {f"hybridremat/page/{path.name}" for path in (ROOT / "hybridremat" / "page").iterdir()}
+    return files | page | {f"{package}/py.typed" for package in PACKAGES.values()}
 
 
 def check_content(wheel: Path) -> list[str]:
