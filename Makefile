@@ -15,7 +15,7 @@ STAMP := .venv/.installed
 
 EXTRA := .compat/packages
 
-.PHONY: help demo test lint types wheel-check check marks compat clean
+.PHONY: help demo test lint types wheel-check check marks compat browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -24,8 +24,21 @@ help: ## this list
 demo: $(STAMP) ## train real models under a memory limit, plain and planned side by side
 	$(BIN)/hybridremat demo
 
-test: $(STAMP) ## the tests
+test: $(STAMP) browser ## the tests
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# Without one, the tests of the HTML report's page are skipped (in CI: fail), all others run.
+browser: ## install Chromium and its driver, for the tests of the HTML report (Debian, as root or with sudo)
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then exit 0; fi; \
+	if ! command -v apt-get >/dev/null; then \
+		echo "No Chromium with chromedriver on PATH, and no apt-get to install them with:" \
+			"the tests of the HTML report's page will be skipped." >&2; exit 0; fi; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	echo "Installing Chromium, for the tests of the HTML report"; \
+	{ $$sudo apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq chromium chromium-driver; } >/dev/null 2>&1 || \
+		echo "Chromium could not be installed (apt-get install chromium chromium-driver, as root):" \
+			"the tests of the HTML report's page will be skipped." >&2
 
 lint: $(STAMP) ## ruff: rules and format of imports
 	$(BIN)/ruff check .

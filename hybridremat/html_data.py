@@ -7,7 +7,7 @@ from typing import Any
 
 from hybridremat.block_rows import block_rows, module_names
 from hybridremat.graph.joint import plain_schedule
-from hybridremat.html_step import band_names, step_data
+from hybridremat.html_step import band_names, blocks_per_band, step_data
 from hybridremat.html_tables import Tables
 from hybridremat.plan_records import FrontierPoint, PlanDetails, PlannedBlock
 from hybridremat.plans import Plan
@@ -72,6 +72,7 @@ def _drawn(plan: Plan, details: PlanDetails, tables: Tables) -> dict[str, Any]:
     steps = {name: step_data(step_timeline(chain, which), tables) for name, which in schedules.items()}
     return {
         "bands": band_names(len(chain.blocks)),
+        "blocksPerBand": blocks_per_band(len(chain.blocks)),
         "steps": steps,
         "chain": _chain(plan, details),
         "frontier": _frontier(plan, details),

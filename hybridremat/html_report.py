@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from hybridremat.explanation_text import format_time
 from hybridremat.graph.whole_files import write_whole
 from hybridremat.html_data import report_data
 from hybridremat.html_rows import row_views
 from hybridremat.limits import format_bytes
-from hybridremat.report import format_time, summary
+from hybridremat.report import summary
 
 if TYPE_CHECKING:
     from hybridremat.plans import Plan

@@ -50,20 +50,21 @@ def step_data(timeline: StepTimeline, tables: Tables) -> dict[str, Any]:
 
 def band_names(blocks: int) -> list[str]:
     """What the bands of a chart are, from the bottom: blocks, then what lies outside of them."""
-    each = _blocks_per_band(blocks)
+    each = blocks_per_band(blocks)
     firsts = range(0, blocks, each)
     names = [(first, min(first + each, blocks) - 1) for first in firsts]
     return [f"block {a}" if a == b else f"blocks {a}–{b}" for a, b in names] + [str(band) for band in Band]
 
 
-def _blocks_per_band(blocks: int) -> int:
+def blocks_per_band(blocks: int) -> int:
+    """How many neighbouring blocks share a band."""
     return max(1, -(-blocks // MOST_BANDS))
 
 
 def _bands(timeline: StepTimeline, shown: Sequence[int]) -> list[list[int]]:
     """Each band as its changes: place among the points, bytes from there on, and so on."""
     rows = timeline.band_bytes(shown)
-    count, each = timeline.block_count, _blocks_per_band(timeline.block_count)
+    count, each = timeline.block_count, blocks_per_band(timeline.block_count)
     blocks = [rows[first : min(first + each, count)].sum(0) for first in range(0, count, each)]
     return [_changes(row.tolist()) for row in (*blocks, *rows[count:])]
 

@@ -79,7 +79,7 @@ def room_of(name: str) -> str | None:
 
 
 def test_the_face_is_light():
-    heavy = {"torch", "ortools", "networkx", "matplotlib", "rich", "numpy"}
+    heavy = {"torch", "ortools", "networkx", "matplotlib", "rich", "numpy", "jinja2"}
     assert error_without(heavy, "import hybridremat") == ""
 
 

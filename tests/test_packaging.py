@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import hybridremat
+from hybridremat.html_report import SCRIPTS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -32,6 +33,16 @@ def test_every_package_has_an_init_file():
 
 def test_every_package_says_that_it_is_typed():
     assert [folder for folder in FOLDERS if not (ROOT / folder / "py.typed").exists()] == []
+
+
+def test_the_reports_page_is_package_data():
+    found = {path.name for path in (ROOT / "hybridremat" / "page").iterdir()}
+    assert found == {f"{name}.js" for name in SCRIPTS} | {
+        "report.css",
+        "report.html.jinja",
+        "decisions.html.jinja",
+    }
+    assert "page/*" in PROJECT["tool"]["setuptools"]["package-data"]["hybridremat"]
 
 
 def test_nothing_is_named_tests_below_the_packages():

@@ -97,10 +97,9 @@ class ChainPicture {
     return this.chain.reruns.map(({ before, first, last }, i) => {
       const y = top + BOX.gap / 2 + 10 + this.lanes[i] * BOX.lane;
       const [from, to] = [this.middle(before) - 24, this.middle(first) - 24];
-      const bar = this.middle(last) + 6;
-      const right = Math.max(from, bar);
-      const d = `M${from} ${this.lower - 1}V${y}H${right}M${from} ${y}H${to}V${top + 8}`;
-      return draw("path", { class: "rerun", d, "marker-end": "url(#rerun)" });
+      const bar = `M${this.left(first)} ${y}H${this.left(last) + BOX.width}`;
+      const d = `M${from} ${this.lower - 1}V${y}H${to}V${top + 8}`;
+      return draw("g", {}, draw("path", { class: "bar", d: bar }), draw("path", { class: "rerun", d, "marker-end": "url(#rerun)" }));
     });
   }
 }

@@ -1,6 +1,6 @@
 // The frontier: memory across, extra time up; what was chosen among what.
 
-const FRAME = { left: 60, right: 18, top: 14, bottom: 44 };
+const FRAME = { left: 60, right: 18, top: 30, bottom: 44 };
 const MARKS = { chosen: "chosen plan", plain: "plain step", least: "least memory", checkpointed: "each block checkpointed" };
 
 class FrontierChart {
@@ -34,7 +34,7 @@ class FrontierChart {
     if (limit !== null && limit <= wide) {
       const x = this.x(limit);
       svg.append(draw("line", { class: "limit", x1: x, x2: x, y1: FRAME.top, y2: height - FRAME.bottom }));
-      svg.append(draw("text", { class: "limittext", x: x + 6, y: FRAME.top + 10 }, `limit ${formatBytes(limit)}`));
+      svg.append(draw("text", { class: "limittext", x: x + 6, y: FRAME.top - 4 }, `limit ${formatBytes(limit)}`));
     }
     svg.append(draw("path", { class: "front", d: this.line() }));
     const small = points.length > 150 ? 1.6 : 2.4;
@@ -72,7 +72,8 @@ class FrontierChart {
       const name = this.x(size) > width - 44 ? "tick end" : "tick middle";
       marks.push(draw("text", { class: name, x: this.x(size), y: bottom + 18 }, size ? roundBytes(size) : "0"));
     }
-    marks.push(draw("text", { class: "tick end title", x: width - FRAME.right, y: height - 6 }, "step memory; up: extra time"));
+    marks.push(draw("text", { class: "tick end title", x: width - FRAME.right, y: height - 6 }, "step memory"));
+    marks.push(draw("text", { class: "tick title", x: 0, y: 14 }, "extra time"));
     return marks;
   }
 

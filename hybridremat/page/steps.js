@@ -28,7 +28,7 @@ function bandColour(graph, band) {
 /** The band of a span: its block, or what it is outside of all blocks (below 0). */
 function bandOf(graph, band) {
   if (band < 0) return graph.blockBands - 1 - band;
-  return Math.floor(band / Math.ceil(graph.blocks.length / graph.blockBands));
+  return Math.floor(band / graph.blocksPerBand);
 }
 
 const bandName = (band) => (band < 0 ? OUTSIDE[-1 - band] : `block ${band}`);

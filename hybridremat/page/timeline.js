@@ -61,11 +61,12 @@ class Timeline {
     this.x = (at) => EDGE.left + ((width - EDGE.left - EDGE.right) * at) / long;
     this.y = (size) => height - EDGE.bottom - ((height - EDGE.top - EDGE.bottom) * size) / most;
     this.end = length(step);
-    const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, height, "aria-hidden": true });
+    const many = graph.blockBands > 16 ? "many" : null;
+    const svg = draw("svg", { class: many, viewBox: `0 0 ${width} ${height}`, height, "aria-hidden": true });
     svg.append(...this.grid(width, height, most, long));
     svg.append(...stackedBands(graph, step, (point) => this.left(point), this.y));
     svg.append(draw("path", { class: "outline", d: outline(other, this.starts(other), length(other), this.x, this.y) }));
-    svg.append(...this.phases(height), ...this.limit(limit, most, width));
+    svg.append(...this.phases(width, height), ...this.limit(limit, most, width));
     this.cursor = draw("line", { class: "cursor", y1: EDGE.top, y2: height - EDGE.bottom, visibility: "hidden" });
     this.mark = draw("circle", { class: "mark", r: 4.5 });
     svg.append(this.cursor, this.mark);
@@ -90,19 +91,21 @@ class Timeline {
       marks.push(draw("line", { class: "axis", x1: this.x(at), x2: this.x(at), y1: bottom, y2: bottom + 5 }));
       marks.push(draw("text", { class: this.x(at) > width - 40 ? "tick end" : "tick middle", x: this.x(at), y: bottom + 18 }, text));
     }
-    const name = this.axis === "time" ? "time by cost model, without gaps" : "operations";
+    const name = this.axis === "time" ? "time by cost model" : "operations";
     marks.push(draw("text", { class: "tick end title", x: width - EDGE.right, y: height - 6 }, name));
     return marks;
   }
 
-  phases(height) {
+  phases(width, height) {
     const { step } = this;
     const point = step.shown.findIndex((at) => at >= step.forward);
     const split = point < 0 ? this.x(this.end) : this.left(point);
     const marks = [draw("text", { class: "phase", x: EDGE.left, y: EDGE.top - 10 }, "forward")];
     if (point < 0) return marks;
     marks.push(draw("line", { class: "split", x1: split, x2: split, y1: EDGE.top - 20, y2: height - EDGE.bottom }));
-    marks.push(draw("text", { class: "phase", x: Math.max(split + 6, EDGE.left + 58), y: EDGE.top - 10 }, "backward"));
+    const room = split + 70 < width;
+    const place = room ? { class: "phase", x: Math.max(split + 6, EDGE.left + 58) } : { class: "phase end", x: split - 6 };
+    marks.push(draw("text", { ...place, y: EDGE.top - 10 }, room ? "backward" : "backward →"));
     return marks;
   }
 
@@ -112,8 +115,21 @@ class Timeline {
     const text = `limit ${formatBytes(limit)}`;
     return [
       draw("line", { class: "limit", x1: EDGE.left, x2: width - EDGE.right, y1: y, y2: y }),
-      draw("text", { class: "limittext end", x: width - EDGE.right - 2, y: y - 6 }, text),
+      draw("text", { class: "limittext", x: this.clear(y, 7.4 * text.length, width), y: y - 6 }, text),
     ];
+  }
+
+  /** Where a text on a line at `y` crosses neither step; at the left if nowhere. */
+  clear(y, long, width) {
+    const free = (from) =>
+      [this.step, this.other].every((step) => {
+        const starts = this.starts(step);
+        const near = (size, i) => this.x(starts[i]) <= from + long && this.x(starts[i + 1] ?? Infinity) >= from;
+        const tops = [...step.total].filter(near).map(this.y);
+        return tops.every((top) => top > y + 2) || tops.every((top) => top < y - 20);
+      });
+    for (let from = EDGE.left + 4; from + long < width - EDGE.right; from += 12) if (free(from)) return from;
+    return EDGE.left + 4;
   }
 
   pointAt(clientX) {

@@ -1,0 +1,59 @@
+"""Plans of hand-made nets, planned in a moment without torch, and what their reports hold."""
+
+import json
+import re
+from dataclasses import replace
+
+from nets import transformer
+from quick_planning import QUICK
+
+from hybridremat.demands import NOTHING
+from hybridremat.plan_making import make_plan
+from hybridremat.plan_records import Origin, TensorSpec
+from hybridremat.planner import plan_graph
+from hybridremat.plans import Plan
+
+INPUTS = (TensorSpec("x", (4, 16), "float32"),)
+ORIGIN = Origin("TinyNet", INPUTS, 1234, 4936, "cpu", "a machine", "0.1", "2.13")
+
+
+def named_graph(layers: int):
+    """A Transformer of 10 ops a layer whose ops and values are named as captured ones are."""
+    graph = transformer(layers, width=100_000)
+    ops = tuple(  # two ops come before the first layer
+        replace(
+            op,
+            target=f"aten.{op.target}.default",
+            module="" if op.target == "add" else f"transformer.h.{(op.id - 2) // 10}.{op.target}",
+            source=f"/somewhere/site-packages/model/modeling.py:{100 + op.id % 10}",
+            temp=1000 * len(op.target),
+        )
+        for op in graph.ops
+    )
+    values = tuple(replace(v, shape=(v.bytes // 4,), dtype="float32") for v in graph.values)
+    return replace(graph, ops=ops, values=values, fingerprint=f"transformer of {layers}")
+
+
+def planned(layers: int, share: float) -> Plan:
+    """A plan of ``share`` of the way from the least peak to the plain one."""
+    planning = plan_graph(named_graph(layers), cache=QUICK, workers=1)
+    least, plain = planning.candidates[0].point.peak, planning.plain.peak
+    limit = round(least + share * (plain - least))
+    chosen = planning.choose(limit, None)
+    return make_plan(
+        planning, chosen, limit=limit, asked=limit, demands=NOTHING, cost_model="flops", origin=ORIGIN
+    )
+
+
+def data_of(page: str):
+    """The data that a page draws from."""
+    (text,) = re.findall(r'<script type="application/json" id="plan">(.*?)</script>', page, re.DOTALL)
+    return json.loads(text)
+
+
+def unpacked(changes: list[int], length: int) -> list[int]:
+    """A band's bytes at each point, from its changes."""
+    row = [0] * length
+    for at, size in zip(changes[::2], changes[1::2], strict=True):
+        row[at:] = [size] * (length - at)
+    return row
