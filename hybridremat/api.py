@@ -38,8 +38,8 @@ def _prepared(
     given: Plan | None = None,
 ) -> PlannedCall:
     with together(across_ranks) as ranks:
-        settings.validated(need_limit=not only_frontier)
-        session = Session(settings, only_frontier=only_frontier, given=given)
+        checked = settings.validated(need_limit=not only_frontier)
+        session = Session(checked, only_frontier=only_frontier, given=given)
         call = _checked(model, session, progress=progress)
         require_matching_inputs(model, args, kwargs or {})
         session.agreement.ranks = ranks
@@ -334,4 +334,4 @@ def frontier(
     call = _prepared(model, args, kwargs, Settings(**settings), only_frontier=True, progress=progress)
     planning = call.session.planning
     assert planning is not None
-    return make_frontier(planning)
+    return make_frontier(planning, call.session.settings, call.session.origin)

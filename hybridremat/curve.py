@@ -1,13 +1,30 @@
-"""The frontier as data: step memory against overhead."""
+"""The frontier as data: step memory against overhead, to decide with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from hybridremat.limits import format_bytes, parse_overhead, resolve_limit
-from hybridremat.plan_making import frontier_point, frontier_points
-from hybridremat.plan_records import FrontierPoint
+from hybridremat.choosing import chosen_plan
+from hybridremat.curve_rows import curve_csv, curve_dict, curve_text
+from hybridremat.graph.costs import cost_model
+from hybridremat.graph.whole_files import write_whole
+from hybridremat.limits import parse_overhead, resolve_limit
+from hybridremat.measured_point import MeasuredPoint
+from hybridremat.plan_making import checkpointed, frontier_point, frontier_points
+from hybridremat.plan_records import FrontierPoint, Origin
 from hybridremat.planner import Planning
+from hybridremat.plans import Plan
+from hybridremat.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import nn
+
+    from hybridremat.measurement import LossFunction
 
 
 @dataclass(frozen=True)
@@ -20,16 +37,37 @@ class Frontier:
         The curve.
     plain_peak
         Step memory of the plain step in bytes.
+    checkpointed
+        For orientation: each block keeps only its input, as per-layer checkpointing does. None without
+        blocks.
+    measurements
+        What :meth:`measured` measured.
+    origin
+        What the curve belongs to.
     """
 
     points: tuple[FrontierPoint, ...]
     plain_peak: int
-    _planning: Planning = field(repr=False, compare=False)
+    checkpointed: FrontierPoint | None = None
+    measurements: tuple[MeasuredPoint, ...] = ()
+    origin: Origin = field(default_factory=Origin)
+    _planning: Planning = field(repr=False, compare=False, kw_only=True)
+    _settings: Settings = field(repr=False, compare=False, kw_only=True)
 
     @property
     def least(self) -> FrontierPoint:
         """The point of least memory."""
         return self.points[0]
+
+    @property
+    def plain(self) -> FrontierPoint:
+        """The plain step."""
+        return FrontierPoint(self.plain_peak, 0.0, 0.0)
+
+    @property
+    def cost_model(self) -> str:
+        """The source of times."""
+        return cost_model(self._settings.cost_model).name
 
     def at(
         self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None
@@ -47,16 +85,127 @@ class Frontier:
         overhead = None if max_overhead is None else parse_overhead(max_overhead)
         return frontier_point(self._planning, self._planning.choose(limit, overhead).point)
 
+    def plan(self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None) -> Plan:
+        """The plan of that point, as :func:`hybridremat.plan` makes it; nothing is solved again.
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If no point satisfies what was asked.
+        LimitError
+            If it cannot be read, or neither is given.
+
+        Examples
+        --------
+        >>> plan = curve.plan(max_overhead=0.05)  # doctest: +SKIP
+        >>> model = hybridremat.wrap(model, kwargs=batch, plan=plan)  # doctest: +SKIP
+        """
+        settings = replace(self._settings, memory_limit=memory_limit, max_overhead=max_overhead)
+        settings = settings.validated(need_limit=True)
+        return chosen_plan(self._planning, settings, self.origin, on_infeasible="error")
+
+    def measured(
+        self,
+        model: nn.Module,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        count: int = 5,
+        loss_fn: LossFunction | None = None,
+        progress: bool = True,
+    ) -> Frontier:
+        """The same curve with measurements: of the plain step, and of ``count`` points spread over it.
+
+        Each point's plan runs in a copy of the model; nothing is solved again, and the model stays as it is.
+
+        Parameters
+        ----------
+        model, args, kwargs
+            What the curve was made for.
+        count
+            Points to be measured, the least and the fastest among them.
+        loss_fn
+            From the model's output to the loss, as in :func:`hybridremat.measure`.
+        progress
+            Whether to show a progress bar on a terminal.
+
+        Raises
+        ------
+        PlanMismatchError
+            If the curve was made for another model or input.
+        LimitError
+            If ``count`` is no number of 1 or more.
+        InputError
+            If the output holds no loss and no ``loss_fn`` is given.
+        ModelError
+            If the model cannot be copied.
+        """
+        from hybridremat.curve_measuring import measured_points
+
+        found = measured_points(self, model, args, kwargs or {}, count=count, loss_fn=loss_fn, show=progress)
+        return replace(self, measurements=found)
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        *,
+        memory_limit: int | str | None = None,
+        max_overhead: float | str | None = None,
+        ax: Axes | None = None,
+    ) -> Figure:
+        """Draw the curve, with the point that a limit or an overhead chooses.
+
+        Parameters
+        ----------
+        path
+            Where to write the picture: ``.png``, ``.svg`` or ``.pdf``. It appears complete or not at all.
+        memory_limit, max_overhead
+            As in :meth:`at`.
+        ax
+            Axes to draw on, instead of a figure of its own.
+
+        Raises
+        ------
+        PlotError
+            If matplotlib is missing, or the suffix is another.
+        InfeasibleLimitError, LimitError
+            As :meth:`at`.
+        OSError
+            If the file cannot be written.
+        """
+        from hybridremat.curve_plot import plotted
+
+        chosen = None
+        if memory_limit is not None or max_overhead is not None:
+            chosen = self.at(memory_limit=memory_limit, max_overhead=max_overhead)
+        limit = None if memory_limit is None else resolve_limit(memory_limit, self.plain_peak)
+        return plotted(self, path, chosen=chosen, limit=limit, ax=ax)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON types; ``pandas.DataFrame(curve.to_dict()["points"])`` is a table."""
+        return curve_dict(self)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the points as a table; the file appears complete or not at all.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        write_whole(Path(path), curve_csv(self))
+
     def __str__(self) -> str:
-        lines = [f"plain step {format_bytes(self.plain_peak)}; {len(self.points)} points"]
-        for point in self.points:
-            share = 100 * point.peak / self.plain_peak
-            lines.append(
-                f"{format_bytes(point.peak):>12} {share:6.1f} %  overhead {100 * point.overhead:6.1f} %"
-            )
-        return "\n".join(lines)
+        return curve_text(self)
 
 
-def make_frontier(planning: Planning) -> Frontier:
+def make_frontier(planning: Planning, settings: Settings, origin: Origin) -> Frontier:
     """The curve of a planning run."""
-    return Frontier(frontier_points(planning), planning.plain.peak, planning)
+    return Frontier(
+        points=frontier_points(planning),
+        plain_peak=planning.plain.peak,
+        checkpointed=checkpointed(planning),
+        origin=origin,
+        _planning=planning,
+        _settings=settings,
+    )

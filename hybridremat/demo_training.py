@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,13 @@ class Subject:
     """A model with what it is trained on."""
 
     model: nn.Module
-    batch: Mapping[str, Tensor]
+    batch: Mapping[str, Any]
     loss_fn: Callable[[Any], Tensor]
+    args: Sequence[Any] = ()
 
     def step(self) -> Tensor:
         """Forward, loss and backward; returns the loss."""
-        loss = self.loss_fn(self.model(**self.batch))  # the output is dropped before the backward
+        loss = self.loss_fn(self.model(*self.args, **self.batch))  # the output is dropped before the backward
         loss.backward()
         return loss.detach()
 

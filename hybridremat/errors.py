@@ -23,6 +23,10 @@ class TargetError(HybridRematError, ValueError):
     """What the command line was asked to plan is not there, or does not return a model and its inputs."""
 
 
+class PlotError(HybridRematError, ValueError):
+    """A curve that cannot be drawn: matplotlib is missing, or the file's suffix is of no known format."""
+
+
 class InfeasibleLimitError(HybridRematError):
     """No plan fits the limit. ``limit`` and ``least`` are bytes; ``least`` is the least feasible limit."""
 

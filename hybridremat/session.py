@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
 from hybridremat.agreement import Agreement
+from hybridremat.choosing import chosen_plan
 from hybridremat.demands import Demands, PhasePeaks, needed_bytes
 from hybridremat.emitted_memory import EmittedMemory
-from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning, PlanError
+from hybridremat.errors import InfeasibleLimitError, PlanError
 from hybridremat.graph.costs import cost_model, with_footprints, with_times
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.kernel_store import KernelStore
@@ -19,7 +19,6 @@ from hybridremat.graph.kernels import distinct_kernels
 from hybridremat.graph.trace import TracedStep
 from hybridremat.plan_applying import applied
 from hybridremat.plan_cache import PlanCache, plan_key
-from hybridremat.plan_making import make_plan
 from hybridremat.plan_records import Origin
 from hybridremat.planner import OptionCache, Planning, Progress, plan_graph
 from hybridremat.plans import Plan
@@ -219,25 +218,4 @@ class Session:
         return self._chosen(planning, on_infeasible=self.settings.on_infeasible)
 
     def _chosen(self, planning: Planning, *, on_infeasible: OnInfeasible) -> Plan:
-        settings, demands = self.settings, self.settings.demands()
-        asked = limit = settings.limit_bytes(planning.plain.peak)
-        try:
-            chosen = planning.choose(limit, settings.overhead_limit(), demands)
-        except InfeasibleLimitError as error:
-            chosen = planning.least(demands)
-            needed = planning.needs(chosen, demands)
-            too_slow = limit is not None and needed <= limit  # max_overhead alone cannot be kept
-            if on_infeasible == "error" or too_slow:
-                raise
-            limit = needed
-            warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
-        return make_plan(
-            planning,
-            chosen,
-            limit=limit,
-            asked=asked,
-            demands=demands,
-            cost_model=self.cost_model_name,
-            origin=self.origin,
-            request=settings.request(),
-        )
+        return chosen_plan(planning, self.settings, self.origin, on_infeasible=on_infeasible)
