@@ -39,8 +39,11 @@ from hybridremat.errors import (
 
 if TYPE_CHECKING:
     from hybridremat.api import frontier, get_plan, plan, prepare, unwrap, wrap
+    from hybridremat.batch_search import max_batch_size
+    from hybridremat.batch_size import BatchSize
     from hybridremat.curve import Frontier
     from hybridremat.lightning_callback import HybridRematLightningCallback as HybridRematLightningCallback
+    from hybridremat.measured_point import MeasuredPoint
     from hybridremat.measurement import Measurement, measure
     from hybridremat.plans import Plan
     from hybridremat.trainer_callback import HybridRematTrainerCallback as HybridRematTrainerCallback
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchSize",
     "CaptureError",
     "CostModelError",
     "DoubleBackwardError",
@@ -58,6 +62,7 @@ __all__ = [
     "InfeasibleLimitWarning",
     "InputError",
     "LimitError",
+    "MeasuredPoint",
     "Measurement",
     "MeasurementError",
     "MissingPackageError",
@@ -76,6 +81,7 @@ __all__ = [
     "UnsurveyedPathWarning",
     "frontier",
     "get_plan",
+    "max_batch_size",
     "measure",
     "plan",
     "prepare",
@@ -94,6 +100,9 @@ _HOME = {
     "Plan": "hybridremat.plans",
     "Frontier": "hybridremat.curve",
     "measure": "hybridremat.measurement",
+    "MeasuredPoint": "hybridremat.measured_point",
+    "max_batch_size": "hybridremat.batch_search",
+    "BatchSize": "hybridremat.batch_size",
     "Measurement": "hybridremat.measurement",
     # Not in __all__ nor in dir(): these need packages that may not be there, and must not be read unasked.
     "HybridRematTrainerCallback": "hybridremat.trainer_callback",

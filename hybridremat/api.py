@@ -40,7 +40,7 @@ def _prepared(
     with together(across_ranks) as ranks:
         checked = settings.validated(need_limit=not only_frontier)
         session = Session(checked, only_frontier=only_frontier, given=given)
-        call = _checked(model, session, progress=progress)
+        call = checked_call(model, session, progress=progress)
         require_matching_inputs(model, args, kwargs or {})
         session.agreement.ranks = ranks
         call.prepare(args, kwargs or {})
@@ -49,13 +49,19 @@ def _prepared(
     return call
 
 
-def _checked(
+def checked_call(
     model: nn.Module,
     session: Session,
     *,
     progress: bool,
 ) -> PlannedCall:
-    """A planned call that has nothing planned yet."""
+    """A planned call that has nothing planned yet.
+
+    Raises
+    ------
+    ModelError, CaptureError
+        If the model cannot be planned.
+    """
     require_trainable(model)
     if isinstance(getattr(model, _SLOT, None), PlannedCall):
         raise ModelError(
@@ -229,14 +235,14 @@ def wrap_at_first_step(
         among it, comes out of the first step.
     """
     session = Session(settings.validated(need_limit=True), given=given)
-    call = _checked(model, session, progress=progress)
+    call = checked_call(model, session, progress=progress)
     setattr(model, _SLOT, call)
     return call
 
 
 def require_wrappable(model: nn.Module, settings: Settings) -> None:
     """Raise what :func:`wrap_at_first_step` would raise; nothing is changed."""
-    _checked(model, Session(settings.validated(need_limit=True)), progress=False)
+    checked_call(model, Session(settings.validated(need_limit=True)), progress=False)
 
 
 def unwrap(model: M) -> M:

@@ -29,6 +29,14 @@ class AskedOfFrontier(TypedDict, total=False):
     cache: bool
 
 
+class AskedOfBatch(AskedOfFrontier, total=False):
+    """Keywords of the search for a batch size; see :func:`hybridremat.max_batch_size`."""
+
+    max_overhead: float | str | None
+    reserve: int | str
+    forwards: int
+
+
 class Asked(AskedOfFrontier, total=False):
     """Keywords of a plan, the fields of :class:`Settings`; see :func:`hybridremat.wrap`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -53,7 +53,7 @@ def load_target(text: str, *, dropout: float = 0.0) -> Target:
     function = getattr(_module(place), name, None)
     if not callable(function):
         raise TargetError(f"{place} has no function {name!r}; it should {_RETURNS}")
-    return _called(function, text)
+    return target_of(function(), text)
 
 
 def _module(place: str) -> ModuleType:
@@ -82,8 +82,14 @@ def _by_name(place: str) -> ModuleType:
         raise TargetError(f"there is no module {place!r} here or among the installed packages") from error
 
 
-def _called(function: Callable[[], Any], text: str) -> Target:
-    made = function()
+def target_of(made: object, text: str) -> Target:
+    """Read what a function returned; ``text`` is what messages call the function.
+
+    Raises
+    ------
+    TargetError
+        If it is not ``(model, kwargs)`` or ``(model, args, kwargs)``.
+    """
     parts = made if isinstance(made, tuple) else ()
     if len(parts) == 2:
         parts = (parts[0], (), parts[1])

@@ -1,0 +1,148 @@
+"""The largest batch, against a plan for every batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from training import Mlp
+from wrapping import HOW
+
+import hybridremat
+from hybridremat import planner, session
+from hybridremat.errors import InfeasibleLimitError, LimitError, ModelError, TargetError
+
+MOST = 16
+
+
+def make(batch):
+    torch.manual_seed(0)
+    return Mlp(width=32, layers=4), {"x": torch.randn(8 * batch, 32)}
+
+
+def make_with_args(batch):
+    model, kwargs = make(batch)
+    return model, (kwargs["x"],), {}
+
+
+@pytest.fixture(scope="module")
+def curves():
+    """The frontier of each batch, every block solved for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = {}
+        for batch in range(1, MOST + 1):
+            patch.setattr(session, "OPTIONS", planner.OptionCache())
+            model, kwargs = make(batch)
+            found[batch] = hybridremat.frontier(model, kwargs=kwargs, **HOW)
+    return found
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """The batches that are asked for, with nothing known of any."""
+    monkeypatch.setattr(session, "OPTIONS", planner.OptionCache())
+    asked = []
+
+    def factory(batch):
+        asked.append(batch)
+        return make(batch)
+
+    return factory, asked
+
+
+def brute(curves, limit, need):
+    return max((batch for batch, curve in curves.items() if need(curve) <= limit), default=0)
+
+
+@pytest.mark.parametrize("answer", [1, 7, 15])
+def test_it_is_the_largest_of_all_batches(curves, captures, answer):
+    factory, asked = captures
+    between = (curves[answer].least.peak + curves[answer + 1].least.peak) // 2
+    for limit in (curves[answer].least.peak, between, curves[answer + 1].least.peak - 1):
+        asked.clear()
+        found = hybridremat.max_batch_size(factory, limit, most=MOST, **HOW)
+        assert found.batch_size == answer == brute(curves, limit, lambda curve: curve.least.peak)
+        assert found.plain_batch_size == brute(curves, limit, lambda curve: curve.plain_peak)
+        assert found.plan.predicted_peak <= limit == found.memory_limit and not found.reached_most
+        tried = {each.batch: each for each in found.tried}
+        assert tried[answer + 1].least_peak == curves[answer + 1].least.peak > limit
+        assert all(each.plain_peak == curves[each.batch].plain_peak for each in found.tried)
+        assert sorted(asked) == sorted(tried) and len(asked) <= 8, asked
+
+
+def test_the_plan_and_the_costs_are_those_of_that_batch(curves, captures):
+    factory, _ = captures
+    limit = curves[12].least.peak
+    found = hybridremat.max_batch_size(factory, limit, most=MOST, **HOW)
+    model, kwargs = make(12)
+    assert found.plan == hybridremat.plan(model, kwargs=kwargs, memory_limit=limit, **HOW)
+    assert found.overhead == found.plan.overhead > 0
+    plain = {n: sum(op.time for op in curves[n].plan(memory_limit="1000%").details.graph.ops) for n in curves}
+    alone = plain[found.plain_batch_size] / found.plain_batch_size
+    assert found.per_sample == pytest.approx(plain[12] * (1 + found.overhead) / 12 / alone - 1)
+    text = str(found)
+    assert "batch 12 is the largest" in text and "batch 13 needs" in text
+    assert f"the largest batch is {found.plain_batch_size}:" in text
+    hybridremat.wrap(model, kwargs=kwargs, plan=found.plan, progress=False)
+
+
+def test_an_overhead_is_kept_too(curves, captures):
+    factory, _ = captures
+    limit, most = curves[12].least.peak, 0.05
+
+    def need(curve):
+        return min(point.peak for point in curve.points if point.overhead <= most)
+
+    found = hybridremat.max_batch_size(factory, limit, most=MOST, max_overhead="5%", **HOW)
+    assert found.plain_batch_size <= found.batch_size < 12
+    assert found.batch_size == brute(curves, limit, need) and found.overhead <= most
+
+
+def test_a_reserve_is_kept_free(captures):
+    factory, _ = captures
+    bare = hybridremat.max_batch_size(factory, 80_000, most=MOST, **HOW)
+    kept = hybridremat.max_batch_size(factory, 80_000, most=MOST, reserve=40_000, **HOW)
+    assert kept.batch_size < bare.batch_size and kept.plan.needed <= 80_000
+    assert kept.plan.reserve == 40_000
+
+
+def test_a_guess_that_is_too_high_and_positional_inputs(curves, captures):
+    limit = curves[7].least.peak
+    for factory in (make, make_with_args):
+        found = hybridremat.max_batch_size(factory, limit, start=14, most=MOST, **HOW)
+        assert found.batch_size == 7
+
+
+def test_the_largest_batch_allowed_fits(curves, captures):
+    factory, _ = captures
+    found = hybridremat.max_batch_size(factory, 10 * curves[5].plain_peak, most=5, **HOW)
+    assert (found.batch_size, found.plain_batch_size, found.reached_most) == (5, 5, True)
+    assert "no larger one was asked for" in str(found)
+    assert found.overhead == 0 and found.per_sample == 0
+
+
+def test_batch_1_does_not_fit(curves, captures):
+    factory, _ = captures
+    with pytest.raises(InfeasibleLimitError, match="batch 1 needs") as caught:
+        hybridremat.max_batch_size(factory, curves[1].least.peak - 1, most=MOST, start=3, **HOW)
+    assert caught.value.least == curves[1].least.peak
+    assert caught.value.limit == curves[1].least.peak - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"model_factory": 3}, TargetError, "model_factory is a int"),
+        ({"model_factory": lambda batch: Mlp()}, TargetError, "called with batch 1, should return"),
+        ({"model_factory": lambda batch: (Mlp(), 3)}, TargetError, r"it returned \(Mlp, int\)"),
+        ({"model_factory": lambda batch: (Mlp().requires_grad_(False), {})}, ModelError, "no trainable"),
+        ({"memory_limit": "50%"}, LimitError, "grows with the batch"),
+        ({"memory_limit": "much"}, LimitError, "cannot be read"),
+        ({"start": 0}, LimitError, "start=0"),
+        ({"most": 2.5}, LimitError, "most=2.5"),
+        ({"start": 9, "most": 8}, LimitError, "beyond most=8"),
+    ],
+)
+def test_what_cannot_be_searched_is_said(arguments, kind, message):
+    given = {"model_factory": make, "memory_limit": 10**6, **arguments, **HOW}
+    with pytest.raises(kind, match=message):
+        hybridremat.max_batch_size(**given)
