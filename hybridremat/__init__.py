@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hybridremat.batch_search import max_batch_size
     from hybridremat.batch_size import BatchSize
     from hybridremat.curve import Frontier
+    from hybridremat.device_limit import AutoLimit, auto_limit
     from hybridremat.lightning_callback import HybridRematLightningCallback as HybridRematLightningCallback
     from hybridremat.measured_point import MeasuredPoint
     from hybridremat.measurement import Measurement, measure
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoLimit",
     "BatchSize",
     "CaptureError",
     "CostModelError",
@@ -79,6 +81,7 @@ __all__ = [
     "RankError",
     "TargetError",
     "UnsurveyedPathWarning",
+    "auto_limit",
     "frontier",
     "get_plan",
     "max_batch_size",
@@ -102,6 +105,8 @@ _HOME = {
     "measure": "hybridremat.measurement",
     "MeasuredPoint": "hybridremat.measured_point",
     "max_batch_size": "hybridremat.batch_search",
+    "AutoLimit": "hybridremat.device_limit",
+    "auto_limit": "hybridremat.device_limit",
     "BatchSize": "hybridremat.batch_size",
     "Measurement": "hybridremat.measurement",
     # Not in __all__ nor in dir(): these need packages that may not be there, and must not be read unasked.

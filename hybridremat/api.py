@@ -11,6 +11,7 @@ from torch import nn
 from hybridremat.agreement import plan_name
 from hybridremat.capture import require_matching_inputs, require_traceable, require_trainable
 from hybridremat.curve import Frontier, make_frontier
+from hybridremat.device_limit import with_auto_limit
 from hybridremat.errors import LimitError, ModelError
 from hybridremat.graph.costs import CostModel
 from hybridremat.parallel_modules import require_local
@@ -38,7 +39,7 @@ def _prepared(
     given: Plan | None = None,
 ) -> PlannedCall:
     with together(across_ranks) as ranks:
-        checked = settings.validated(need_limit=not only_frontier)
+        checked = with_auto_limit(settings, model).validated(need_limit=not only_frontier)
         session = Session(checked, only_frontier=only_frontier, given=given)
         call = checked_call(model, session, progress=progress)
         require_matching_inputs(model, args, kwargs or {})
@@ -108,7 +109,8 @@ def wrap(
         Sample inputs: what one training step passes. Only shapes, dtypes and plain values count, nothing is
         run on them; with ``graph_breaks="plan"`` the forward runs on copies, and leaves nothing changed.
     memory_limit
-        Most step memory: bytes, ``"6GiB"``, or ``"50%"`` of the plain step's. Step memory is everything
+        Most step memory: bytes, ``"6GiB"``, or ``"50%"`` of the plain step's; on CUDA ``"auto"``, what the
+        device has left now (:func:`hybridremat.auto_limit`), for all input shapes. Step memory is everything
         allocated above what is resident (parameters, buffers, optimizer state, inputs).
     max_overhead
         Least memory at no more than this much extra time (0.1 or ``"10%"``). With ``memory_limit`` both hold.

@@ -130,6 +130,11 @@ def _size_hint(given: object, possible: str) -> str:
     """Return a guess at what was meant, as a sentence, or nothing."""
     if not isinstance(given, float | str):
         return ""
+    if isinstance(given, str) and given.strip().lower() == "auto":
+        return (
+            'memory_limit="auto" is for wrap and plan, which reckon it once from what a CUDA device has '
+            "left; elsewhere pass hybridremat.auto_limit(model).limit."
+        )
     if "%" in possible and (share := _percent_hint(given)):
         return share
     if isinstance(given, float):

@@ -52,12 +52,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked, as it was written, beside reserve and forwards; see :func:`hybridremat.wrap`."""
+    """What was asked, as it was written, beside reserve and forwards; see :func:`hybridremat.wrap`.
+
+    ``reckoning`` says how ``memory_limit="auto"`` came to its bytes; empty for a limit that was given.
+    """
 
     memory_limit: int | str | None = None
     max_overhead: float | str | None = None
     hold_outputs: bool = False
     grad_outputs: str = "auto"
+    reckoning: str = ""
 
 
 @dataclass(frozen=True)

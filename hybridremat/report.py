@@ -59,6 +59,8 @@ def summary(plan: Plan) -> Table:
         if plan.asked_limit is not None and plan.asked_limit < plan.memory_limit:
             kept += f"; {format_bytes(plan.asked_limit)} was asked, and nothing fits it"
         grid.add_row("limit", _of_plain(plan.memory_limit, plan) + kept)
+    if plan.request.reckoning:
+        grid.add_row("limit auto", plan.request.reckoning)
     grid.add_row("predicted peak", _of_plain(plan.predicted_peak, plan))
     grid.add_row("plain peak", f"{format_bytes(plan.plain_peak)} ({plan.plain_peak} bytes)")
     if plan.reserve or plan.forwards > 1:

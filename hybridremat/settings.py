@@ -51,7 +51,10 @@ class Asked(AskedOfFrontier, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A planning request. See :func:`hybridremat.wrap` for the meaning of each field."""
+    """A planning request. See :func:`hybridremat.wrap` for the meaning of each field.
+
+    ``reckoning`` says where a limit comes from that is not the caller's (:mod:`hybridremat.device_limit`).
+    """
 
     memory_limit: int | str | None = None
     max_overhead: float | str | None = None
@@ -65,6 +68,7 @@ class Settings:
     graph_breaks: GraphBreaks = "error"
     workers: int | None = None
     cache: bool = True
+    reckoning: str = ""
 
     def validated(self, *, need_limit: bool) -> Settings:
         """These settings, or a typed error about the first one that cannot be used.
@@ -104,7 +108,9 @@ class Settings:
 
     def request(self) -> Request:
         """What a plan records of these settings."""
-        return Request(self.memory_limit, self.max_overhead, self.hold_outputs, self.grad_outputs)
+        return Request(
+            self.memory_limit, self.max_overhead, self.hold_outputs, self.grad_outputs, self.reckoning
+        )
 
     def following(self, plan: Plan) -> Settings:
         """These settings, but what is asked is what ``plan`` was made for."""
@@ -116,6 +122,7 @@ class Settings:
             grad_outputs=cast(GradOutputs, plan.request.grad_outputs),
             reserve=plan.reserve,
             forwards=plan.forwards,
+            reckoning=plan.request.reckoning,
         )
 
     def reserve_bytes(self) -> int:

@@ -24,7 +24,7 @@ from hybridremat.progress import planning_progress
 from hybridremat.session import Session
 from hybridremat.settings import Settings
 
-OPTION_NAMES = (*(item.name for item in fields(Settings)), "on_plan", "progress")
+OPTION_NAMES = (*(item.name for item in fields(Settings) if item.name != "reckoning"), "on_plan", "progress")
 
 
 def hybridremat_backend(
