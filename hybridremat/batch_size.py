@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from hybridremat.limits import format_bytes
 from hybridremat.plans import Plan
@@ -54,6 +54,11 @@ class BatchSize:
     per_sample: float | None
     tried: tuple[TriedBatch, ...]
     reached_most: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain JSON types, without the plan (:meth:`hybridremat.Plan.to_dict`)."""
+        figures = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "plan"}
+        return {**figures, "tried": [each._asdict() for each in self.tried]}
 
     def __str__(self) -> str:
         return "\n".join([self._found(), self._costs(), self._without()])

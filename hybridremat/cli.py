@@ -1,4 +1,4 @@
-"""The command ``hybridremat``: demo, plan, inspect.
+"""The command ``hybridremat``: demo, plan, inspect, frontier, batch.
 
 Only argparse and the errors load here; a command loads what it needs when it runs.
 """
@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import hybridremat
+from hybridremat.batch_command import add_batch_options
 from hybridremat.errors import HybridRematError
+from hybridremat.frontier_command import add_frontier_options
 
 EXAMPLES = """\
 examples:
@@ -23,6 +25,8 @@ examples:
   hybridremat inspect p.json                            what the plan keeps and makes again, block by block
   hybridremat inspect p.json --block 3                  every value of one block
   hybridremat inspect p.json --html p.html              all of it, with charts, as one file for the browser
+  hybridremat frontier gpt2 -o curve.png --limit 60%    overhead against memory, with that plan marked
+  hybridremat batch train.py:make --limit 6GiB          the largest batch that fits; yours: make(batch)
 """
 COST_MODELS = "source of times: profile (default), roofline or flops"
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -52,6 +56,12 @@ def build_parser() -> argparse.ArgumentParser:
     inspect.add_argument("--all", action="store_true", help="each block, or each option, by itself")
     inspect.add_argument("--json", action="store_true", help="print it as JSON")
     inspect.add_argument("--html", metavar="FILE", help="also write a report for the browser to this file")
+    frontier = commands.add_parser("frontier", help="show overhead against memory", **_style("frontier"))
+    _add_target(frontier)
+    add_frontier_options(frontier)
+    batch = commands.add_parser("batch", help="find the largest batch that fits a limit", **_style("batch"))
+    _add_target(batch)
+    add_batch_options(batch)
     return parser
 
 
@@ -59,16 +69,22 @@ def _style(command: str) -> dict[str, Any]:
     what = "a built-in model, module:function or file.py:function"
     if command == "inspect":
         what += ", or a file that `hybridremat plan -o` wrote"
-    returns = "A function takes nothing and returns (model, kwargs) or (model, args, kwargs)."
+    takes = "the batch size as its argument batch" if command == "batch" else "nothing"
+    returns = f"A function takes {takes} and returns (model, kwargs) or (model, args, kwargs)."
     return {"description": f"TARGET is {what}. {returns}"}
 
 
 def _add_planning(parser: argparse.ArgumentParser) -> None:
+    _add_target(parser)
     add = parser.add_argument
-    add("target", metavar="TARGET", help="what to plan (gpt2, train.py:make, …)")
     add("--limit", metavar="SIZE", help="most step memory: 6GiB, 6442450944, or 50%% of the plain step's")
     add("--max-overhead", metavar="SHARE", help="most extra time: 0.1 or 10%%")
     add("--reserve", metavar="SIZE", default="0", help="bytes of the limit kept free for your own code")
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="what to plan (gpt2, train.py:make, …)")
     add("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
     add("--dropout", type=float, default=0.0, metavar="P", help="dropout of a built-in model")
     add("--workers", type=int, metavar="N", help="processes that solve blocks (default: one a core)")
@@ -113,6 +129,14 @@ def _run(options: argparse.Namespace) -> int:
         from hybridremat.demo import run_demo
 
         return run_demo(options)
+    if options.command == "frontier":
+        from hybridremat.frontier_command import run_frontier
+
+        return run_frontier(options)
+    if options.command == "batch":
+        from hybridremat.batch_command import run_batch
+
+        return run_batch(options)
     from hybridremat import commands
 
     return commands.run_plan(options) if options.command == "plan" else commands.run_inspect(options)

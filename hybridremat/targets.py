@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hybridremat.errors import TargetError
 from hybridremat.zoo import REFERENCE_MODELS, reference_model
@@ -28,22 +30,25 @@ class Target:
     kwargs: Mapping[str, Any]
 
 
-def load_target(text: str, *, dropout: float = 0.0) -> Target:
+def load_target(text: str, *, dropout: float = 0.0, changes: Mapping[str, Any] | None = None) -> Target:
     """Make the model that ``text`` names: ``gpt2``, ``package.module:function`` or ``path/file.py:function``.
 
     Parameters
     ----------
     dropout
         Of built-in models.
+    changes
+        Keyword arguments of the function. For a built-in model ``batch`` alone: how many samples it is given.
 
     Raises
     ------
     TargetError
-        If there is no such model, module or function, or it returns something else.
+        If there is no such model, module or function, it does not take what is changed, or it returns
+        something else.
     """
     if text in REFERENCE_MODELS:
         model, batch = reference_model(text, dropout)
-        return Target(model, (), batch)
+        return Target(model, (), batch if not changes else _of_size(batch, changes["batch"]))
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise TargetError(
@@ -53,7 +58,23 @@ def load_target(text: str, *, dropout: float = 0.0) -> Target:
     function = getattr(_module(place), name, None)
     if not callable(function):
         raise TargetError(f"{place} has no function {name!r}; it should {_RETURNS}")
-    return target_of(function(), text)
+    _require_parameters(function, text, changes or {})
+    return target_of(function(**(changes or {})), text)
+
+
+def _of_size(batch: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+    """As many samples as asked for: those of the batch, over and over."""
+    return {name: tensor[torch.arange(size) % len(tensor)] for name, tensor in batch.items()}
+
+
+def _require_parameters(function: Callable[..., Any], text: str, given: Mapping[str, object]) -> None:
+    try:
+        inspect.signature(function).bind(**given)
+    except TypeError as error:
+        takes = f"an argument named {' and '.join(given)}" if given else "no argument"
+        raise TargetError(f"{text} should take {takes} ({error}), and {_RETURNS}") from error
+    except ValueError:
+        return  # it has no signature to read: the call will tell
 
 
 def _module(place: str) -> ModuleType:

@@ -1,0 +1,136 @@
+"""``hybridremat frontier`` and ``hybridremat batch``, called as functions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+
+import pytest
+
+import hybridremat
+from hybridremat import cli
+from hybridremat.plan_file import read_plan
+from hybridremat.targets import load_target
+
+QUICK = ["--cost-model", "flops", "--workers", "1"]
+HOW = {"cost_model": "flops", "workers": 1, "progress": False}
+MODELS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = nn.functional.gelu(layer(x))
+        return x.sum()
+
+
+def make(batch=64):
+    return Net(), {"x": torch.randn(batch, 16)}
+
+
+def fixed():
+    return make()
+"""
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    (tmp_path / "nets.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("nets", None)
+
+
+def frontier():
+    target = load_target("nets.py:make")
+    return hybridremat.frontier(target.model, kwargs=target.kwargs, **HOW)
+
+
+def failed(capsys, *arguments) -> str:
+    assert cli.main(list(arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("hybridremat: ") and err.count("\n") == 1
+    return err
+
+
+def test_frontier_prints_the_curve_and_the_chosen_point(models, capsys):
+    assert cli.main(["frontier", "nets.py:make", "--limit", "80%", *QUICK]) == 0
+    printed = capsys.readouterr().out
+    curve = frontier()
+    assert printed.startswith(f"{curve}\n")
+    assert "chosen: " in printed and f"({curve.at(memory_limit='80%').peak} bytes" in printed
+
+
+def test_frontier_writes_every_kind_of_file(models, capsys):
+    names = ["curve.png", "curve.svg", "curve.PDF", "curve.csv", "curve.json"]
+    outputs = [word for name in names for word in ("-o", name)]
+    assert cli.main(["frontier", "nets.py:make", "--max-overhead", "5%", *outputs, *QUICK]) == 0
+    assert all((models / name).stat().st_size > 100 for name in names)
+    curve = frontier()
+    data = json.loads((models / "curve.json").read_text())
+    assert data.pop("chosen")["peak_bytes"] == curve.at(max_overhead=0.05).peak
+    assert data == curve.to_dict()
+    with (models / "curve.csv").open() as file:
+        assert sum(row["kind"] == "plan" for row in csv.DictReader(file)) == len(curve.points)
+
+
+def test_frontier_measures_and_prints_json(models, capsys):
+    assert cli.main(["frontier", "nets.py:make", "--measure", "2", "--json", *QUICK]) == 0
+    data = json.loads(capsys.readouterr().out)
+    plain, *plans = data["measurements"]
+    assert plain["predicted_peak_bytes"] is None and len(plans) == 2
+    assert [each["measured_peak_bytes"] for each in plans] == [each["predicted_peak_bytes"] for each in plans]
+    assert data["chosen"] is None
+
+
+def test_batch_prints_and_writes_the_plan(models, capsys):
+    limit = 40_000
+    batch = ["batch", "nets.py:make", "--limit", str(limit), *QUICK]
+    assert cli.main([*batch, "--start", "64", "-o", "p.json"]) == 0
+    printed = capsys.readouterr().out
+    found = hybridremat.max_batch_size(_made, limit, **HOW)
+    assert printed == f"{found}\n"
+    assert read_plan("p.json") == found.plan
+    assert cli.main([*batch, "--json", "--most", "8"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["batch_size"], data["reached_most"]) == (8, True)
+    assert [each["batch"] for each in data["tried"]] == [1, 8]
+
+
+def _made(batch):
+    target = load_target("nets.py:make", changes={"batch": batch})
+    return target.model, target.args, target.kwargs
+
+
+def test_built_in_models_come_in_any_batch():
+    target = load_target("unet", changes={"batch": 6})
+    assert [len(tensor) for tensor in target.kwargs.values()] == [6, 6]
+    assert target.kwargs["x"].shape[1:] == (3, 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frontier", "nets.py:make", "-o", "curve.txt"], "one of .png, .svg, .pdf, .csv, .json"),
+        (["frontier", "nets.py:make", "--limit", "0.5"], 'did you mean "50%"?'),
+        (["frontier", "nets.py:make", "--max-overhead", "much"], "max_overhead='much' cannot be read"),
+        (["frontier", "nets.py:make", "--measure", "0"], "--measure 0"),
+        (["frontier", "nets.py:make", "--limit", "10", "-o", "c.png", *QUICK], "the least feasible limit"),
+        (["batch", "nets.py:make"], "--limit 6GiB"),
+        (["batch", "nets.py:make", "--limit", "50%"], "grows with the batch"),
+        (["batch", "nets.py:fixed", "--limit", "6GiB"], "should take an argument named batch"),
+        (["batch", "nets.py:make", "--limit", "100", *QUICK], "batch 1 needs"),
+        (["batch", "nets.py:make", "--limit", "6GiB", "--start", "0"], "start=0"),
+    ],
+)
+def test_errors_are_one_line_and_leave_no_file(models, capsys, arguments, message):
+    assert message in failed(capsys, *arguments)
+    assert {path.name for path in models.iterdir()} <= {"nets.py", "__pycache__"}
