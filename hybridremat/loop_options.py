@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hybridremat.api import given_plan
 from hybridremat.errors import OptionsError
 from hybridremat.plans import Plan
-from hybridremat.settings import Asked, Settings
+from hybridremat.settings import SETTING_NAMES, Asked, Settings
 
 
 class WrapOptions(Asked, total=False):
@@ -65,7 +65,7 @@ def loop_options(wrap_options: Mapping[str, Any], **own: Any) -> LoopOptions:
     LimitError, CostModelError, OptionsError, PlanFormatError
         For the first one that is not known or cannot be used.
     """
-    known = {item.name for item in fields(Settings)} | {"plan", "progress"}
+    known = {*SETTING_NAMES, "plan", "progress"}
     unknown = [name for name in wrap_options if name not in known]
     if unknown:
         names = ", ".join([*sorted(known), *own])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, TypedDict, cast, get_args
 
 from hybridremat.demands import Demands
@@ -140,6 +140,10 @@ class Settings:
     def limit_bytes(self, plain_peak: int) -> int | None:
         """The memory limit in bytes, or None."""
         return None if self.memory_limit is None else resolve_limit(self.memory_limit, plain_peak)
+
+
+#: What a caller may name: all but what is found out.
+SETTING_NAMES: tuple[str, ...] = tuple(item.name for item in fields(Settings) if item.name != "reckoning")
 
 
 def _positive(name: str, value: object, what: str) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,9 +21,9 @@ from hybridremat.errors import CaptureError, OptionsError
 from hybridremat.origin import graph_origin
 from hybridremat.progress import planning_progress
 from hybridremat.session import Session
-from hybridremat.settings import Settings
+from hybridremat.settings import SETTING_NAMES, Settings
 
-OPTION_NAMES = (*(item.name for item in fields(Settings) if item.name != "reckoning"), "on_plan", "progress")
+OPTION_NAMES = (*SETTING_NAMES, "on_plan", "progress")
 
 
 def hybridremat_backend(
