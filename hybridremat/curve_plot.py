@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, cast
 
 from hybridremat.errors import PlotError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from hybridremat.curve import Frontier
 
+TITLE_WIDTH = 90  # characters
 SUFFIXES = (".png", ".svg", ".pdf")
 # No dates in the files: the same curve is the same file.
 _METADATA: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -181,9 +183,10 @@ def _times(factor: float) -> Callable[[Any], Any]:
 
 
 def _title(curve: Frontier) -> str:
-    inputs = [*map(str, curve.origin.inputs[:2]), *(["…"] if len(curve.origin.inputs) > 2 else [])]
+    """The model, and below it what it is called with, as far as it has room."""
     title = f"{curve.origin.model or 'one step'}: time against memory"
-    return f"{title} ({', '.join(inputs)})" if inputs else title
+    inputs = shorten(", ".join(map(str, curve.origin.inputs)), width=TITLE_WIDTH, placeholder=" …")
+    return f"{title}\n{inputs}" if inputs else title
 
 
 def _unit(plain_peak: int) -> tuple[str, int]:
