@@ -167,7 +167,9 @@ class Frontier:
         Raises
         ------
         PlotError
-            If matplotlib is missing, or the suffix is another.
+            If the suffix is another.
+        MissingPackageError
+            If matplotlib is not installed.
         InfeasibleLimitError, LimitError
             As :meth:`at`.
         OSError

@@ -24,7 +24,7 @@ class TargetError(HybridRematError, ValueError):
 
 
 class PlotError(HybridRematError, ValueError):
-    """A curve that cannot be drawn: matplotlib is missing, or the file's suffix is of no known format."""
+    """A curve cannot be written: the suffix of the file is of no known format."""
 
 
 class InfeasibleLimitError(HybridRematError):

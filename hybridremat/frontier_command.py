@@ -35,8 +35,8 @@ def run_frontier(options: Namespace) -> int:
 
     Raises
     ------
-    PlotError
-        If a file's suffix is none of the known ones, before anything is planned.
+    PlotError, MissingPackageError, OSError
+        If a file cannot be written as its suffix says, before anything is planned.
     LimitError
         If ``--measure`` is no number of plans, or the limit or the overhead cannot be read.
     InfeasibleLimitError
@@ -77,12 +77,16 @@ def _asked(options: Namespace) -> dict[str, Any]:
 
 
 def _require_known(outputs: list[Path], measure: int | None) -> None:
-    from hybridremat.curve_plot import SUFFIXES
+    from hybridremat.curve_plot import SUFFIXES, new_figure
 
     for path in outputs:
         if path.suffix.lower() not in (*SUFFIXES, *DATA):
             known = ", ".join((*SUFFIXES, *DATA))
             raise PlotError(f"-o {path}: what to write there is told by its suffix, one of {known}")
+        if path.suffix.lower() in SUFFIXES:
+            new_figure()
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"-o {path}: there is no folder {path.parent}")
     if measure is not None and measure < 1:
         raise LimitError(f"--measure {measure} is out of range: give a number ≥ 1 of plans to be measured")
 

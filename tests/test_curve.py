@@ -18,6 +18,7 @@ from hybridremat.errors import (
     CaptureError,
     InfeasibleLimitError,
     LimitError,
+    MissingPackageError,
     ModelError,
     PlanMismatchError,
     PlotError,
@@ -221,6 +222,6 @@ def test_pictures_that_cannot_be_made(curve, tmp_path, monkeypatch):
     with pytest.raises(InfeasibleLimitError):
         curve.plot(tmp_path / "curve.png", memory_limit=1)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(PlotError, match=r"pip install 'hybridremat\[plots\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'hybridremat\[plots\]'"):
         curve.plot(tmp_path / "curve.png")
     assert list(tmp_path.iterdir()) == []

@@ -120,6 +120,7 @@ def test_built_in_models_come_in_any_batch():
     ("arguments", "message"),
     [
         (["frontier", "nets.py:make", "-o", "curve.txt"], "one of .png, .svg, .pdf, .csv, .json"),
+        (["frontier", "nets.py:make", "-o", "nowhere/curve.csv"], "there is no folder nowhere"),
         (["frontier", "nets.py:make", "--limit", "0.5"], 'did you mean "50%"?'),
         (["frontier", "nets.py:make", "--max-overhead", "much"], "max_overhead='much' cannot be read"),
         (["frontier", "nets.py:make", "--measure", "0"], "--measure 0"),
