@@ -64,7 +64,8 @@ class Lattice:
         twins: dict[object, list[int]] = {}
         for d in sorted(last.keys() - {d for c in passing for d in problem.ops[c].writes}):
             steps = tuple(j for j, step in enumerate(problem.steps) if d in step.reads)
-            key = (self.producer[d], steps, tuple(readers[d]), d in problem.outputs)
+            kind = d in problem.outputs, d in problem.never_saved
+            key = (self.producer[d], steps, tuple(readers[d]), kind)
             twins.setdefault(key, []).append(d)
         self.values = tuple(sorted(map(tuple, twins.values()), key=lambda ds: (last[ds[0]], ds)))
         self.width = tuple(sum(last[ds[0]] >= j for ds in self.values) for j in range(len(needed)))
@@ -78,6 +79,9 @@ class Lattice:
             return False
         if readers[used[0]] != [c + 1] or any(used[0] in step.reads for step in self.problem.steps):
             return False
+        never = self.problem.never_saved
+        if used[0] not in never and not never.isdisjoint(ops[c + 1].writes):
+            return False  # what the next op makes cannot be saved instead
         made = sum(units[d] for d in ops[c + 1].writes if d in last)
         single = all(op.recomputable and not op.optional for op in ops[c : c + 2])
         return single and made <= units[used[0]]

@@ -68,7 +68,7 @@ class BlockModel:
         self.horizon = self.m * self.width
         self.producer = {d: c for c, op in enumerate(problem.ops) for d in op.writes}
         self.stages = self._stages()
-        self.useful = {d for d, c in self.producer.items() if self.stages[c]}
+        self.useful = {d for d, c in self.producer.items() if self.stages[c]} - problem.never_saved
         self.outputs = frozenset() if solo else problem.outputs
         most = scale.most_units
         self.saved_limit = self.model.new_int_var(0, most, "M_save")

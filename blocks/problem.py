@@ -49,6 +49,7 @@ def bind_block(chain: Chain, index: int) -> BlockBinding:
         gradient_in=side.gradient_in,
         held_forward=frozenset(local[v] for v in released - leaving),
         far=frozenset(local[f.value] for f in far_values(chain) if f.producer == index),
+        never_saved=frozenset(local[v] for v in chain.remade & local.keys()),
     )
     return BlockBinding(problem, ops, values, tuple(tuple(step.ops) for step in merged))
 

@@ -21,6 +21,7 @@ def structure(problem: BlockProblem) -> Hashable:
         tuple(step.reads for step in problem.steps),
         problem.outputs,
         problem.held_forward,
+        problem.never_saved,
     )
 
 

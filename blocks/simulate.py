@@ -47,7 +47,8 @@ def simulate_option(
     ------
     ValueError
         If an op or step reads a value that is not alive, an op runs twice that must not, an index is out of
-        range, a forward op is named as optional, or a solo option saves something.
+        range, a forward op is named as optional, a solo option saves something, or the backward reads what
+        it must not read as the forward left it.
     """
     _check_choice(problem, saved, optional_forward, recompute, solo)
     replay = _Replay(problem, frozenset(saved) | problem.outputs)
@@ -64,6 +65,8 @@ def simulate_option(
         gradient = step.after
     levels = replay.levels()
     crossing = sorted(v.value for v in replay.versions if v.birth < split <= v.last)
+    if not problem.never_saved.isdisjoint(crossing):
+        raise ValueError(f"values {sorted(problem.never_saved.intersection(crossing))} must not be saved")
     kept = sorted(set(crossing) | (frozenset() if solo else problem.outputs))
     again = [c for cs in recompute for c in cs] + ([] if solo else sorted(set(optional_forward)))
     return Option(

@@ -136,6 +136,8 @@ def _families(lattice: Lattice, saved: NDArray[np.int64]) -> Iterator[Family]:
     axes = {axis for axis, ds in enumerate(lattice.values) if problem.far.intersection(ds)}
     unread = problem.far.difference(*lattice.values)
     sets = np.argsort(saved, kind="stable")
+    barred = sum(1 << (last - axis) for axis, ds in enumerate(lattice.values) if problem.never_saved & {*ds})
+    sets = sets[sets & barred == 0]
     # none, each alone, all: the sets between bring little
     for count in sorted({0, min(1, len(axes)), len(axes)}):
         for chosen in combinations(sorted(axes), count):

@@ -53,7 +53,7 @@ class BlockProblem:
     option, dropped by solo options); ``held_forward`` live to the end of the block's first forward
     (released step outputs) without being saved; ``gradient_in`` are the gradient bytes that enter;
     ``far`` are outputs that other blocks may let go before this block's backward: to leave them alone
-    there can pay.
+    there can pay; ``never_saved`` are values that the backward must not read as the forward left them.
 
     Values that are alive anyway (block inputs, the chain's ``always``) are not part of the block.
     """
@@ -65,6 +65,7 @@ class BlockProblem:
     gradient_in: int
     held_forward: frozenset[int] = frozenset()
     far: frozenset[int] = frozenset()
+    never_saved: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class Chain:
     rebuilt
         Forward ops that stand in every block that reads what they make: each makes its own copy, in its
         forward too, from values that are always kept (a float mask from a boolean one).
+    remade
+        Values that the backward must not read as the forward left them: in no boundary, and not always kept.
     """
 
     graph: JointGraph
@@ -52,3 +54,4 @@ class Chain:
     gradient_boundary: tuple[frozenset[int], ...]
     always: frozenset[int]
     rebuilt: frozenset[int] = frozenset()
+    remade: frozenset[int] = frozenset()

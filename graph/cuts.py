@@ -42,6 +42,9 @@ REBUILD_WEIGHT = 10.0
 KIND_WEIGHT = 1.0
 """Price of one more kind of block: equal blocks are solved once."""
 
+REMADE_WEIGHT = 50.0
+"""Price of a cut that a value crosses which has to be made again."""
+
 PHASES = 4
 """Places in a period that are tried for a periodic cut."""
 
@@ -49,7 +52,9 @@ TOLERANCE = 1e-9
 """Prices this close are equal."""
 
 
-def end_prices(graph: JointGraph, line: ForwardLine, groups: Groups) -> list[float]:
+def end_prices(
+    graph: JointGraph, line: ForwardLine, groups: Groups, remade: frozenset[int] = frozenset()
+) -> list[float]:
     """Price of a cut before every group; the ends of the line cost nothing."""
     sizes = np.array([value.bytes for value in graph.values], dtype=np.int64)
     last_positions = np.array(groups.start[1:-1], dtype=np.int64) - 1
@@ -61,6 +66,9 @@ def end_prices(graph: JointGraph, line: ForwardLine, groups: Groups) -> list[flo
         + COUNT_WEIGHT * count[last_positions]
         + BLOCK_WEIGHT
     )
+    if remade:
+        again = np.isin(np.arange(len(graph.values)), list(remade)).astype(np.int64)
+        price += REMADE_WEIGHT * alive_after(line, again)[last_positions]
     return [0.0, *price.tolist(), 0.0]
 
 
@@ -129,11 +137,16 @@ def cheapest_cuts(
     return best[-1], tuple(reversed(cuts))
 
 
-def choose_cuts(graph: JointGraph, line: ForwardLine, max_ops: int) -> tuple[int, ...]:
-    """Positions where blocks end (exclusive), the last one being the length of the line."""
+def choose_cuts(
+    graph: JointGraph, line: ForwardLine, max_ops: int, remade: frozenset[int] = frozenset()
+) -> tuple[int, ...]:
+    """Positions where blocks end (exclusive), the last one being the length of the line.
+
+    Cuts that a value in ``remade`` crosses are avoided.
+    """
     groups = groups_of(line)
     kinds = group_kinds(graph, line.ops, groups)
-    ends = end_prices(graph, line, groups)
+    ends = end_prices(graph, line, groups, remade)
     prices = block_prices(graph, line, groups, max_ops)
     forced: frozenset[int] = frozenset()
     best_price, best = _priced(prices, ends, kinds, forced)

@@ -1,9 +1,9 @@
 """Which values are kept from their production to the end of the step, whatever the plan.
 
 Keeping a value that costs next to nothing takes it out of every block's problem and of every boundary.
-Five kinds are kept: step outputs that live anyway, tiny values, cheap values that forward ops read all
-over the net (masks, position tables), outputs of ops that must not run twice, and gradients that a
-forward op makes.
+Six kinds are kept: step outputs that live anyway, tiny values, cheap values that forward ops read all
+over the net (masks, position tables), outputs of ops that must not run twice, gradients that a
+forward op makes, and what the user wants kept. What the user wants made again is not kept for its size.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hybridremat.graph.joint import JointGraph, Op, Phase
+from hybridremat.graph.pins import NO_PINS, Pins
 
 PINNED_SHARE = 0.0007
 """A value of at most this share of the plain peak is always saved…"""
@@ -47,7 +48,9 @@ class Kept:
     rebuilt: frozenset[int] = frozenset()
 
 
-def kept_values(graph: JointGraph, plain_peak: int, *, rebuild_globals: bool = True) -> Kept:
+def kept_values(
+    graph: JointGraph, plain_peak: int, *, rebuild_globals: bool = True, pins: Pins = NO_PINS
+) -> Kept:
     """Find the values that every plan keeps.
 
     Parameters
@@ -56,15 +59,18 @@ def kept_values(graph: JointGraph, plain_peak: int, *, rebuild_globals: bool = T
         Bytes: the peak of the plain schedule, against which "tiny" and "cheap" are measured.
     rebuild_globals
         Whether blocks may rebuild cheap values read all over the net; they are kept otherwise.
+    pins
+        What the user wants kept, and what made again.
     """
     readers = graph.readers()
     tiny = _tiny_bytes(graph, plain_peak)
-    optional = _forward_optional(graph, tiny, readers)
+    optional = _forward_optional(graph, tiny, readers, pins)
     kept = {value for value in graph.held_outputs if graph.values[value].producer is not None}
+    kept |= pins.kept_values(graph)
     for op in graph.ops:
         if op.phase is Phase.BACKWARD:
             continue
-        if op.phase is Phase.FORWARD or op.id in optional:
+        if op.id not in pins.remade and (op.phase is Phase.FORWARD or op.id in optional):
             kept.update(value for value in op.writes if graph.values[value].bytes <= tiny)
         if op.id in optional:
             kept.update(op.writes)
@@ -73,12 +79,15 @@ def kept_values(graph: JointGraph, plain_peak: int, *, rebuild_globals: bool = T
         if op.phase is Phase.FORWARD:
             kept.update(graph.gradients.intersection(op.writes))
     rebuilt = set()
+    remade = pins.remade_values(graph)
     for value in sorted(_global_values(graph, plain_peak, readers, kept)):
         producer = graph.producer(value)
-        if rebuild_globals and producer is not None and _worth_rebuilding(graph, producer, kept):
+        assert producer is not None
+        may = rebuild_globals and remade.isdisjoint(producer.reads)
+        if may and _worth_rebuilding(graph, producer, kept):
             rebuilt.add(producer.id)
             kept.update(read for read in producer.reads if graph.values[read].producer is not None)
-        else:
+        elif value not in remade:
             kept.add(value)
     return Kept(frozenset(kept), frozenset(optional), frozenset(rebuilt))
 
@@ -110,11 +119,15 @@ def _tiny_bytes(graph: JointGraph, plain_peak: int) -> int:
     return largest
 
 
-def _forward_optional(graph: JointGraph, tiny: int, readers: tuple[tuple[int, ...], ...]) -> set[int]:
-    """Optional ops that run once, in the forward: tiny, or not to run twice, or read by one of these."""
-    chosen: set[int] = set()
+def _forward_optional(
+    graph: JointGraph, tiny: int, readers: tuple[tuple[int, ...], ...], pins: Pins
+) -> set[int]:
+    """Optional ops that run once, in the forward: kept, tiny, not to run twice, or read by one of these."""
+    chosen = {op for op in pins.kept if graph.ops[op].phase is Phase.OPTIONAL}
     for op in graph.ops:
-        if op.phase is Phase.OPTIONAL and _is_tiny(graph, op, tiny) and _forward_reads(graph, op, chosen):
+        if op.phase is not Phase.OPTIONAL or op.id in pins.remade:
+            continue
+        if _is_tiny(graph, op, tiny) and _forward_reads(graph, op, chosen):
             chosen.add(op.id)
     for op in reversed(graph.ops):
         if op.phase is not Phase.OPTIONAL:

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridremat.graph.availability import Availability, Roles, settle_availability
 from hybridremat.graph.backward import place_backward
 from hybridremat.graph.chain import Block, Chain
@@ -15,6 +17,7 @@ from hybridremat.graph.joint import JointGraph, Phase, plain_schedule
 from hybridremat.graph.kept import kept_values
 from hybridremat.graph.line import ForwardLine, forward_line, rebuilt_reads
 from hybridremat.graph.memory import step_memory
+from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.graph.sizes import block_sizes
 
 __all__ = ["block_sizes", "segment"]
@@ -23,7 +26,7 @@ DUPLICATE_SHARE = 0.001
 """An optional op read by several blocks is rebuilt in each if its time is below this share of the step's."""
 
 
-def segment(graph: JointGraph, *, max_ops: int, rebuild_globals: bool = True) -> Chain:
+def segment(graph: JointGraph, *, max_ops: int, rebuild_globals: bool = True, pins: Pins = NO_PINS) -> Chain:
     """Cut ``graph`` into blocks of at most ``max_ops`` real forward ops.
 
     A real op makes a value that is not always kept; a block's copies of rebuilt ops count. An optional op
@@ -40,6 +43,9 @@ def segment(graph: JointGraph, *, max_ops: int, rebuild_globals: bool = True) ->
     rebuild_globals
         Whether each block makes its own copy of a cheap value that is read all over the net and that
         comes from much smaller ones (a float mask from a boolean one). It is kept throughout otherwise.
+    pins
+        What is always kept, and what the backward makes again: cuts where such a value would cross are
+        avoided. One that crosses all the same is no longer in ``Chain.remade``, and so made again by nobody.
 
     Raises
     ------
@@ -49,16 +55,18 @@ def segment(graph: JointGraph, *, max_ops: int, rebuild_globals: bool = True) ->
     if max_ops < 1:
         raise ValueError(f"max_ops must be at least 1, got {max_ops}")
     plain_peak = step_memory(graph, plain_schedule(graph)).peak
-    line = forward_line(graph, kept_values(graph, plain_peak, rebuild_globals=rebuild_globals))
+    kept = kept_values(graph, plain_peak, rebuild_globals=rebuild_globals, pins=pins)
+    line = forward_line(graph, kept)
     if not line.ops:
         raise ValueError("the graph has no forward op, so there is nothing to cut")
-    ends = choose_cuts(graph, line, max_ops)
+    remade = pins.remade_values(graph) - line.always
+    ends = choose_cuts(graph, line, max_ops, remade)
     handed_down = _with_optional_readers(graph, line, _returned_optional(graph))
     while True:
         chain = _assemble(graph, line, ends, handed_down)
         costly = _costly_duplicates(chain)
         if not costly:
-            return chain
+            return replace(chain, remade=remade.difference(*chain.boundary))
         handed_down = _with_optional_readers(graph, line, handed_down | costly)
 
 

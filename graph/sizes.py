@@ -9,6 +9,7 @@ from hybridremat.graph.kept import kept_values
 from hybridremat.graph.line import forward_line, groups_of, rebuilt_reads
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.period import group_kinds, repeated_stretches
+from hybridremat.graph.pins import NO_PINS, Pins
 
 LARGEST = 24
 """Larger blocks take long to solve, and longer to prove."""
@@ -23,13 +24,13 @@ SLACK = 1.25
 """Room for the pieces of a split layer to be unequal: cheap cuts are seldom in the middle."""
 
 
-def block_sizes(graph: JointGraph) -> tuple[int, ...]:
+def block_sizes(graph: JointGraph, pins: Pins = NO_PINS) -> tuple[int, ...]:
     """Values of ``max_ops`` worth trying, in ascending order; the frontiers of all are merged.
 
     The largest size that solves quickly always; beside it, where the net repeats, about a layer, or the
     piece of one that a layer longer than that must be split into; otherwise the half and the middle.
     """
-    kept = kept_values(graph, step_memory(graph, plain_schedule(graph)).peak)
+    kept = kept_values(graph, step_memory(graph, plain_schedule(graph)).peak, pins=pins)
     line = forward_line(graph, kept)
     groups = groups_of(line)
     if len(groups) <= SMALLEST:

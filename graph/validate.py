@@ -28,6 +28,7 @@ def validate_chain(chain: Chain) -> None:
     _check_forward(chain)
     _check_backward(chain)
     _check_gradient_boundaries(chain)
+    _check_remade(chain)
 
 
 def _check_shape(chain: Chain) -> None:
@@ -160,3 +161,10 @@ def _check_gradient_boundaries(chain: Chain) -> None:
     for number, (given, right) in enumerate(zip(chain.gradient_boundary, crossing, strict=True)):
         if given != right:
             raise ValueError(f"gradient boundary {number} differs in values {sorted(given ^ right)}")
+
+
+def _check_remade(chain: Chain) -> None:
+    """What is made again waits for the backward nowhere."""
+    waiting = chain.remade & chain.always.union(*chain.boundary)
+    if waiting:
+        raise ValueError(f"values {sorted(waiting)} are to be made again, but the chain keeps them")

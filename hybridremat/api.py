@@ -12,12 +12,13 @@ from hybridremat.agreement import plan_name
 from hybridremat.capture import require_matching_inputs, require_traceable, require_trainable
 from hybridremat.curve import Frontier, make_frontier
 from hybridremat.device_limit import with_auto_limit
-from hybridremat.errors import LimitError, ModelError
+from hybridremat.errors import LimitError, ModelError, PolicyError
 from hybridremat.graph.costs import CostModel
 from hybridremat.parallel_modules import require_local
 from hybridremat.plan_applying import applicable
 from hybridremat.planned_call import PlannedCall
 from hybridremat.plans import Plan
+from hybridremat.policy import Policy
 from hybridremat.ranks import ALONE, together
 from hybridremat.session import Session
 from hybridremat.settings import Asked, AskedOfFrontier, GradOutputs, GraphBreaks, OnInfeasible, Settings
@@ -98,6 +99,7 @@ def wrap(
     plan: Plan | str | Path | None = None,
     progress: bool = True,
     across_ranks: bool = True,
+    policy: Policy | None = None,
 ) -> M:
     """Make a model's training step fit a memory limit, in place, and return the same object.
 
@@ -155,6 +157,15 @@ def wrap(
         error on one rank is raised on all. False: this rank wraps alone. A new input shape that comes in
         training, and :func:`prepare`, never wait for other ranks.
 
+    policy
+        What to save or recompute in any case, by module path and op:
+        ``{"transformer.h.*.attn": "must_save", "transformer.h.*.mlp:gelu": "must_recompute"}``. A pattern is
+        ``MODULE`` or ``MODULE:OP``, both globs (``*`` matches dots too). A module stands for all below it,
+        ``*`` for the whole model. OP is matched against the short name that plans show (``addmm``, ``gelu``)
+        and the full one (``aten.gelu.default``). What a ``must_save`` op makes is kept from the forward and
+        the op runs once; what a ``must_recompute`` op makes is never read by the backward as the forward left
+        it, but made again.
+
     Returns
     -------
     nn.Module
@@ -163,7 +174,7 @@ def wrap(
 
     Raises
     ------
-    LimitError, InfeasibleLimitError, ModelError, InputError, CaptureError
+    LimitError, InfeasibleLimitError, PolicyError, ModelError, InputError, CaptureError
         Before anything has changed.
     PlanFormatError, PlanMismatchError
         If ``plan`` cannot be read, or was made for another model or input.
@@ -187,6 +198,7 @@ def wrap(
         graph_breaks=graph_breaks,
         workers=workers,
         cache=cache,
+        policy=policy,
     )
     given = None if plan is None else given_plan(plan, settings)
     call = _prepared(
@@ -218,6 +230,8 @@ def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
             "plan= brings the limit that it was made for: pass plan=, or memory_limit= and max_overhead=, "
             "not both"
         )
+    if settings.policy is not None:
+        raise PolicyError("plan= brings the policy that it was made for: pass plan= or policy=, not both")
     given = plan if isinstance(plan, Plan) else Plan.load(plan)
     applicable(given)
     return given

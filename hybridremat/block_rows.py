@@ -58,13 +58,6 @@ def _covering(block: PlannedBlock, homes: dict[str, set[int]]) -> tuple[str, ...
     return tuple(dict.fromkeys(paths))
 
 
-def short_op(op: str) -> str:
-    """``layer_norm`` for ``aten.native_layer_norm.default``."""
-    parts = op.split(".")
-    name = (parts[1] if len(parts) > 1 else op).lstrip("_").removeprefix("native_")
-    return name.removeprefix("scaled_dot_product_").removesuffix("_for_cpu").removesuffix("_legit_functional")
-
-
 def module_tail(module: str, prefix: str = "") -> str:
     """The last names of a path below ``prefix``: ``mlp.c_fc``; a number keeps the name that it numbers."""
     parts = module.split(".")

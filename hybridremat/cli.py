@@ -29,6 +29,7 @@ examples:
   hybridremat batch train.py:make --limit 6GiB          the largest batch that fits; yours: make(batch)
 """
 COST_MODELS = "source of times: profile (default), roofline or flops"
+PIN = "MODULE[:OP]=must_save or =must_recompute, both globs: h.*.mlp:gelu=must_recompute; may be repeated"
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 
@@ -86,6 +87,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", metavar="TARGET", help="what to plan (gpt2, train.py:make, …)")
     add("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
+    add("--pin", action="append", metavar="PIN", help=PIN)
     add("--dropout", type=float, default=0.0, metavar="P", help="dropout of a built-in model")
     add("--workers", type=int, metavar="N", help="processes that solve blocks (default: one a core)")
 

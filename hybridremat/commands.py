@@ -8,11 +8,12 @@ from argparse import Namespace
 from pathlib import Path
 
 from hybridremat.api import plan as make_plan
-from hybridremat.errors import TargetError
+from hybridremat.errors import PolicyError, TargetError
 from hybridremat.explanation_text import block_text, module_text
 from hybridremat.explanations import BlockExplanation, ModuleExplanation
 from hybridremat.plan_file import read_plan, write_plan
 from hybridremat.plans import Plan
+from hybridremat.policy import Action, validated_policy
 from hybridremat.report import plan_tables, render, summary
 from hybridremat.targets import load_target
 
@@ -72,7 +73,21 @@ def _planned(options: Namespace) -> Plan:
         reserve=options.reserve,
         cost_model=options.cost_model,
         workers=options.workers,
+        policy=_policy(options.pin),
     )
+
+
+def _policy(pins: list[str] | None) -> dict[str, Action] | None:
+    """``PATTERN=ACTION`` arguments as a policy; the last ``=`` divides."""
+    if pins is None:
+        return None
+    policy: dict[str, Action] = {}
+    for pin in pins:
+        pattern, _, action = pin.rpartition("=")
+        if policy.get(pattern, action) != action:
+            raise PolicyError(f"--pin: {pattern!r} is pinned twice, to {policy[pattern]} and to {action}")
+        policy |= validated_policy({pattern: action})
+    return policy
 
 
 def _number(text: str | None) -> float | str | None:

@@ -55,9 +55,7 @@ def beside_phases(graph: JointGraph, between: int, demands: Demands) -> PhasePea
     waiting = (demands.forwards - 1) * between
     held = max(0, demands.reserve - tangent_bytes(graph))
     earlier = _accumulated_bytes(graph) if demands.forwards > 1 else 0
-    return PhasePeaks(
-        forward=waiting, between=waiting + demands.reserve, backward=waiting + held + earlier
-    )
+    return PhasePeaks(forward=waiting, between=waiting + demands.reserve, backward=waiting + held + earlier)
 
 
 def tangent_bytes(graph: JointGraph) -> int:

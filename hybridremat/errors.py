@@ -11,6 +11,10 @@ class LimitError(HybridRematError, ValueError):
     """A memory limit, overhead or reserve that cannot be read or makes no sense."""
 
 
+class PolicyError(HybridRematError, ValueError):
+    """A policy that cannot be read, matches nothing, contradicts itself, or cannot be kept."""
+
+
 class CostModelError(HybridRematError, ValueError):
     """A cost model that does not exist."""
 

@@ -9,9 +9,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hybridremat.block_rows import common_path, module_tail, short_op
+from hybridremat.block_rows import common_path, module_tail
 from hybridremat.explanations import BlockExplanation, ModuleExplanation, OptionFate, ValueFate
 from hybridremat.limits import format_bytes
+from hybridremat.op_names import short_op
 from hybridremat.plan_records import PlannedBlock
 from hybridremat.what_if import Change, Headroom
 

@@ -14,6 +14,7 @@ from hybridremat.graph.memory import Replay
 from hybridremat.parted_limits import Asked, refusal
 from hybridremat.planner import Candidate, Planning
 from hybridremat.plans import Plan
+from hybridremat.policy import total_records
 from hybridremat.sequence.parts import Part, PartedStep, PartPoint, choose_points
 from hybridremat.settings import OnInfeasible, Settings
 
@@ -125,6 +126,7 @@ def choose_parts(
         cost_model=cost_model,
         fingerprint=problem.fingerprint(),
         schedule=Schedule((), 0),
+        pins=total_records(r for g in problem.order for r in problem.plannings[g].pins),
         reused_options=any(planning.reused_options for planning in problem.plannings),
         timings=_summed(planning.timings for planning in problem.plannings),
     )

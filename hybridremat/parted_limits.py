@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.limits import format_bytes
-from hybridremat.planner import too_slow
+from hybridremat.refusals import too_slow
 from hybridremat.sequence.parts import PartedStep, choose_points
 from hybridremat.settings import Settings
 
@@ -16,7 +16,8 @@ from hybridremat.settings import Settings
 class Asked:
     """The limits of one step: ``limit`` and ``reserve`` in bytes, ``overhead`` a fraction; None: any.
 
-    ``plain_peak`` (bytes) and ``plain_time`` (nanoseconds) are those of the step with each graph plain.
+    ``plain_peak`` (bytes) and ``plain_time`` (nanoseconds) are those of the step with each graph plain;
+    ``pinned`` says whether a policy is to be kept too.
     """
 
     limit: int | None
@@ -24,6 +25,7 @@ class Asked:
     overhead: float | None
     plain_peak: int
     plain_time: int
+    pinned: bool = False
 
     @staticmethod
     def of(plain: PartedStep, settings: Settings) -> Asked:
@@ -36,6 +38,7 @@ class Asked:
             settings.overhead_limit(),
             peak,
             plain.time(first),
+            bool(settings.policy),
         )
 
     @property
@@ -56,22 +59,23 @@ class Asked:
 def refusal(step: PartedStep, asked: Asked, least: int) -> InfeasibleLimitError:
     """The error for a step of which no points keep to what was asked; ``least`` bytes are feasible."""
     if asked.limit is not None and asked.limit < least:
-        return _no_memory(asked.limit, least, asked.plain_peak, len(step.order))
+        return _no_memory(asked, asked.limit, least, len(step.order))
     assert asked.overhead is not None, "a step that fits in memory can only take too long"
     within = choose_points(step, most_time=asked.most_time)
     fastest = choose_points(step, limit=step.loosest() if asked.memory is None else asked.memory)
     assert fastest is not None, "a step that fits in memory has a fastest way to run"
     takes = asked.takes(step, fastest)
     if within is None:
-        return _no_time(asked.overhead, takes, least)
+        return _no_time(asked, asked.overhead, takes, least)
     assert asked.limit is not None, "only a limit can exclude points within the overhead"
     return too_slow(asked.limit, asked.overhead, takes=takes, least=step.peak(within) + asked.reserve)
 
 
-def _no_memory(limit: int, least: int, plain_peak: int, count: int) -> InfeasibleLimitError:
+def _no_memory(asked: Asked, limit: int, least: int, count: int) -> InfeasibleLimitError:
+    under, plain_peak = " under policy=" if asked.pinned else "", asked.plain_peak
     return InfeasibleLimitError(
         f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes) for this step of {count} graphs: "
-        f"the least feasible limit is {format_bytes(least)} ({least} bytes, "
+        f"the least feasible limit{under} is {format_bytes(least)} ({least} bytes, "
         f"{100 * least / max(1, plain_peak):.1f} % of the plain step's {format_bytes(plain_peak)}). Raise "
         "the limit, or remove graph breaks: what crosses one is kept to the end of the step, and nothing is "
         "recomputed across it.",
@@ -80,11 +84,12 @@ def _no_memory(limit: int, least: int, plain_peak: int, count: int) -> Infeasibl
     )
 
 
-def _no_time(overhead: float, takes: float, least: int) -> InfeasibleLimitError:
+def _no_time(asked: Asked, overhead: float, takes: float, least: int) -> InfeasibleLimitError:
+    recomputed = "what policy= says is recomputed in any case, and " if asked.pinned else ""
     return InfeasibleLimitError(
-        f"no plan keeps max_overhead {overhead:.1%} on this path of the model: graphs that it shares with "
-        f"other paths run as was chosen for those, and the fastest plan takes {takes:.1%} more time. Raise "
-        "max_overhead, or wrap with inputs that take this path.",
+        f"no plan keeps max_overhead {overhead:.1%} on this path of the model: {recomputed}graphs that it "
+        f"shares with other paths run as was chosen for those, and the fastest plan takes {takes:.1%} more "
+        "time. Raise max_overhead, or wrap with inputs that take this path.",
         limit=0,
         least=least,
     )

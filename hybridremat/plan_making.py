@@ -76,6 +76,7 @@ def make_plan(
         request=request or Request(),
         details=_details(planning, chosen),
         reused_options=planning.reused_options,
+        pins=planning.pins,
         timings=dict(planning.timings),
     )
 

@@ -65,6 +65,16 @@ class Request:
 
 
 @dataclass(frozen=True)
+class PinRecord:
+    """One pattern of a policy: the values that it pins, and their bytes."""
+
+    pattern: str
+    action: str
+    values: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class FrontierPoint:
     """One plan of the frontier: ``peak`` in bytes, ``overhead`` and ``extra_flops`` as fractions."""
 

@@ -16,15 +16,21 @@ from hybridremat.blocks.reuse import reuse_options, structure
 from hybridremat.blocks.solve import solve_blocks
 from hybridremat.blocks.types import BlockBinding, BlockProblem, OptionSet
 from hybridremat.demands import NOTHING, Demands, schedule_needs
-from hybridremat.errors import InfeasibleLimitError
+from hybridremat.errors import InfeasibleLimitError, PolicyError
 from hybridremat.graph.chain import Chain
 from hybridremat.graph.joint import JointGraph, Phase, plain_schedule
+from hybridremat.graph.pins import Pins, obeys
 from hybridremat.graph.segment import block_sizes, segment
 from hybridremat.graph.validate import validate_chain
 from hybridremat.limits import format_bytes
+from hybridremat.plan_records import PinRecord
+from hybridremat.policy import Pinned
+from hybridremat.refusals import too_slow, too_slow_policy
 from hybridremat.sequence import SchedulePoint, frontier, merge_frontiers, schedule_point
 
 Progress = Callable[[str, int, int], None]
+
+NOTHING_PINNED = Pinned()
 
 
 @dataclass(frozen=True)
@@ -55,13 +61,16 @@ class Planning:
     chains
         One for each block size.
     candidates
-        The frontier, by rising peak and falling time; its last point is the plain step or better.
+        The frontier, by rising peak and falling time; its last point is the plain step or better, or,
+        where there are pins, the fastest step that obeys them.
     plain
         The plain step's figures.
     timings
         Seconds by stage.
     reused_options
         Whether some blocks have the options of others that differ in sizes.
+    pins
+        What the patterns of a policy pin; every candidate obeys them.
     """
 
     graph: JointGraph
@@ -70,6 +79,7 @@ class Planning:
     plain: SchedulePoint
     timings: dict[str, float] = field(compare=False)
     reused_options: bool = False
+    pins: tuple[PinRecord, ...] = ()
 
     def least(self, demands: Demands) -> Candidate:
         """The point that takes the least memory, the fastest of its kind."""
@@ -83,6 +93,11 @@ class Planning:
         """Extra flops as a fraction of the plain step's."""
         return point.flops / self.plain.flops - 1.0 if self.plain.flops else 0.0
 
+    @property
+    def fastest_overhead(self) -> float:
+        """The least overhead there is: 0 or less, except where a policy asks for recomputations."""
+        return self.overhead(self.candidates[-1].point)
+
     def choose(self, limit: int | None, max_overhead: float | None, demands: Demands = NOTHING) -> Candidate:
         """The fastest point under a limit (bytes), or the smallest within an overhead (fraction).
 
@@ -92,7 +107,11 @@ class Planning:
         ------
         InfeasibleLimitError
             If no point satisfies what was asked.
+        PolicyError
+            If what a policy wants recomputed takes more time than the overhead allows, whatever the limit.
         """
+        if max_overhead is not None and self.fastest_overhead > max_overhead + 1e-12:
+            raise too_slow_policy(max_overhead, self.fastest_overhead)
         needs = [self.needs(candidate, demands) for candidate in self.candidates]
         fitting = [
             c for c, need in zip(self.candidates, needs, strict=True) if limit is None or need <= limit
@@ -120,37 +139,20 @@ class Planning:
 
     def _infeasible(self, limit: int, least: int, demands: Demands) -> InfeasibleLimitError:
         share = 100 * least / self.plain.peak
+        under = f" under policy= ({len(self.pins)} patterns pin values)" if self.pins else ""
+        less = ", pin less" if self.pins else ""
         kept = f", {format_bytes(demands.reserve)} of it kept free by reserve=" if demands.reserve else ""
         if demands.forwards > 1:
             kept += f", for {demands.forwards} forwards at a time"
         return InfeasibleLimitError(
             f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
-            f"the least feasible limit for this model and input is {format_bytes(least)} ({least} bytes, "
-            f"{share:.1f} % of the plain step's {format_bytes(self.plain.peak)}). "
-            "Raise the limit to that, make the batch or the input smaller, or pass "
+            f"the least feasible limit for this model and input{under} is {format_bytes(least)} "
+            f"({least} bytes, {share:.1f} % of the plain step's {format_bytes(self.plain.peak)}). "
+            f"Raise the limit to that, make the batch or the input smaller{less}, or pass "
             'on_infeasible="least" to run the plan of least memory.',
             limit=limit,
             least=least,
         )
-
-
-def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> InfeasibleLimitError:
-    """The error for a limit that can be kept, but not within an overhead.
-
-    Parameters
-    ----------
-    takes
-        Overhead of the fastest plan under the limit.
-    least
-        Bytes of the least limit that can be kept within ``max_overhead``.
-    """
-    return InfeasibleLimitError(
-        f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: "
-        f"the fastest plan under that limit takes {takes:.1%} more time, and the least limit with that "
-        f"overhead is {format_bytes(least)} ({least} bytes). Raise one of the two, or give only one.",
-        limit=limit,
-        least=least,
-    )
 
 
 class OptionCache:
@@ -187,6 +189,7 @@ def plan_graph(
     workers: int | None = None,
     progress: Progress | None = None,
     reuse: bool = False,
+    pinned: Pinned = NOTHING_PINNED,
 ) -> Planning:
     """Segment, solve and compose: the whole frontier of a joint graph with costs.
 
@@ -198,13 +201,20 @@ def plan_graph(
         Called with (stage, done, total).
     reuse
         Whether options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.reuse`).
+    pinned
+        What a policy pins in this graph.
+
+    Raises
+    ------
+    PolicyError
+        If no schedule that was found obeys the pins.
     """
     report = progress or (lambda *_: None)
     plain = plain_point(graph)
     if not any(op.phase is Phase.BACKWARD for op in graph.ops):
-        return Planning(graph, (), (Candidate(plain, None),), plain, {})
+        return Planning(graph, (), (Candidate(plain, None),), plain, {}, pins=pinned.records)
     times = [time.perf_counter()]
-    chains = _chains(graph, report)
+    chains = _chains(graph, pinned.pins, report)
     bindings = [tuple(bind_block(chain, i) for i in range(len(chain.blocks))) for chain in chains]
     times.append(time.perf_counter())
     problems = [binding.problem for group in bindings for binding in group]
@@ -219,32 +229,35 @@ def plan_graph(
         ChainPlan(chain, group, tuple(options[binding.problem] for binding in group))
         for chain, group in zip(chains, bindings, strict=True)
     )
-    candidates = _candidates(plans, report)
+    candidates = _candidates(plans, pinned.pins, report)
     times.append(time.perf_counter())
     spent = (end - start for start, end in pairwise(times))
     timings = dict(zip(("segment", "solve blocks", "compose"), spent, strict=True))
-    return Planning(graph, plans, candidates, plain, timings, reused_options=bool(reused))
+    return Planning(graph, plans, candidates, plain, timings, bool(reused), pinned.records)
 
 
-def _chains(graph: JointGraph, report: Progress) -> list[Chain]:
+def _chains(graph: JointGraph, pins: Pins, report: Progress) -> list[Chain]:
     """The distinct chains that the block sizes give."""
     chains: list[Chain] = []
-    sizes = block_sizes(graph)
+    sizes = block_sizes(graph, pins)
     for size in sizes:
         report("segmenting", len(chains), len(sizes))
-        chain = segment(graph, max_ops=size)
+        chain = segment(graph, max_ops=size, pins=pins)
         validate_chain(chain)
         if chain not in chains:
             chains.append(chain)
     return chains
 
 
-def _candidates(plans: Sequence[ChainPlan], report: Progress) -> tuple[Candidate, ...]:
-    """The points of all chains' frontiers that none of another beats, each with its chain."""
+def _candidates(plans: Sequence[ChainPlan], pins: Pins, report: Progress) -> tuple[Candidate, ...]:
+    """The points of all chains' frontiers that obey and that none of another beats, each with its chain."""
     fronts = []
     for index, plan in enumerate(plans):
         report("composing", index, len(plans))
-        fronts.append(frontier(plan.chain, plan.bindings, plan.option_sets))
+        points = frontier(plan.chain, plan.bindings, plan.option_sets, pins)
+        fronts.append([p for p in points if obeys(plan.chain.graph, p.schedule, pins)])
+    if not any(fronts):
+        raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
     owner = {id(point): index for index, front in enumerate(fronts) for point in front}
     return tuple(Candidate(point, owner[id(point)]) for point in merge_frontiers(*fronts))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridremat.graph.joint import Schedule
-from hybridremat.plan_records import GraphBreak, Origin, PlanDetails, PlannedBlock, Request
+from hybridremat.plan_records import GraphBreak, Origin, PinRecord, PlanDetails, PlannedBlock, Request
 
 if TYPE_CHECKING:
     from hybridremat.explanations import BlockExplanation, ModuleExplanation
@@ -47,6 +47,8 @@ class Plan:
         For a step of several graphs, the plan of each distinct one; ``schedule`` is then empty.
     breaks
         The graph breaks between them, in the order of the forward.
+    pins
+        What each pattern of ``policy=`` pins.
     timings
         Seconds that planning took, by stage.
     cost_model
@@ -83,6 +85,7 @@ class Plan:
     reused_options: bool = False
     parts: tuple[Plan, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
+    pins: tuple[PinRecord, ...] = ()
     origin: Origin = field(default_factory=Origin)
     request: Request = field(default_factory=Request)
     details: PlanDetails | None = None

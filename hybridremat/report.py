@@ -12,12 +12,13 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hybridremat.block_rows import BlockRow, block_rows, module_tail, short_op
+from hybridremat.block_rows import BlockRow, block_rows, module_tail
 from hybridremat.explanation_text import format_time
 from hybridremat.limits import format_bytes
+from hybridremat.op_names import short_op
 
 if TYPE_CHECKING:
-    from hybridremat.plan_records import PlannedBlock, ValueRecord
+    from hybridremat.plan_records import PinRecord, PlannedBlock, ValueRecord
     from hybridremat.plans import Plan
 
 WIDTH = 120  # columns of text that goes to no terminal
@@ -66,6 +67,8 @@ def summary(plan: Plan) -> Table:
     if plan.reserve or plan.forwards > 1:
         grid.add_row("with your own code", _of_plain(plan.needed, plan))
     grid.add_row("least feasible", _of_plain(plan.least_peak, plan))
+    if plan.pins:
+        grid.add_row("policy", "; ".join(map(_pin, plan.pins)))
     for found in plan.breaks:
         place = found.place.rpartition("/")[2] or "an unknown place"
         across = f"{format_bytes(found.crossing_bytes)} cross it and are kept to the end of the step"
@@ -77,6 +80,11 @@ def summary(plan: Plan) -> Table:
     reused = "; block options of another input shape reused" if plan.reused_options else ""
     grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else "") + reused)
     return grid
+
+
+def _pin(record: PinRecord) -> str:
+    values = "1 value" if record.values == 1 else f"{record.values} values"
+    return f"{record.pattern} {record.action} ({values}, {format_bytes(record.bytes)})"
 
 
 def block_table(plan: Plan, *, everything: bool = False) -> Table:

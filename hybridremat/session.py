@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hybridremat.agreement import Agreement
@@ -22,6 +22,7 @@ from hybridremat.plan_cache import PlanCache, plan_key
 from hybridremat.plan_records import Origin
 from hybridremat.planner import OptionCache, Planning, Progress, plan_graph
 from hybridremat.plans import Plan
+from hybridremat.policy import require_matches, resolve_policy
 from hybridremat.settings import OnInfeasible, Settings
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Session:
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
         """See :class:`~hybridremat.backend.StepPlanner`."""
+        self.check_policy([step.graph])
         ready = None if self.only_frontier else self._ready(step)
         if ready is not None and ready.details is not None:
             self.adopt(ready)
@@ -129,6 +131,21 @@ class Session:
     def forget(self, plan: Plan) -> None:
         """Give up a plan that another one takes the place of."""
         self.plans.pop(plan.fingerprint, None)
+
+    def check_policy(self, graphs: Sequence[JointGraph]) -> None:
+        """Hold the policy against the graphs of a step, before anything is measured or planned.
+
+        A pattern has to match in the first input shape; in another one it may find nothing to pin.
+
+        Raises
+        ------
+        PolicyError
+            If it cannot be kept.
+        """
+        if not self.plans:
+            require_matches(graphs, self.settings.policy)
+        for graph in graphs:
+            resolve_policy(graph, self.settings.policy)
 
     def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
         """Hold the plan's figures against those of the emitted graphs, found by other means."""
@@ -199,7 +216,12 @@ class Session:
 
     def _planning(self, graph: JointGraph, timings: Mapping[str, float], *, reuse: bool) -> Planning:
         planning = plan_graph(
-            graph, cache=OPTIONS, workers=self.settings.workers, progress=self.progress, reuse=reuse
+            graph,
+            cache=OPTIONS,
+            workers=self.settings.workers,
+            progress=self.progress,
+            reuse=reuse,
+            pinned=resolve_policy(graph, self.settings.policy),
         )
         return replace(planning, timings={**timings, **planning.timings})
 

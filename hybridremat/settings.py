@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, TypedDict, cast, get_args
 
@@ -10,6 +11,7 @@ from hybridremat.errors import LimitError
 from hybridremat.graph.costs import CostModel, cost_model
 from hybridremat.limits import parse_bytes, parse_overhead, resolve_limit
 from hybridremat.plan_records import Request
+from hybridremat.policy import Action, Policy, validated_policy
 
 if TYPE_CHECKING:
     from hybridremat.plans import Plan
@@ -27,6 +29,7 @@ class AskedOfFrontier(TypedDict, total=False):
     grad_outputs: GradOutputs
     workers: int | None
     cache: bool
+    policy: Policy | None
 
 
 class AskedOfBatch(AskedOfFrontier, total=False):
@@ -69,6 +72,11 @@ class Settings:
     workers: int | None = None
     cache: bool = True
     reckoning: str = ""
+    policy: Policy | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.policy, Mapping):  # later shapes are planned with what was said now
+            object.__setattr__(self, "policy", dict(self.policy))
 
     def validated(self, *, need_limit: bool) -> Settings:
         """These settings, or a typed error about the first one that cannot be used.
@@ -79,6 +87,8 @@ class Settings:
             For a malformed limit, overhead or reserve, or neither limit nor overhead.
         CostModelError
             For an unknown cost model.
+        PolicyError
+            For a policy that is no mapping of patterns to actions.
         """
         if self.memory_limit is not None:
             resolve_limit(self.memory_limit, 1 << 40)
@@ -96,6 +106,8 @@ class Settings:
         _positive("max_plans", self.max_plans, "of input shapes")
         if self.workers is not None:
             _positive("workers", self.workers, "of processes, or None")
+        if self.policy is not None:
+            validated_policy(self.policy)
         _one_of("grad_outputs", self.grad_outputs, get_args(GradOutputs))
         _one_of("on_infeasible", self.on_infeasible, get_args(OnInfeasible))
         _one_of("graph_breaks", self.graph_breaks, get_args(GraphBreaks))
@@ -120,6 +132,7 @@ class Settings:
             max_overhead=plan.request.max_overhead,
             hold_outputs=plan.request.hold_outputs,
             grad_outputs=cast(GradOutputs, plan.request.grad_outputs),
+            policy={pin.pattern: cast(Action, pin.action) for pin in plan.pins} or None,
             reserve=plan.reserve,
             forwards=plan.forwards,
             reckoning=plan.request.reckoning,

@@ -90,6 +90,9 @@ class StepMaker:
             raise nothing_captured(self.model)
         if not survey.in_parts:
             return None
+        self.session.check_policy(list(survey.traced.values()))
+        if survey.refused is not None:
+            raise survey.refused
         return survey
 
     def _in_parts(self, survey: Survey) -> Step:

@@ -18,7 +18,7 @@ from torch import fx
 from hybridremat.backend import Backend, break_after
 from hybridremat.between import Recorder, measure_between
 from hybridremat.emitted_memory import EmittedMemory
-from hybridremat.errors import CaptureError
+from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.handed import handed
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.nodes import joint_outputs
@@ -57,6 +57,8 @@ class Survey:
         What the code before each run takes, and after the last one, if that has been measured.
     joined_bytes
         The largest gradient that several graphs make and autograd adds up.
+    refused
+        Why a graph cannot be planned as a part.
     """
 
     session: Session
@@ -65,6 +67,7 @@ class Survey:
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     between: list[Part | None] = field(default_factory=list)
     joined_bytes: int = 0
+    refused: PolicyError | None = None
     latest: str | None = None
     recorder: Recorder | None = None
     traced: dict[str, JointGraph] = field(default_factory=dict)
@@ -84,10 +87,16 @@ class Survey:
             costed, timings = self.session.with_costs(step)
             self.traced[name] = costed.graph
             if name not in self.plannings:
-                self.plannings[name] = self.session.planning_of(costed, timings)
+                self._plan(name, costed, timings)
         step = replace(step, graph=self.traced[name])
         self.latest = name
         return step, plain_schedule(step.graph), None
+
+    def _plan(self, key: str, step: TracedStep, timings: dict[str, float]) -> None:
+        try:
+            self.plannings[key] = self.session.planning_of(step, timings)
+        except PolicyError as error:  # a step of one graph holds fewer outputs, and may obey
+            self.refused = self.refused or error
 
     def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
         """Nothing to hold against."""

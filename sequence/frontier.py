@@ -15,9 +15,11 @@ from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.chain import Chain
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.memory import Replay, schedule_flops, schedule_time
+from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.sequence.decisions import Decision
 from hybridremat.sequence.dynamic import ChainTable, chain_table
 from hybridremat.sequence.flatten import Flattener
+from hybridremat.sequence.mend import Mender
 from hybridremat.sequence.problem import ChainProblem, chain_problem
 from hybridremat.sequence.rebuild import Rebuilder
 
@@ -58,11 +60,12 @@ class SchedulePoint:
 
 
 def frontier(
-    chain: Chain, bindings: Sequence[BlockBinding], option_sets: Sequence[OptionSet]
+    chain: Chain, bindings: Sequence[BlockBinding], option_sets: Sequence[OptionSet], pins: Pins = NO_PINS
 ) -> tuple[SchedulePoint, ...]:
     """The Pareto set of peak against time that the options of the blocks allow, sorted by peak.
 
-    The plain schedule is among the candidates, and its peak is the largest limit looked at.
+    The plain schedule is among the candidates, and its peak is the largest limit looked at. Schedules that do
+    not obey ``pins`` are mended (:mod:`hybridremat.sequence.mend`).
 
     Raises
     ------
@@ -71,7 +74,8 @@ def frontier(
     """
     graph = chain.graph
     replay = Replay(graph)
-    plain = schedule_point(graph, plain_schedule(graph), replay=replay)
+    mend = Mender(graph, pins, chain.rebuilt)
+    plain = schedule_point(graph, mend(plain_schedule(graph)), replay=replay)
     problem = chain_problem(chain, bindings, option_sets)
     flatten = Flattener(chain, bindings, option_sets)
     candidates: dict[tuple[Decision, ...], SchedulePoint] = {(): plain}
@@ -81,7 +85,8 @@ def frontier(
         for slot in spread(table.breakpoints(), most):
             decisions = rebuild(slot)
             if decisions not in candidates:
-                candidates[decisions] = schedule_point(graph, flatten(decisions), decisions, replay=replay)
+                schedule = mend(flatten(decisions))
+                candidates[decisions] = schedule_point(graph, schedule, decisions, replay=replay)
     return pareto(candidates.values())
 
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat.block_rows import block_rows, module_names, module_tail, short_op
+from hybridremat.block_rows import block_rows, module_names, module_tail
 from hybridremat.errors import InputError, PlanFormatError
 from hybridremat.explanation_text import block_text, format_time
 from hybridremat.graph.joint import Schedule
+from hybridremat.op_names import short_op
 from hybridremat.plan_codec import plan_from_dict
 from hybridremat.plan_file import read_plan, write_plan
 from hybridremat.plan_records import PlannedBlock, ValueRecord

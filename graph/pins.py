@@ -1,0 +1,52 @@
+"""Ops that the user has pinned, and whether a schedule does as they ask.
+
+A *kept* op runs once, in the forward; what the backward reads of it is what the forward left. Of a *remade*
+op the backward reads nothing that the forward left: it makes it again where it needs it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hybridremat.graph.joint import JointGraph, Schedule
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Ids of forward and optional ops: ``kept`` (must_save) and ``remade`` (must_recompute), disjoint."""
+
+    kept: frozenset[int] = frozenset()
+    remade: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.kept or self.remade)
+
+    def kept_values(self, graph: JointGraph) -> frozenset[int]:
+        """What the kept ops write."""
+        return frozenset(value for op in self.kept for value in graph.ops[op].writes)
+
+    def remade_values(self, graph: JointGraph) -> frozenset[int]:
+        """What the remade ops write."""
+        return frozenset(value for op in self.remade for value in graph.ops[op].writes)
+
+
+NO_PINS = Pins()
+
+
+def obeys(graph: JointGraph, schedule: Schedule, pins: Pins) -> bool:
+    """Whether a schedule does as the pins ask, execution by execution.
+
+    An optional op that is kept may also not run at all: nobody reads it then.
+    """
+    forward, backward = schedule.steps[: schedule.num_forward], schedule.steps[schedule.num_forward :]
+    if not pins.kept.isdisjoint(backward):
+        return False
+    if any(runs > 1 for op, runs in Counter(forward).items() if op in pins.kept):
+        return False
+    left_by_forward = set(pins.remade_values(graph))
+    for op in map(graph.ops.__getitem__, backward):
+        if not left_by_forward.isdisjoint(op.reads):
+            return False
+        left_by_forward.difference_update(op.writes)
+    return True
