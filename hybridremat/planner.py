@@ -26,7 +26,7 @@ from hybridremat.limits import format_bytes
 from hybridremat.plan_records import PinRecord
 from hybridremat.policy import Pinned
 from hybridremat.refusals import too_slow, too_slow_policy
-from hybridremat.sequence import SchedulePoint, frontier, merge_frontiers, schedule_point
+from hybridremat.sequence import Mender, SchedulePoint, frontier, merge_frontiers, schedule_point
 
 Progress = Callable[[str, int, int], None]
 
@@ -212,7 +212,8 @@ def plan_graph(
     report = progress or (lambda *_: None)
     plain = plain_point(graph)
     if not any(op.phase is Phase.BACKWARD for op in graph.ops):
-        return Planning(graph, (), (Candidate(plain, None),), plain, {}, pins=pinned.records)
+        only = schedule_point(graph, Mender(graph, pinned.pins)(plain.schedule))
+        return Planning(graph, (), (Candidate(only, None),), plain, {}, pins=pinned.records)
     times = [time.perf_counter()]
     chains = _chains(graph, pinned.pins, report)
     bindings = [tuple(bind_block(chain, i) for i in range(len(chain.blocks))) for chain in chains]

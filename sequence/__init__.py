@@ -18,6 +18,7 @@ from hybridremat.sequence.decisions import (
 from hybridremat.sequence.dynamic import ChainTable, chain_table
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point
+from hybridremat.sequence.mend import Mender
 from hybridremat.sequence.problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures, chain_problem
 from hybridremat.sequence.rebuild import InfeasibleSlotError, Rebuilder
 
@@ -33,6 +34,7 @@ __all__ = [
     "Forward",
     "ForwardOption",
     "InfeasibleSlotError",
+    "Mender",
     "OptionFigures",
     "Rebuilder",
     "SchedulePoint",

@@ -1,0 +1,193 @@
+"""Pins on joint graphs: what a schedule obeys, how one is mended, and that whole plans obey."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase as Stage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import Net, transformer
+from quick_planning import QuickOptions
+from test_segment import joint_graphs
+
+from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
+from hybridremat.graph.memory import step_memory
+from hybridremat.graph.pins import Pins, obeys
+from hybridremat.graph.segment import segment
+from hybridremat.graph.validate import validate_chain
+from hybridremat.planner import plan_graph
+from hybridremat.policy import Pinned
+from hybridremat.sequence.mend import Mender
+
+
+def origins(graph: JointGraph, schedule: Schedule) -> list[tuple[int, int, str, str]]:
+    """Every read as (reader, value, phase of the reader, phase of the run that made what it reads)."""
+    holds: dict[int, str] = {}
+    found = []
+    for place, op in enumerate(schedule.steps):
+        phase = "forward" if place < schedule.num_forward else "backward"
+        for value in graph.ops[op].reads:
+            if graph.values[value].producer is not None:
+                found.append((op, value, phase, holds[value]))
+        holds.update(dict.fromkeys(graph.ops[op].writes, phase))
+    return found
+
+
+def broken_promises(graph: JointGraph, schedule: Schedule, pins: Pins) -> list[str]:
+    """What a schedule does that pins forbid, found by running it."""
+    broken = []
+    for op in sorted(pins.kept):
+        runs = [place for place, other in enumerate(schedule.steps) if other == op]
+        if len(runs) > 1 or any(place >= schedule.num_forward for place in runs):
+            broken.append(f"{op} runs at {runs}")
+    for reader, value, phase, made in origins(graph, schedule):
+        if graph.values[value].producer in pins.remade and (phase, made) == ("backward", "forward"):
+            broken.append(f"{reader} reads {value} as the forward left it")
+    return broken
+
+
+@st.composite
+def pinned_graphs(draw: st.DrawFn) -> tuple[JointGraph, Pins]:
+    graph = draw(joint_graphs())
+    kept, remade = set(), set()
+    held = graph.held_outputs | graph.gradients
+    for op in graph.ops:
+        if op.phase is Phase.BACKWARD:
+            continue
+        what = draw(st.integers(0, 3))
+        if what == 0:
+            kept.add(op.id)
+        elif what == 1 and op.recomputable and held.isdisjoint(op.writes):
+            remade.add(op.id)
+    return graph, Pins(frozenset(kept), frozenset(remade))
+
+
+def alive(graph: JointGraph) -> set[int]:
+    """Ops that the step cannot do without: dead optional ops are none of them."""
+    found = {op.id for op in graph.ops if op.phase is not Phase.OPTIONAL or not op.recomputable}
+    found |= {op.id for op in graph.ops if graph.gradients & set(op.writes)}
+    for op in reversed(graph.ops):
+        if op.id in found:
+            found |= {made for v in op.reads if (made := graph.values[v].producer) is not None}
+    return found
+
+
+def remade_for_the_backward(graph: JointGraph, pins: Pins) -> set[int]:
+    """Remade ops that any step which obeys has to run in the backward, if no optional op runs before."""
+    late = {op.id for op in graph.ops if op.phase is not Phase.FORWARD} & alive(graph)
+    while True:
+        read = {graph.values[v].producer for op in late for v in graph.ops[op].reads}
+        if not read & pins.remade - late:
+            return late & pins.remade
+        late |= read & pins.remade
+
+
+@settings(max_examples=150, deadline=None)
+@given(pinned_graphs())
+def test_a_mended_plain_step_obeys_and_runs_nothing_in_vain(case):
+    graph, pins = case
+    plain = plain_schedule(graph)
+    assert obeys(graph, plain, pins) == (not broken_promises(graph, plain, pins))
+    mended = Mender(graph, pins)(plain)
+    step_memory(graph, mended)  # raises if a value is read before it is made
+    assert broken_promises(graph, mended, pins) == []
+    assert obeys(graph, mended, pins)
+    assert alive(graph) <= set(mended.steps)
+    once = {op.id for op in graph.ops if not op.recomputable or op.phase is Phase.BACKWARD} | pins.kept
+    assert all(mended.steps.count(op) <= (1 if op in once else 2) for op in set(mended.steps))
+    forward, backward = set(mended.steps[: mended.num_forward]), set(mended.steps[mended.num_forward :])
+    if not any(graph.ops[op].phase is Phase.OPTIONAL for op in forward):
+        assert backward & pins.remade & alive(graph) == remade_for_the_backward(graph, pins)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pinned_graphs(), st.integers(2, 9))
+def test_chains_know_the_pins(case, max_ops):
+    graph, pins = case
+    chain = segment(graph, max_ops=max_ops, pins=pins)
+    validate_chain(chain)
+    assert {v for op in pins.kept for v in graph.ops[op].writes} <= chain.always
+    remade = {v for op in pins.remade for v in graph.ops[op].writes}
+    assert chain.remade == remade - chain.always - set().union(*chain.boundary)
+
+
+@settings(max_examples=80, deadline=None, phases=[Stage.explicit, Stage.reuse, Stage.generate])
+@given(pinned_graphs())
+def test_every_point_of_a_plan_obeys(case):
+    graph, pins = case
+    planning = plan_graph(graph, cache=QuickOptions(), pinned=Pinned(pins))
+    for candidate in planning.candidates:
+        schedule = candidate.point.schedule
+        assert broken_promises(graph, schedule, pins) == []
+        assert candidate.point.peak == step_memory(graph, schedule).peak
+
+
+def ops_of(graph: JointGraph, target: str) -> frozenset[int]:
+    return frozenset(op.id for op in graph.ops if op.target == target)
+
+
+def planned(graph: JointGraph, pins: Pins):
+    return plan_graph(graph, cache=QuickOptions(), pinned=Pinned(pins)).candidates
+
+
+def test_a_cheap_pin_costs_its_op_alone_and_keeps_the_frontier_below_plain():
+    graph = transformer(4)
+    bends = ops_of(graph, "bend")
+    free, points = planned(graph, Pins()), planned(graph, Pins(remade=bends))
+    extra = sum(graph.ops[op].time for op in bends)
+    assert points[-1].point.time == free[-1].point.time + extra
+    # It is recomputed without a word where memory is short, so the least memory is the same.
+    assert points[0].point.peak == free[0].point.peak
+
+
+def test_what_is_kept_is_made_once_at_the_least_memory_too():
+    graph = transformer(4)
+    wide = frozenset(op.id for op in graph.ops if op.target == "linear" and op.time == 400)
+    free, points = planned(graph, Pins()), planned(graph, Pins(kept=wide))
+    assert all(p.point.schedule.steps.count(op) == 1 for p in points for op in wide)
+    assert any(free[0].point.schedule.steps.count(op) > 1 for op in wide)
+    assert free[0].point.peak < points[0].point.peak < free[-1].point.peak
+
+
+def test_no_cut_where_a_value_to_be_made_again_would_cross():
+    graph = transformer(4)
+    for target in ("attention", "bend", "normalize"):
+        remade = {v for op in ops_of(graph, target) for v in graph.ops[op].writes}
+        for size in (3, 7, 12):
+            chain = segment(graph, max_ops=size, pins=Pins(remade=ops_of(graph, target)))
+            assert remade.isdisjoint(frozenset().union(*chain.boundary))
+            assert chain.remade == remade
+
+
+def test_a_value_that_crosses_all_cuts_is_made_again_all_the_same():
+    graph = transformer(3)
+    pins = Pins(remade=ops_of(graph, "add"))
+    points = planned(graph, pins)
+    assert len(points) > 3
+    assert not any(broken_promises(graph, p.point.schedule, pins) for p in points)
+
+
+def test_an_optional_op_is_kept_though_what_it_is_made_of_is_not():
+    net = Net()
+    value = net.layer("linear", [net.input()], 100, weight=8)
+    far = net.optional([value], 50)
+    near = net.optional([far], 10)
+    tangent = net.input(8, tangent=True)
+    net.held.add(net.layer("loss", [value], 1))
+    first = net.backward([tangent, near], 20)
+    net.backward([first, far], 8, gradient=True)
+    graph = net.joint()
+    pins = Pins(kept=frozenset({graph.values[near].producer}), remade=frozenset({graph.values[far].producer}))
+    for point in planned(graph, pins):
+        assert broken_promises(graph, point.point.schedule, pins) == []
+        assert graph.values[near].producer in point.point.schedule.steps[: point.point.schedule.num_forward]
+
+
+@pytest.mark.parametrize("where", ["boundary", "always"])
+def test_a_chain_that_keeps_what_is_to_be_made_again_is_refused(where):
+    chain = segment(transformer(3), max_ops=4)
+    kept = chain.always if where == "always" else chain.boundary[1]
+    with pytest.raises(ValueError, match="are to be made again, but the chain keeps them"):
+        validate_chain(replace(chain, remade=frozenset(sorted(kept)[:1])))
