@@ -71,11 +71,13 @@ def _ordered_ops(chain: Chain, block: Block) -> tuple[int, ...]:
 
 
 def _check_reads(chain: Chain, index: int, ops: tuple[int, ...], made: set[int]) -> None:
-    graph = chain.graph
+    graph, backward = chain.graph, set(chain.blocks[index].backward)
+    # an optional op may stand in the backward of one block, and hand down what it makes
+    handed = chain.gradient_boundary[index + 1] | graph.gradients
     for op in (*ops, *chain.blocks[index].backward):
         for v in graph.ops[op].reads:
             producer = graph.producer(v)
-            if producer is None or producer.phase is Phase.BACKWARD:
+            if producer is None or producer.phase is Phase.BACKWARD or producer.id in backward or v in handed:
                 continue
             if v not in made and v not in chain.boundary[index] and v not in chain.always:
                 raise ValueError(

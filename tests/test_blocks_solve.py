@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -94,3 +95,17 @@ def test_binding_of_a_block() -> None:
 def test_binding_names_a_value_that_is_not_kept() -> None:
     with pytest.raises(ValueError, match="block 0: g0 reads v6, made by mask"):
         bind_block(chain(optional=()), 0)
+
+
+def test_an_optional_value_may_be_handed_down_to_another_block() -> None:
+    # Too expensive to be made by both blocks, the optional op stands in the backward of the later one.
+    before = chain()
+    handed = replace(
+        before,
+        blocks=(Block((0, 1), (), (5, 6)), Block((2,), (), (4, 3))),
+        boundary=(frozenset(), frozenset({1, 2}), frozenset()),
+        gradient_boundary=(frozenset(), frozenset({6, 7}), frozenset()),
+    )
+    assert bind_block(handed, 0).problem.gradient_in == 64 + 2
+    with pytest.raises(ValueError, match="block 0: g0 reads v6"):
+        bind_block(replace(handed, gradient_boundary=before.gradient_boundary), 0)
