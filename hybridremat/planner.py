@@ -139,7 +139,7 @@ class Planning:
 
     def _infeasible(self, limit: int, least: int, demands: Demands) -> InfeasibleLimitError:
         share = 100 * least / self.plain.peak
-        under = f" under policy= ({len(self.pins)} patterns pin values)" if self.pins else ""
+        under = f" under policy= ({', '.join(pin.pattern for pin in self.pins)})" if self.pins else ""
         less = ", pin less" if self.pins else ""
         kept = f", {format_bytes(demands.reserve)} of it kept free by reserve=" if demands.reserve else ""
         if demands.forwards > 1:
