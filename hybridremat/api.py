@@ -159,7 +159,7 @@ def wrap(
 
     policy
         What to save or recompute in any case, by module path and op:
-        ``{"transformer.h.*.attn": "must_save", "transformer.h.*.mlp:gelu": "must_recompute"}``. A pattern is
+        ``{"transformer.h.*.mlp.act": "must_recompute", "transformer.h.*:addmm": "must_save"}``. A pattern is
         ``MODULE`` or ``MODULE:OP``, both globs (``*`` matches dots too). A module stands for all below it,
         ``*`` for the whole model. OP is matched against the short name that plans show (``addmm``, ``gelu``)
         and the full one (``aten.gelu.default``). What a ``must_save`` op makes is kept from the forward and

@@ -29,7 +29,7 @@ examples:
   hybridremat batch train.py:make --limit 6GiB          the largest batch that fits; yours: make(batch)
 """
 COST_MODELS = "source of times: profile (default), roofline or flops"
-PIN = "MODULE[:OP]=must_save or =must_recompute, both globs: h.*.mlp:gelu=must_recompute; may be repeated"
+PIN = "MODULE[:OP]=must_save or =must_recompute, both globs: h.*.mlp.act=must_recompute; may be repeated"
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 

@@ -15,7 +15,7 @@ from hybridremat.plan_records import PinRecord
 Action = Literal["must_save", "must_recompute"]
 Policy = Mapping[str, Action]
 
-EXAMPLE = '{"transformer.h.*.attn": "must_save", "transformer.h.*.mlp:gelu": "must_recompute"}'
+EXAMPLE = '{"transformer.h.*.mlp.act": "must_recompute", "transformer.h.*:addmm": "must_save"}'
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,16 @@ def test_plan_prints_writes_and_is_read_again(models, capsys):
     assert "there is no block 99" in failed(capsys, "inspect", "plan.json", "--block", "99")
 
 
+def test_pins_are_a_policy(models, capsys):
+    pins = ["--pin", "layers.[01]=must_save", "--pin", "*:gelu=must_recompute"]
+    assert cli.main(["plan", f"{models}:make", "--limit", "99%", "--json", *pins, *QUICK]) == 0
+    kept, remade = json.loads(capsys.readouterr().out)["pins"]
+    assert (kept["pattern"], kept["action"], kept["values"]) == ("layers.[01]", "must_save", 2)
+    assert (remade["pattern"], remade["action"], remade["values"]) == ("*:gelu", "must_recompute", 4)
+    assert cli.main(["inspect", f"{models}:make", "--limit", "99%", *pins, *QUICK]) == 0
+    assert "*:gelu must_recompute (4 values" in capsys.readouterr().out
+
+
 def test_json_is_the_whole_plan(models, capsys):
     assert cli.main(["plan", "mymodels:make_with_args", "--max-overhead", "0.5", "--json", *QUICK]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -114,6 +124,13 @@ def test_inspect_plans_a_model_by_itself(models, capsys):
         (["plan", "mymodels.py:make", "--limit", "10", *QUICK], "the least feasible limit"),
         (["plan", "mymodels.py:make", "--max-overhead", "much"], "max_overhead='much' cannot be read"),
         (["plan", "mymodels.py:make", "--limit", "50%", "--cost-model", "guess"], "guess"),
+        (["plan", "mymodels.py:make", "--limit", "50%", "--pin", "layers"], "'' is no pattern"),
+        (["plan", "mymodels.py:make", "--limit", "50%", "--pin", "layers=keep"], "'keep' is neither"),
+        (["plan", "mymodels.py:make", "--limit", "50%", "--pin", "lawyers=must_save", *QUICK], "'layers'"),
+        (
+            ["plan", "mymodels.py:make", "--limit", "50%", "--pin=*=must_save", "--pin=*=must_recompute"],
+            "'*' is pinned twice",
+        ),
         (["inspect", "missing.json"], "missing.json"),
         (["inspect", "mymodels.py"], "mymodels.py is no plan"),
         (["demo", "--models", "gpt2,gpt9"], "no demo model gpt9; there are gpt2, resnet50, llama"),
