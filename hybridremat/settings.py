@@ -11,7 +11,7 @@ from hybridremat.errors import LimitError
 from hybridremat.graph.costs import CostModel, cost_model
 from hybridremat.limits import parse_bytes, parse_overhead, resolve_limit
 from hybridremat.plan_records import Request
-from hybridremat.policy import Action, Policy, validated_policy
+from hybridremat.policy import Policy, policy_of, validated_policy
 
 if TYPE_CHECKING:
     from hybridremat.plans import Plan
@@ -132,7 +132,7 @@ class Settings:
             max_overhead=plan.request.max_overhead,
             hold_outputs=plan.request.hold_outputs,
             grad_outputs=cast(GradOutputs, plan.request.grad_outputs),
-            policy={pin.pattern: cast(Action, pin.action) for pin in plan.pins} or None,
+            policy=policy_of(plan),
             reserve=plan.reserve,
             forwards=plan.forwards,
             reckoning=plan.request.reckoning,

@@ -15,12 +15,14 @@ from hybridremat.graph.joint import Schedule
 from hybridremat.graph.memory import Replay, schedule_time
 from hybridremat.plan_records import PlanDetails
 from hybridremat.plans import Plan
+from hybridremat.policy import policy_of, resolve_policy
 from hybridremat.sequence import (
     Backward,
     DeadRemover,
     Decision,
     Flattener,
     ForwardOption,
+    Mender,
     Solo,
     block_decisions,
 )
@@ -80,6 +82,7 @@ class WhatIf:
         self._sets = [details.option_sets[number] for number in details.option_set_of]
         bindings = [bind_block(chain, index) for index in range(len(chain.blocks))]
         self._flatten = Flattener(chain, bindings, self._sets)
+        self._mend = Mender(self._graph, resolve_policy(self._graph, policy_of(plan)).pins, chain.rebuilt)
         self._remove_dead = DeadRemover(self._graph, chain.rebuilt)
         self._chosen = {decision.block: decision for decision in block_decisions(details.decisions)}
 
@@ -142,7 +145,8 @@ class WhatIf:
                 return replace(decision, option=number)
             return decision
 
-        return self._changed(self._flatten([changed(decision) for decision in self._details.decisions]))
+        decisions = [changed(decision) for decision in self._details.decisions]
+        return self._changed(self._mend(self._flatten(decisions)))
 
     def _changed(self, schedule: Schedule) -> Change:
         needed = schedule_needs(self._graph, schedule, self._demands)

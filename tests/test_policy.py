@@ -20,6 +20,7 @@ from hybridremat.graph.pins import Pins
 from hybridremat.patterns import Pattern
 from hybridremat.plan_file import plan_from_dict
 from hybridremat.policy import require_matches, resolve_policy
+from hybridremat.what_if import WhatIf
 
 
 @pytest.fixture(autouse=True)
@@ -238,6 +239,27 @@ def test_a_later_shape_is_planned_with_the_policy_of_the_first():
     assert all(
         torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True)
     )
+
+
+def test_a_plan_from_a_file_brings_its_policy_to_later_shapes(tmp_path):
+    model, batch = small("transformer")
+    policy = {"*:gelu": "must_recompute"}
+    hybridremat.plan(model, kwargs=batch, memory_limit="90%", policy=policy, **HOW).save(tmp_path / "p.json")
+    with pytest.raises(hybridremat.PolicyError, match="plan= brings the policy"):
+        hybridremat.wrap(model, kwargs=batch, plan=tmp_path / "p.json", policy=policy, **HOW)
+    hybridremat.wrap(model, kwargs=batch, plan=tmp_path / "p.json", **HOW)
+    later = hybridremat.prepare(model, kwargs={"tokens": torch.randint(0, 50, (3, 16))})
+    assert [(pin.pattern, pin.action, pin.values) for pin in later.pins] == [("*:gelu", "must_recompute", 2)]
+
+
+def test_what_another_option_would_do_is_told_under_the_policy():
+    model, batch = small("transformer")
+    # the residual stream crosses every cut, so that all schedules of the chains have to be mended
+    policy = {"blocks": "must_recompute"}
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="80%", policy=policy, **HOW)
+    what_if = WhatIf(plan, plan.details)
+    changes = [c for block in range(len(plan.blocks)) for _, _, c in what_if.options(block) if c is not None]
+    assert changes and all(change.more_time >= 0 for change in changes if change.fits)
 
 
 class Broken(nn.Module):
