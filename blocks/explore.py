@@ -87,9 +87,13 @@ class _Interval:
 
 def _ends(surface: Surface) -> list[Option]:
     """The fastest and the leanest of each family, and the fastest solo option."""
-    ends = surface.solo[:1]
+    problem, ends = surface.lattice.problem, surface.solo[:1]
     for family in surface.families:
-        options = [option for option in surface.options if option.idle >= family.idle]
+        options = [
+            option
+            for option in surface.options
+            if option.idle >= family.idle and (family.late or not problem.is_late(option))
+        ]
         if options:
             ends.append(min(options, key=lambda o: (o.time, o.saved_bytes)))
             ends.append(min(options, key=lambda o: (o.saved_bytes, o.time)))

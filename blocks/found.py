@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridremat.blocks.types import Option
+from hybridremat.blocks.types import BlockProblem, Option
 
 
 class Found:
-    """Options and their figures: saved bytes, higher peak, time, and the far outputs not left alone."""
+    """Options and their figures: saved bytes, higher peak, time, whether late, far outputs not left alone."""
 
-    def __init__(self, far: frozenset[int]) -> None:
+    def __init__(self, problem: BlockProblem) -> None:
         self.options: list[Option] = []
-        self._far = sorted(far)
-        self._figures = np.empty((64, 3 + len(self._far)), np.int64)
+        self._problem, self._far = problem, sorted(problem.far)
+        self._figures = np.empty((64, 4 + len(self._far)), np.int64)
 
     def add(self, option: Option) -> None:
         """One more option."""
@@ -21,12 +21,15 @@ class Found:
         if count == len(self._figures):
             self._figures = np.concatenate((self._figures, np.empty_like(self._figures)))
         peak = max(option.forward_peak, option.backward_peak)
-        self._figures[count] = (option.saved_bytes, peak, option.time, *self._read(option.idle))
+        late = self._problem.is_late(option)
+        self._figures[count] = (option.saved_bytes, peak, option.time, late, *self._read(option.idle))
         self.options.append(option)
 
-    def as_good(self, saved: int, peak: int, time: int, idle: frozenset[int]) -> Option | None:
-        """The first option that needs no more of anything and leaves as much alone."""
-        most = np.array((saved, peak, time, *self._read(idle)))
+    def as_good(
+        self, saved: int, peak: int, time: int, idle: frozenset[int], *, late: bool = False
+    ) -> Option | None:
+        """The first option that needs no more of anything, leaves as much alone, and is late only if asked."""
+        most = np.array((saved, peak, time, late, *self._read(idle)))
         worse = (self._figures[: len(self.options)] > most).max(axis=1)
         good = np.flatnonzero(~worse)
         return self.options[good[0]] if len(good) else None

@@ -50,7 +50,7 @@ def enumerate_options(problem: BlockProblem, effort: Effort = DEFAULT_EFFORT) ->
             solves=ordinary.solves + solo.solves,
             unproved=ordinary.unproved + solo.unproved,
         )
-    if not found.options:
+    if all(problem.is_late(option) for option in found.options):
         raise ValueError(f"no option found for a block of {len(problem.ops)} ops")
     return found
 
@@ -62,21 +62,33 @@ def _sweep(lattice: Lattice, effort: Effort) -> OptionSet:
     surface = Surface(lattice, tolerance=int(effort.tolerance * forward_time / tick))
     limits = max(effort.least_limits, min(effort.limits, effort.entries // lattice.work))
     explore(surface, limits=limits, resolution=effort.limit_resolution, much=forward_time // (4 * tick) + 1)
-    return OptionSet(nondominated(surface.options), nondominated(surface.solo), solves=surface.sweeps)
+    options = nondominated(surface.options, lattice.problem)
+    return OptionSet(options, nondominated(surface.solo), solves=surface.sweeps)
 
 
-def nondominated(options: Sequence[Option]) -> tuple[Option, ...]:
+def nondominated(options: Sequence[Option], problem: BlockProblem | None = None) -> tuple[Option, ...]:
     """Options not matched or beaten in all four figures by another, by time, then saved bytes.
 
-    An option that leaves far outputs alone is beaten only by one that leaves them alone, too.
+    An option that leaves far outputs alone is beaten only by one that leaves them alone, too, and one that is
+    not late for ``problem`` only by another such.
     """
     ordered = sorted(
-        options, key=lambda o: (*_figures(o), -len(o.idle), o.saved, o.optional_forward, o.recompute)
+        options,
+        key=lambda o: (
+            *(*_figures(o), -len(o.idle), problem is not None and problem.is_late(o)),
+            *(o.saved, o.optional_forward, o.recompute),
+        ),
     )
     if not ordered:
         return ()
     far = sorted(frozenset[int]().union(*(o.idle for o in ordered)))
-    table = np.array([(*_figures(o), *(d not in o.idle for d in far)) for o in ordered])
+    late = [problem is not None and problem.is_late(o) for o in ordered]
+    table = np.array(
+        [
+            (*_figures(o), *(d not in o.idle for d in far), after)
+            for o, after in zip(ordered, late, strict=True)
+        ]
+    )
     kept: list[int] = []
     for place, figures in enumerate(table):
         if not (table[kept] <= figures).all(axis=1).any():

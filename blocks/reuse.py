@@ -28,13 +28,13 @@ def structure(problem: BlockProblem) -> Hashable:
 def reuse_options(problem: BlockProblem, known: OptionSet) -> OptionSet:
     """The options of a block of the same :func:`structure`, with the figures that they have in this one."""
     return OptionSet(
-        options=nondominated(_counted(problem, known.options, solo=False)),
+        options=nondominated(_counted(problem, known.options, solo=False), problem),
         solo=nondominated(_counted(problem, known.solo, solo=True)),
     )
 
 
 def _counted(problem: BlockProblem, options: Iterable[Option], *, solo: bool) -> list[Option]:
     return [
-        simulate_option(problem, option.saved, option.optional_forward, option.recompute, solo=solo)
+        simulate_option(problem.again, option.saved, option.optional_forward, option.recompute, solo=solo)
         for option in options
     ]

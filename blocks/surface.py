@@ -7,7 +7,7 @@ leaves it alone. That is no figure of the block, so such options are looked for 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Final
 
@@ -28,10 +28,14 @@ MOST_ENTRIES: Final = 2**19
 
 @dataclass(frozen=True)
 class Family:
-    """Options that leave the far outputs ``idle`` alone: their sets of values, by rising saved bytes."""
+    """Options that leave the far outputs ``idle`` alone: their sets of values, by rising saved bytes.
+
+    ``late``: they may save what must not be saved, for a block that runs again in the backward.
+    """
 
     idle: frozenset[int]
     order: NDArray[np.int64]
+    late: bool = False
 
 
 @dataclass
@@ -53,7 +57,8 @@ class Surface:
     def __post_init__(self) -> None:
         self.forward = forward_side(self.lattice)
         self.families = tuple(_families(self.lattice, self.forward.saved))
-        self._ordinary, self._alone = Found(self.lattice.problem.far), Found(frozenset())
+        problem = self.lattice.problem
+        self._ordinary, self._alone = Found(problem), Found(replace(problem, far=frozenset()))
         self.batch = max(1, min(16, MOST_ENTRIES >> len(self.lattice.values)))
 
     @property
@@ -106,13 +111,16 @@ class Surface:
         """Add the option of one set, unless a known one is as good; its peak in units."""
         unit, tick = self.lattice.scale.unit, self.lattice.scale.tick
         saved = int(self.forward.saved[chosen])
-        option = self._ordinary.as_good(saved * unit, limit * unit, time * tick, family.idle)
+        option = self._ordinary.as_good(
+            saved * unit, limit * unit, time * tick, family.idle, late=family.late
+        )
         if option is None:
             last = len(self.lattice.values) - 1
             axes = (ds for axis, ds in enumerate(self.lattice.values) if chosen >> (last - axis) & 1)
             early = [c for c, runs in self.forward.runs.items() if runs[chosen]]
             again = decode(self.lattice, sweep, chosen, k)
-            option = simulate_option(self.lattice.problem, [d for ds in axes for d in ds], early, again)
+            problem = self.lattice.problem.again if family.late else self.lattice.problem
+            option = simulate_option(problem, [d for ds in axes for d in ds], early, again)
             self._ordinary.add(option)
         return self._peak(option)
 
@@ -137,6 +145,8 @@ def _families(lattice: Lattice, saved: NDArray[np.int64]) -> Iterator[Family]:
     unread = problem.far.difference(*lattice.values)
     sets = np.argsort(saved, kind="stable")
     barred = sum(1 << (last - axis) for axis, ds in enumerate(lattice.values) if problem.never_saved & {*ds})
+    if barred:
+        yield Family(unread, sets, late=True)
     sets = sets[sets & barred == 0]
     # none, each alone, all: the sets between bring little
     for count in sorted({0, min(1, len(axes)), len(axes)}):

@@ -6,7 +6,7 @@ Transformer) are equal and hash alike. A :class:`BlockBinding` ties it to the op
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,15 @@ class BlockProblem:
     far: frozenset[int] = frozenset()
     never_saved: frozenset[int] = frozenset()
 
+    @property
+    def again(self) -> BlockProblem:
+        """The block where its forward runs again within the backward: what it saves there may be anything."""
+        return replace(self, never_saved=frozenset())
+
+    def is_late(self, option: Option) -> bool:
+        """Whether an ordinary option saves what must not be saved: it is only for such a run."""
+        return not self.never_saved.isdisjoint(option.saved)
+
 
 @dataclass(frozen=True)
 class BlockBinding:
@@ -115,6 +124,8 @@ class Option:
 @dataclass(frozen=True)
 class OptionSet:
     """Pareto set of one block: ordinary options, and solo options (nothing saved, output not made).
+
+    Some of the ordinary ones may be late (:meth:`BlockProblem.is_late`).
 
     ``solves`` counts the solves (or the peak limits, where one sweep solves for all saved sizes) and
     ``unproved`` those that ended without a proof of optimality.

@@ -8,13 +8,16 @@ What is free when a far value has ended (:mod:`hybridremat.sequence.endings`) co
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from hybridremat.sequence.choices import Choices, Integers, Kind, Splits
 from hybridremat.sequence.endings import NOTHING, Ending, FarReaders, members_of
 from hybridremat.sequence.problem import ChainProblem
+
+NEVER: Final = 1 << 40
+"""More slots than there are."""
 
 
 class _After(NamedTuple):
@@ -37,6 +40,7 @@ class Moves:
         self._options = [
             _columns(b.options, "saved", "forward_peak", "backward_peak", "time") for b in problem.blocks
         ]
+        self._late = [np.array([o.late for o in b.options], bool) for b in problem.blocks]
         self._solo = [_columns(b.solo, "backward_peak", "time") for b in problem.blocks]
         self._forward_time = np.array([b.forward_time for b in problem.blocks], np.int64)
         self._boundary = np.array(problem.boundary_bytes, np.int64)
@@ -68,6 +72,8 @@ class Moves:
         )
         saved = self._slots(saved - _of([a.dead for a in after], kind))
         least = np.maximum(np.maximum(self._slots(np.maximum(forward, backward)), saved), 0)
+        if t == self.length - 1:  # the step's first forward, and what it saves waits for the backward
+            least[self._late[s]] = NEVER
         time = time + self._forward_time[s]
         order = np.lexsort((np.arange(len(saved)), saved, least, time))
         useful = order[_undominated(least[order], saved[order], kind[order], kinds)]

@@ -21,7 +21,8 @@ class OptionFigures:
     """An ordinary option: S_o, pf_o and pb_o in bytes, extra time in nanoseconds.
 
     ``idle`` are those far values that the block makes and this option's backward does not read, ``touched``
-    those that enter the block and its backward reads; by rank among the block's.
+    those that enter the block and its backward reads; by rank among the block's. ``late`` ones save what must
+    not wait for the backward: they are for blocks that run again in it.
     """
 
     saved: int
@@ -30,6 +31,7 @@ class OptionFigures:
     time: int
     idle: frozenset[int] = frozenset()
     touched: frozenset[int] = frozenset()
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,13 @@ def _figures(reads: BlockReads, options: OptionSet, gradient_bytes: int) -> Bloc
     return BlockFigures(
         tuple(
             OptionFigures(
-                o.saved_bytes, o.forward_peak, o.backward_peak, o.time, reads.idle(o), reads.touched(o)
+                o.saved_bytes,
+                o.forward_peak,
+                o.backward_peak,
+                o.time,
+                reads.idle(o),
+                reads.touched(o),
+                reads.late(o),
             )
             for o in options.options
         ),

@@ -28,6 +28,10 @@ class BlockReads:
         left = {self._binding.values[d] for d in option.idle}
         return frozenset(rank for rank, value in enumerate(self._made) if value in left)
 
+    def late(self, option: Option) -> bool:
+        """Whether the option saves what the backward must not read as the first forward left it."""
+        return self._binding.problem.is_late(option)
+
     def touched(self, option: Option) -> frozenset[int]:
         """Far values entering here that the option's backward reads."""
         again = {self._binding.ops[c] for cs in option.recompute for c in cs}

@@ -19,6 +19,7 @@ from hybridremat.graph.segment import segment
 from hybridremat.graph.validate import validate_chain
 from hybridremat.planner import plan_graph
 from hybridremat.policy import Pinned
+from hybridremat.sequence import Flattener, ForwardOption
 from hybridremat.sequence.mend import Mender
 
 
@@ -140,6 +141,23 @@ def test_a_cheap_pin_costs_its_op_alone_and_keeps_the_frontier_below_plain():
     assert points[-1].point.time == free[-1].point.time + extra
     # It is recomputed without a word where memory is short, so the least memory is the same.
     assert points[0].point.peak == free[0].point.peak
+
+
+def test_what_may_not_wait_for_the_backward_is_saved_only_by_blocks_that_run_again_in_it():
+    graph = transformer(6)
+    pins = Pins(remade=ops_of(graph, "bend") | ops_of(graph, "normalize"))
+    planning = plan_graph(graph, cache=QuickOptions(), pinned=Pinned(pins))
+    late = 0
+    for candidate in planning.candidates:
+        plan, point = planning.chains[candidate.chain_index], candidate.point
+        if point.decisions:  # the chain alone sees to it: nothing has to be mended
+            flatten = Flattener(plan.chain, plan.bindings, plan.option_sets)
+            assert flatten(point.decisions) == point.schedule
+        for decision in point.decisions:
+            if isinstance(decision, ForwardOption):
+                option = plan.option_sets[decision.block].options[decision.option]
+                late += plan.bindings[decision.block].problem.is_late(option)
+    assert late > 0
 
 
 def test_what_is_kept_is_made_once_at_the_least_memory_too():
