@@ -28,7 +28,7 @@ class Found:
     def as_good(
         self, saved: int, peak: int, time: int, idle: frozenset[int], *, late: bool = False
     ) -> Option | None:
-        """The first option that needs no more of anything, leaves as much alone, and is late only if asked."""
+        """The first option that needs no more of anything, leaves as much alone, and is late only if so."""
         most = np.array((saved, peak, time, late, *self._read(idle)))
         worse = (self._figures[: len(self.options)] > most).max(axis=1)
         good = np.flatnonzero(~worse)
