@@ -103,6 +103,18 @@ def test_a_mended_plain_step_obeys_and_runs_nothing_in_vain(case):
         assert backward & pins.remade & alive(graph) == remade_for_the_backward(graph, pins)
 
 
+@settings(max_examples=100, deadline=None)
+@given(pinned_graphs())
+def test_a_mended_step_that_runs_all_twice_obeys(case):
+    graph, pins = case
+    plain = plain_schedule(graph)
+    forward, rest = plain.steps[: plain.num_forward], plain.steps[plain.num_forward :]
+    again = tuple(op for op in forward if graph.ops[op].recomputable)
+    mended = Mender(graph, pins)(Schedule((*forward, *again, *again, *rest), len(forward) + len(again)))
+    step_memory(graph, mended)
+    assert broken_promises(graph, mended, pins) == []
+
+
 @settings(max_examples=60, deadline=None)
 @given(pinned_graphs(), st.integers(2, 9))
 def test_chains_know_the_pins(case, max_ops):
