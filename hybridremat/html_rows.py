@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridremat.block_rows import block_rows, module_names, module_tail, short_op
+from hybridremat.block_rows import block_rows, module_names, module_tail
 from hybridremat.html_data import option_text, place_text
 from hybridremat.limits import format_bytes
+from hybridremat.op_names import short_op
 from hybridremat.plan_records import PlannedBlock, ValueRecord
 
 SHOWN = 3  # values named in a cell; the rest are counted

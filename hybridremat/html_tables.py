@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridremat.block_rows import short_op
 from hybridremat.graph.joint import JointGraph
+from hybridremat.op_names import short_op
 from hybridremat.plan_records import ValueRecord
 
 _PHASES = {"forward": 0, "optional": 1, "backward": 2}

@@ -11,11 +11,12 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from hybridremat.block_rows import block_rows, short_op
+from hybridremat.block_rows import block_rows
 from hybridremat.explanation_text import format_time
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.limits import format_bytes
+from hybridremat.op_names import short_op
 
 TEXT_BOXES = """
 return [...document.querySelectorAll('svg')].filter(s => s.clientWidth > 100).map(svg => {
