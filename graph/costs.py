@@ -80,7 +80,7 @@ class RooflineCost:
     def times(self, step: TracedStep, kernels: Kernels, store: KernelStore, progress: Progress) -> list[int]:
         """See :class:`CostModel`; the larger of both terms."""
         rates = self.rates or device_rates(kernels.device)
-        return [_roofline_time(op, rates) for op in step.graph.ops]
+        return [roofline_time(op, rates) for op in step.graph.ops]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def _sum_time(op: Op, rates: DeviceRates) -> int:
     return max(1, round(1e9 * (op.flops / rates.flops + op.io_bytes / rates.bytes)))
 
 
-def _roofline_time(op: Op, rates: DeviceRates) -> int:
+def roofline_time(op: Op, rates: DeviceRates) -> int:
+    """Nanoseconds of an op: the larger of both terms, and a call's overhead."""
     return max(1, round(1e9 * max(op.flops / rates.flops, op.io_bytes / rates.bytes) + rates.call_ns))
 
 

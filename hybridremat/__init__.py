@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from hybridremat.errors import (
     CaptureError,
     CostModelError,
+    DeviceMemoryWarning,
+    DeviceSpecError,
     DoubleBackwardError,
     HeldOutputWarning,
     HybridRematError,
@@ -25,6 +27,7 @@ from hybridremat.errors import (
     MissingPackageError,
     ModelError,
     OptionsError,
+    OutputError,
     OutstandingForwardWarning,
     PlanError,
     PlanFormatError,
@@ -36,6 +39,7 @@ from hybridremat.errors import (
     RankError,
     TargetError,
     UnsurveyedPathWarning,
+    UsageError,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from hybridremat.batch_size import BatchSize
     from hybridremat.curve import Frontier
     from hybridremat.device_limit import AutoLimit, auto_limit
+    from hybridremat.graph.device_specs import DeviceSpec
     from hybridremat.lightning_callback import HybridRematLightningCallback as HybridRematLightningCallback
     from hybridremat.measured_point import MeasuredPoint
     from hybridremat.measurement import Measurement, measure
@@ -57,6 +62,9 @@ __all__ = [
     "BatchSize",
     "CaptureError",
     "CostModelError",
+    "DeviceMemoryWarning",
+    "DeviceSpec",
+    "DeviceSpecError",
     "DoubleBackwardError",
     "Frontier",
     "HeldOutputWarning",
@@ -71,6 +79,7 @@ __all__ = [
     "MissingPackageError",
     "ModelError",
     "OptionsError",
+    "OutputError",
     "OutstandingForwardWarning",
     "Plan",
     "PlanError",
@@ -83,6 +92,7 @@ __all__ = [
     "RankError",
     "TargetError",
     "UnsurveyedPathWarning",
+    "UsageError",
     "auto_limit",
     "frontier",
     "get_plan",
@@ -104,6 +114,7 @@ _HOME = {
     "frontier": "hybridremat.api",
     "Plan": "hybridremat.plans",
     "Frontier": "hybridremat.curve",
+    "DeviceSpec": "hybridremat.graph.device_specs",
     "measure": "hybridremat.measurement",
     "MeasuredPoint": "hybridremat.measured_point",
     "max_batch_size": "hybridremat.batch_search",

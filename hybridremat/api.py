@@ -14,6 +14,7 @@ from hybridremat.curve import Frontier, make_frontier
 from hybridremat.device_limit import with_auto_limit
 from hybridremat.errors import LimitError, ModelError, PolicyError
 from hybridremat.graph.costs import CostModel
+from hybridremat.other_device import warn_beyond
 from hybridremat.parallel_modules import require_local
 from hybridremat.plan_applying import applicable
 from hybridremat.planned_call import PlannedCall
@@ -21,7 +22,7 @@ from hybridremat.plans import Plan
 from hybridremat.policy import Policy
 from hybridremat.ranks import ALONE, together
 from hybridremat.session import Session
-from hybridremat.settings import Asked, AskedOfFrontier, GradOutputs, GraphBreaks, OnInfeasible, Settings
+from hybridremat.settings import AskedOfCurve, AskedOfPlan, GradOutputs, GraphBreaks, OnInfeasible, Settings
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -331,12 +332,19 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     progress: bool = True,
-    **settings: Unpack[Asked],
+    **settings: Unpack[AskedOfPlan],
 ) -> Plan:
-    """Only plan: the parameters and errors of :func:`wrap`; the model stays as it is."""
+    """Only plan: the parameters and errors of :func:`wrap`; the model stays as it is.
+
+    ``device_spec`` plans for a device that is not here: a name (``"h200"``), a JSON or TOML file with the
+    fields of :class:`~hybridremat.DeviceSpec`, or one of these. Sizes and times are reckoned for it, what
+    kernels allocate while they run is not counted, and a model on the ``meta`` device will do.
+    """
     call = _prepared(model, args, kwargs, Settings(**settings), only_frontier=False, progress=progress)
-    made = call.session.plan
+    made, spec = call.session.plan, call.session.settings.spec
     assert made is not None
+    if spec is not None:
+        warn_beyond(spec, made.memory_limit)
     return made
 
 
@@ -346,11 +354,11 @@ def frontier(
     kwargs: Mapping[str, Any] | None = None,
     *,
     progress: bool = True,
-    **settings: Unpack[AskedOfFrontier],
+    **settings: Unpack[AskedOfCurve],
 ) -> Frontier:
     """The whole Pareto curve of step memory against overhead, from one planning run.
 
-    Parameters and errors as in :func:`wrap`, but for what chooses a point of the curve; the model stays as it
+    Parameters and errors as in :func:`plan`, but for what chooses a point of the curve; the model stays as it
     is.
     """
     call = _prepared(model, args, kwargs, Settings(**settings), only_frontier=True, progress=progress)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
-from hybridremat.graph.costs import cost_model
 from hybridremat.plan_making import make_plan
 from hybridremat.plan_records import Origin
 from hybridremat.planner import Planning
@@ -42,7 +41,7 @@ def chosen_plan(
         limit=limit,
         asked=asked,
         demands=demands,
-        cost_model=cost_model(settings.cost_model).name,
+        cost_model=settings.costs().name,
         origin=origin,
         request=settings.request(),
     )

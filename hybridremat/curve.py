@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridremat.choosing import chosen_plan
 from hybridremat.curve_rows import curve_csv, curve_dict, curve_text
-from hybridremat.graph.costs import cost_model
+from hybridremat.errors import LimitError
 from hybridremat.graph.whole_files import write_whole
 from hybridremat.limits import parse_overhead, resolve_limit
 from hybridremat.measured_point import MeasuredPoint
@@ -67,7 +67,7 @@ class Frontier:
     @property
     def cost_model(self) -> str:
         """The source of times."""
-        return cost_model(self._settings.cost_model).name
+        return self._settings.costs().name
 
     def at(
         self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None
@@ -134,7 +134,7 @@ class Frontier:
         PlanMismatchError
             If the curve was made for another model or input.
         LimitError
-            If ``count`` is no number of 1 or more.
+            If ``count`` is no number of 1 or more, or the curve is one of another device (``device_spec``).
         InputError
             If the output holds no loss and no ``loss_fn`` is given.
         ModelError
@@ -142,6 +142,8 @@ class Frontier:
         """
         from hybridremat.curve_measuring import measured_points
 
+        if (spec := self._settings.spec) is not None:
+            raise LimitError(f"this curve is one of {spec.name}; what is measured here does not belong on it")
         found = measured_points(self, model, args, kwargs or {}, count=count, loss_fn=loss_fn, show=progress)
         return replace(self, measurements=found)
 

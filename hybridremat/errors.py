@@ -31,6 +31,22 @@ class PlotError(HybridRematError, ValueError):
     """A curve cannot be written: the suffix of the file is of no known format."""
 
 
+class UsageError(HybridRematError, ValueError):
+    """Arguments of the command line that no command takes. ``usage`` is what it takes, as text."""
+
+    def __init__(self, message: str, *, usage: str = "") -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+class OutputError(HybridRematError, OSError):
+    """A file cannot be written where it was asked for. Nothing has been computed for it."""
+
+
+class DeviceSpecError(HybridRematError, ValueError):
+    """A device to plan for that is not known, or whose file cannot be read."""
+
+
 class InfeasibleLimitError(HybridRematError):
     """No plan fits the limit. ``limit`` and ``least`` are bytes; ``least`` is the least feasible limit."""
 
@@ -102,3 +118,7 @@ class InfeasibleLimitWarning(UserWarning):
 
 class PredictionWarning(UserWarning):
     """A step of a training loop took other memory than its plan predicts, or no step of it was planned."""
+
+
+class DeviceMemoryWarning(UserWarning):
+    """The memory limit is more than the device that is planned for has."""

@@ -10,22 +10,25 @@ from torch import nn
 
 import hybridremat
 from hybridremat.capture import model_device
+from hybridremat.graph.device_specs import DeviceSpec
 from hybridremat.graph.kernel_store import device_description
 from hybridremat.graph.private_torch import tree_flatten_with_path
-from hybridremat.plan_records import Origin, TensorSpec
+from hybridremat.plan_records import SPEC_MARK, Origin, TensorSpec
 
 
-def origin_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Origin:
-    """The record of a model on this machine and of the inputs that it is called with."""
+def origin_of(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], spec: DeviceSpec | None = None
+) -> Origin:
+    """The record of a model and of the inputs that it is called with, here or on the device of ``spec``."""
     parameters = list(model.parameters())
-    device = model_device(model)
+    device = model_device(model) if spec is None else "cuda"
     return Origin(
         model=type(model).__name__,
         inputs=tuple(_specs(args, kwargs)),
         parameters=sum(parameter.numel() for parameter in parameters),
         parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
         device=device,
-        device_name=device_description(device),
+        device_name=device_description(device) if spec is None else spec.name + SPEC_MARK,
         hybridremat=hybridremat.__version__,
         torch=torch.__version__,
     )

@@ -9,6 +9,9 @@ from hybridremat.graph.chain import Chain
 from hybridremat.graph.joint import JointGraph
 from hybridremat.sequence.decisions import Decision
 
+SPEC_MARK = " (spec)"
+"""Ends the device name of a plan that was made for a device without having one."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -48,6 +51,11 @@ class Origin:
     device_name: str = ""
     hybridremat: str = ""
     torch: str = ""
+
+    @property
+    def from_spec(self) -> bool:
+        """Whether the figures are reckoned from a device's data sheet; nothing was run."""
+        return self.device_name.endswith(SPEC_MARK)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ def summary(plan: Plan) -> Table:
     grid.add_row("least feasible", _of_plain(plan.least_peak, plan))
     if plan.pins:
         grid.add_row("policy", "; ".join(map(_pin, plan.pins)))
+    if plan.origin.from_spec:
+        grid.add_row("device", f"{plan.origin.device_name}: what kernels allocate as they run is not counted")
     for found in plan.breaks:
         place = found.place.rpartition("/")[2] or "an unknown place"
         across = f"{format_bytes(found.crossing_bytes)} cross it and are kept to the end of the step"

@@ -12,11 +12,12 @@ from hybridremat.choosing import chosen_plan
 from hybridremat.demands import Demands, PhasePeaks, needed_bytes
 from hybridremat.emitted_memory import EmittedMemory
 from hybridremat.errors import InfeasibleLimitError, PlanError
-from hybridremat.graph.costs import cost_model, with_footprints, with_times
+from hybridremat.graph.costs import with_footprints, with_times
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.kernel_store import KernelStore
 from hybridremat.graph.kernels import distinct_kernels
 from hybridremat.graph.trace import TracedStep
+from hybridremat.other_device import costs_there
 from hybridremat.plan_applying import applied
 from hybridremat.plan_cache import PlanCache, plan_key
 from hybridremat.plan_records import Origin
@@ -188,14 +189,16 @@ class Session:
     @property
     def cost_model_name(self) -> str:
         """What the plans call their source of times."""
-        return cost_model(self.settings.cost_model).name
+        return self.settings.costs().name
 
     def with_costs(self, step: TracedStep) -> tuple[TracedStep, dict[str, float]]:
         """The step with times, temporaries and real sizes, and how long it took to find them."""
         started = time.perf_counter()
+        model, spec = self.settings.costs(), self.settings.spec
+        if spec is not None:
+            return costs_there(step, spec, model), {"costs": time.perf_counter() - started}
         device = distinct_kernels(step).device
         store = KernelStore.for_device(device) if self.settings.cache else KernelStore()
-        model = cost_model(self.settings.cost_model)
         step = self.agreement.on_memory(step, with_footprints(step, store))
         step = self.agreement.on_times(
             step,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, cast, get_args
 
 from hybridremat.demands import Demands
 from hybridremat.errors import LimitError
 from hybridremat.graph.costs import CostModel, cost_model
+from hybridremat.graph.device_spec_file import device_spec
+from hybridremat.graph.device_specs import DeviceSpec
+from hybridremat.graph.spec_costs import SpecCost
 from hybridremat.limits import parse_bytes, parse_overhead, resolve_limit
 from hybridremat.plan_records import Request
 from hybridremat.policy import Policy, policy_of, validated_policy
@@ -52,6 +56,18 @@ class Asked(AskedOfFrontier, total=False):
     graph_breaks: GraphBreaks
 
 
+class _Elsewhere(TypedDict, total=False):
+    device_spec: str | Path | DeviceSpec | None
+
+
+class AskedOfPlan(Asked, _Elsewhere, total=False):
+    """Keywords of :func:`hybridremat.plan`: what runs nowhere can be planned for any device."""
+
+
+class AskedOfCurve(AskedOfFrontier, _Elsewhere, total=False):
+    """Keywords of :func:`hybridremat.frontier`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A planning request. See :func:`hybridremat.wrap` for the meaning of each field.
@@ -72,6 +88,7 @@ class Settings:
     workers: int | None = None
     cache: bool = True
     reckoning: str = ""
+    device_spec: str | Path | DeviceSpec | None = None
     policy: Policy | None = None
 
     def __post_init__(self) -> None:
@@ -89,6 +106,8 @@ class Settings:
             For an unknown cost model.
         PolicyError
             For a policy that is no mapping of patterns to actions.
+        DeviceSpecError
+            For a device that is not known, or whose file cannot be read.
         """
         if self.memory_limit is not None:
             resolve_limit(self.memory_limit, 1 << 40)
@@ -116,7 +135,27 @@ class Settings:
                 f'forwards={self.forwards} and graph_breaks="plan" cannot be combined: plan the pair as one '
                 "model that takes both inputs, or remove the breaks"
             )
-        return self
+        return self if self.device_spec is None else self._for_device(device_spec(self.device_spec))
+
+    def _for_device(self, spec: DeviceSpec) -> Settings:
+        """These settings with the device read: what a file says may change, a request does not."""
+        if self.graph_breaks == "plan":
+            raise LimitError(
+                f'device_spec={spec.name!r} and graph_breaks="plan" cannot be combined: what runs between '
+                "graphs is measured here. Remove the breaks, or plan on that device"
+            )
+        return replace(self, device_spec=spec)
+
+    @property
+    def spec(self) -> DeviceSpec | None:
+        """The device that is planned for, if it is another than the one here; of validated settings."""
+        return self.device_spec if isinstance(self.device_spec, DeviceSpec) else None
+
+    def costs(self) -> CostModel:
+        """The source of times. Where nothing can be timed, that is the roofline of the device's rates."""
+        if self.spec is not None and self.cost_model in ("profile", "roofline"):
+            return SpecCost(self.spec)
+        return cost_model(self.cost_model)
 
     def request(self) -> Request:
         """What a plan records of these settings."""
@@ -155,8 +194,10 @@ class Settings:
         return None if self.memory_limit is None else resolve_limit(self.memory_limit, plain_peak)
 
 
-#: What a caller may name: all but what is found out.
-SETTING_NAMES: tuple[str, ...] = tuple(item.name for item in fields(Settings) if item.name != "reckoning")
+#: What a caller of ``wrap`` may name: not what is found out, nor another device than the one that runs it.
+SETTING_NAMES: tuple[str, ...] = tuple(
+    item.name for item in fields(Settings) if item.name not in ("reckoning", "device_spec")
+)
 
 
 def _positive(name: str, value: object, what: str) -> None:

@@ -48,7 +48,7 @@ class StepMaker:
         started = time.perf_counter()
         with planning_progress(show=self.show) as progress:
             self.session.progress = progress
-            self.session.origin = origin_of(self.model, args, kwargs)
+            self.session.origin = origin_of(self.model, args, kwargs, self.session.settings.spec)
             survey = self._survey(args, kwargs)
             step = self._in_one_graph(args, kwargs) if survey is None else self._in_parts(survey)
         self.session.note_total(time.perf_counter() - started)
