@@ -1,7 +1,8 @@
 """A plan from a file for the step at hand: the same graph runs its schedule, another one is refused.
 
 Nothing is solved. On the device that the plan was made on its figures stand as they are; on another one the
-memory of every kernel is measured here, and the schedule is counted anew and held against the limit.
+memory of every kernel is measured here, and the schedule is counted anew and held against the limit. There
+the graph may be another in the names of its kernels (:mod:`hybridremat.plan_carrying`).
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ from dataclasses import replace
 from hybridremat.demands import Demands, schedule_needs
 from hybridremat.errors import InfeasibleLimitError, PlanMismatchError
 from hybridremat.graph.joint import JointGraph, Op, plain_schedule
-from hybridremat.graph.memory import step_memory
+from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.trace import TracedStep
 from hybridremat.limits import format_bytes
 from hybridremat.origin import differences
+from hybridremat.plan_carrying import carried_chain, first_difference, runs_too_often
+from hybridremat.plan_making import planned_blocks
 from hybridremat.plan_records import Origin, PlanDetails
+from hybridremat.planner import ChainPlan
 from hybridremat.plans import Plan
 
 _AGAIN = "Make a plan for this model and these inputs, or pass memory_limit= instead of plan=."
 
 
 def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], TracedStep]) -> Plan:
-    """``plan`` with the figures that hold on this device.
+    """``plan`` with the memory that it takes on this device; times stay those of where it was made.
 
     Parameters
     ----------
@@ -40,26 +44,65 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
         If its schedule takes more than its limit on this device.
     """
     details = applicable(plan)
+    elsewhere = plan.origin.device_name != here.device_name
     if plan.fingerprint != step.graph.fingerprint:
-        raise PlanMismatchError(_mismatch(details.graph, step.graph, plan.origin, here))
-    if plan.origin.device_name == here.device_name:
+        if not elsewhere:
+            raise PlanMismatchError(_mismatch(details.graph, step.graph, plan.origin, here))
+        if found := _unlike(plan, details.graph, step.graph, here):
+            raise PlanMismatchError(_not_carried(found, plan.origin, here))
+    if not elsewhere:
         return plan
-    graph = measured().graph
-    times = [op.time for op in details.graph.ops]
-    graph = replace(
+    return _counted(plan, details, _timed(measured().graph, details.graph), here)
+
+
+def _timed(graph: JointGraph, planned: JointGraph) -> JointGraph:
+    times = [op.time for op in planned.ops]
+    return replace(
         graph, ops=tuple(replace(op, time=time) for op, time in zip(graph.ops, times, strict=True))
     )
+
+
+def _counted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) -> Plan:
+    """The plan over the graph here, with its memory counted anew."""
     memory, demands = step_memory(graph, plan.schedule), Demands(plan.reserve, plan.forwards)
     needed = schedule_needs(graph, plan.schedule, demands)
     if plan.memory_limit is not None and needed > plan.memory_limit:
         raise _too_much(plan, needed)
+    chain = carried_chain(details.chain, graph)
+    options = tuple(details.option_sets[number] for number in details.option_set_of)
     return replace(
         plan,
         predicted_peak=memory.peak,
         needed=needed,
         plain_peak=step_memory(graph, plain_schedule(graph)).peak,
         saved_bytes=memory.saved,
-        details=replace(details, chain=replace(details.chain, graph=graph)),
+        blocks=planned_blocks(ChainPlan(chain, (), options), plan.schedule, details.decisions),
+        fingerprint=graph.fingerprint,
+        origin=here,
+        details=replace(details, chain=chain),
+    )
+
+
+def _unlike(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> list[str]:
+    """Why the schedule of a plan for another device is none for the graph here; nothing if it is one."""
+    there = replace(plan.origin, device=here.device, torch=here.torch, hybridremat=here.hybridremat)
+    if found := differences(there, here):
+        return found
+    if (difference := first_difference(planned, graph)) is not None:
+        return [difference]
+    if (once := runs_too_often(graph, plan.schedule)) is not None:
+        return [f"{once.name} must run exactly once on {here.device}"]
+    try:
+        step_memory(graph, plan.schedule)
+    except ScheduleError as error:
+        return [str(error)]
+    return []
+
+
+def _not_carried(found: list[str], origin: Origin, here: Origin) -> str:
+    return (
+        f"the plan was made for {origin.device_name or 'another device'}, and its schedule is none for this "
+        f"step on {here.device}: {'; '.join(found)}. Nothing has changed. {_AGAIN}"
     )
 
 
