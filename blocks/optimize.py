@@ -58,6 +58,8 @@ def minimize_time(model: BlockModel, saved: int, peak: int, *, floor: int, effor
     solver.parameters.cp_model_probing_level = 0
     solver.parameters.symmetry_level = 0
     solver.parameters.max_deterministic_time = effort
+    # Ctrl-C would end the search early, pass for a result, and be lost to the program.
+    solver.parameters.catch_sigint_signal = False
     status = solver.solve(model.model)
     spent = solver.response_proto.deterministic_time
     proved = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)

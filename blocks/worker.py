@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
 from types import TracebackType
 
 from hybridremat.blocks.types import BlockProblem, OptionSet
@@ -44,11 +48,25 @@ def serve() -> None:
         answers.flush()
 
 
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, from their first instruction on; their parent ends them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Worker:
     """One worker process, started at the first problem and ended by leaving the ``with`` block."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting = Lock()
         self.closed = False
 
     def __enter__(self) -> Worker:
@@ -57,7 +75,8 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.closed = True
+        with self._starting:  # no process may start, or be about to, once this worker is closed
+            self.closed = True
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -81,12 +100,22 @@ class Worker:
         return reply
 
     def _exchange(self, problem: BlockProblem) -> OptionSet | ValueError:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        pickle.dump(problem, self._process.stdin)
-        self._process.stdin.flush()
-        reply: OptionSet | ValueError = pickle.load(self._process.stdout)  # noqa: S301 - our child
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None
+        pickle.dump(problem, process.stdin)
+        process.stdin.flush()
+        reply: OptionSet | ValueError = pickle.load(process.stdout)  # noqa: S301 - our child
         return reply
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._starting:
+            if self.closed:
+                raise EOFError("this worker is closed")
+            if self._process is None:
+                with _interrupts_blocked():
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-c", _START, *sys.path],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                    )
+            return self._process
