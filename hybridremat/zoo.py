@@ -7,24 +7,31 @@ keyword arguments, labels included, so that its loss is inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hybridremat.errors import ModelError
+from hybridremat.errors import ModelError, TargetError
+from hybridremat.set_options import unknown_key, whole_number
 from hybridremat.unet import UNet
-
-VOCABULARY = 4096
-WIDTH = 256
-CLASSES = 10
+from hybridremat.zoo_config import DTYPES, changed
+from hybridremat.zoo_recipes import RECIPES, Recipe
 
 Batch = dict[str, Tensor]
 
+# What a maker returns: the model, and a function that draws the batch once the weights are drawn.
+_Made = tuple[nn.Module, Callable[[], Batch]]
 
-def reference_model(name: str, dropout: float = 0.0) -> tuple[nn.Module, Batch]:
+#: Names of the built-in models.
+REFERENCE_MODELS: tuple[str, ...] = (*RECIPES, "unet")
+
+
+def reference_model(
+    name: str, dropout: float = 0.0, changes: Mapping[str, object] | None = None
+) -> tuple[nn.Module, Batch]:
     """Make a built-in model and a batch for it, the same ones in every call.
 
     Parameters
@@ -33,6 +40,9 @@ def reference_model(name: str, dropout: float = 0.0) -> tuple[nn.Module, Batch]:
         One of :data:`REFERENCE_MODELS`.
     dropout
         Probability of every dropout in the model. Llama, ResNet-50 and the U-Net have none.
+    changes
+        Fields of its config to set (of the U-Net: its parameters), and ``batch``, ``length`` or ``pixels``,
+        ``dtype``.
 
     Returns
     -------
@@ -43,17 +53,33 @@ def reference_model(name: str, dropout: float = 0.0) -> tuple[nn.Module, Batch]:
     ------
     ModelError
         If the name is unknown, or the model needs a package that is not installed.
+    TargetError
+        If a change names no field, has the wrong type, or does not go with the others.
 
     Notes
     -----
     Seeds torch's global generator with 0 and draws weights, then inputs, from it.
     """
-    make = _MAKERS.get(name)
-    if make is None:
+    if name not in REFERENCE_MODELS:
         raise ModelError(f"there is no built-in model {name!r}; there are {', '.join(REFERENCE_MODELS)}.")
+    rest = dict(changes or {})
+    dtype = _dtype(rest.pop("dtype", "float32"))
     torch.manual_seed(0)
-    model, draw_batch = make(dropout)
-    return model.train(), draw_batch()
+    model, draw_batch = _unet(rest) if name == "unet" else _from_transformers(name, dropout, rest)
+    batch = {key: t.to(dtype) if t.is_floating_point() else t for key, t in draw_batch().items()}
+    return model.to(dtype).train(), batch
+
+
+def has_dropout(name: str) -> bool:
+    """Whether a built-in model has dropouts."""
+    return name in RECIPES and bool(RECIPES[name].dropouts)
+
+
+def _dtype(name: object) -> torch.dtype:
+    if name not in DTYPES:
+        raise TargetError(f"--set dtype={name}: give {', '.join(DTYPES)}")
+    dtype: torch.dtype = getattr(torch, str(name))
+    return dtype
 
 
 def _transformers() -> ModuleType:
@@ -69,124 +95,48 @@ def _transformers() -> ModuleType:
     return module
 
 
-def _token_batch(batch: int, length: int) -> Batch:
-    tokens = torch.randint(0, VOCABULARY, (batch, length))
-    return {"input_ids": tokens, "labels": tokens.clone()}
+def _from_transformers(name: str, dropout: float, changes: Mapping[str, object]) -> _Made:
+    library, recipe = _transformers(), RECIPES[name]
+    config_class = getattr(library, recipe.config)
+    if changes:
+        recipe = changed(recipe, name, config_class, changes)
+    rates = {field: dropout for field in recipe.dropouts if field not in changes}
+    try:
+        config = config_class(**{**recipe.fields, **rates})
+        model = getattr(library, recipe.model)(config)
+    except Exception as error:
+        if not changes:
+            raise
+        asked = ", ".join(f"{key}={value!r}" for key, value in changes.items())
+        text = " ".join(str(error).split())
+        raise TargetError(f"{name} cannot be made with {asked}: {text} ({type(error).__name__})") from error
+    for attribute, value in recipe.attributes.items():
+        setattr(model, attribute, value)
+    return model, lambda: _batch(recipe, config)
 
 
-def _image_batch(batch: int, pixels: int) -> Batch:
-    images = torch.randn(batch, 3, pixels, pixels)
-    return {"pixel_values": images, "labels": torch.randint(0, CLASSES, (batch,))}
+def _batch(recipe: Recipe, config: Any) -> Batch:
+    size = recipe.shape["batch"]
+    if "length" in recipe.shape:
+        tokens = torch.randint(0, config.vocab_size, (size, recipe.shape["length"]))
+        return {"input_ids": tokens, "labels": tokens.clone()}
+    pixels = recipe.shape["pixels"]
+    images = torch.randn(size, config.num_channels, pixels, pixels)
+    return {"pixel_values": images, "labels": torch.randint(0, config.num_labels, (size,))}
 
 
-# What a maker returns: the model, and a function that draws the batch once the weights are drawn.
-_Made = tuple[Any, Callable[[], Batch]]
+def _unet(changes: Mapping[str, object]) -> _Made:
+    numbers = {"batch": 4, "pixels": 128, "base": 32, "depth": 4, "channels_in": 3}
+    for key, value in changes.items():
+        if key not in numbers:
+            raise unknown_key(key, "unet", numbers, (*numbers, "dtype"))
+        numbers[key] = whole_number(key, value)
+    size, pixels, base, depth, channels = numbers.values()
+    if pixels % 2**depth:
+        raise TargetError(f"unet: pixels={pixels}, with depth={depth}; give a multiple of {2**depth}")
 
-
-def _gpt2(dropout: float) -> _Made:
-    library = _transformers()
-    config = library.GPT2Config(
-        n_layer=6,
-        n_embd=WIDTH,
-        n_head=4,
-        n_positions=512,
-        vocab_size=VOCABULARY,
-        bos_token_id=None,  # the default is outside this vocabulary
-        eos_token_id=None,
-        use_cache=False,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-    )
-    model = library.GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"  # otherwise a warning is logged in the forward: a graph break
-    return model, lambda: _token_batch(2, 512)
-
-
-def _bert(dropout: float) -> _Made:
-    library = _transformers()
-    config = library.BertConfig(
-        num_hidden_layers=6,
-        hidden_size=WIDTH,
-        num_attention_heads=4,
-        intermediate_size=4 * WIDTH,
-        vocab_size=VOCABULARY,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    return library.BertForMaskedLM(config), lambda: _token_batch(2, 512)
-
-
-def _llama(dropout: float) -> _Made:  # noqa: ARG001 (Llama has no dropout)
-    library = _transformers()
-    config = library.LlamaConfig(
-        num_hidden_layers=6,
-        hidden_size=WIDTH,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        intermediate_size=704,
-        vocab_size=VOCABULARY,
-        use_cache=False,
-    )
-    return library.LlamaForCausalLM(config), lambda: _token_batch(2, 512)
-
-
-def _t5(dropout: float) -> _Made:
-    library = _transformers()
-    config = library.T5Config(
-        d_model=WIDTH,
-        d_ff=2 * WIDTH,
-        num_layers=4,
-        num_decoder_layers=4,
-        num_heads=4,
-        d_kv=64,
-        vocab_size=VOCABULARY,
-        dropout_rate=dropout,
-        feed_forward_proj="gated-gelu",
-        decoder_start_token_id=0,
-        use_cache=False,
-    )
-    return library.T5ForConditionalGeneration(config), lambda: _token_batch(2, 256)
-
-
-def _vit(dropout: float) -> _Made:
-    library = _transformers()
-    config = library.ViTConfig(
-        num_hidden_layers=12,
-        hidden_size=192,
-        num_attention_heads=3,
-        intermediate_size=768,
-        image_size=160,
-        num_labels=CLASSES,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    return library.ViTForImageClassification(config), lambda: _image_batch(4, 160)
-
-
-def _resnet50(dropout: float) -> _Made:  # noqa: ARG001 (ResNet has no dropout)
-    library = _transformers()
-    config = library.ResNetConfig(num_labels=CLASSES)
-    return library.ResNetForImageClassification(config), lambda: _image_batch(8, 128)
-
-
-def _unet(dropout: float) -> _Made:  # noqa: ARG001 (this U-Net has no dropout)
     def draw_batch() -> Batch:
-        images = torch.randn(4, 3, 128, 128)
-        return {"x": images, "labels": torch.randint(0, 2, (4, 128, 128))}
+        images = torch.randn(size, channels, pixels, pixels)
+        return {"x": images, "labels": torch.randint(0, 2, (size, pixels, pixels))}
 
-    return UNet(), draw_batch
-
-
-_MAKERS: dict[str, Callable[[float], _Made]] = {
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "bert": _bert,
-    "t5": _t5,
-    "vit": _vit,
-    "resnet50": _resnet50,
-    "unet": _unet,
-}
-
-#: Names of the built-in models.
-REFERENCE_MODELS: tuple[str, ...] = tuple(_MAKERS)
+    return UNet(base, depth, channels), draw_batch
