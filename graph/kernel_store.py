@@ -10,23 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
 from pathlib import Path
 
-import platformdirs
 import torch
 
+from hybridremat.graph.cache_folder import cache_folder
 from hybridremat.graph.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
 _VERSION = 4
-
-
-def cache_folder() -> Path:
-    """Where files are kept: ``HYBRIDREMAT_CACHE``, or the platform's cache folder."""
-    return Path(os.environ.get("HYBRIDREMAT_CACHE") or platformdirs.user_cache_dir("hybridremat"))
 
 
 def device_description(device: str) -> str:

@@ -10,7 +10,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from hybridremat.command_values import limit_value, overhead_value
-from hybridremat.errors import TargetError
+from hybridremat.errors import TargetError, UsageError
 
 
 def add_batch_options(parser: ArgumentParser) -> None:
@@ -21,7 +21,6 @@ def add_batch_options(parser: ArgumentParser) -> None:
     add("--reserve", metavar="SIZE", default="0", help="bytes of the limit kept free for your own code")
     add("--start", type=int, default=1, metavar="N", help="the batch to try first (default: 1)")
     add("--most", type=int, default=65536, metavar="N", help="the largest batch to try (default: 65536)")
-    add("--json", action="store_true", help="print the figures as JSON")
     add("-o", "--output", metavar="FILE", help="write the plan of that batch as JSON to this file")
 
 
@@ -36,27 +35,34 @@ def run_batch(options: Namespace) -> int:
         As :func:`hybridremat.max_batch_size`.
     """
     from hybridremat.batch_search import max_batch_size
+    from hybridremat.command_input import load, shared_settings
+    from hybridremat.command_output import require_writable
     from hybridremat.plan_file import write_plan
-    from hybridremat.targets import Target, load_target
+    from hybridremat.talking import results_apart
 
     limit = limit_value(options.limit)
     if limit is None:
         raise TargetError(f"say what the batches of {options.target} are to fit: --limit 6GiB")
 
+    if options.device_spec is not None:
+        raise UsageError("--device-spec: the search for a batch measures kernels here; use plan or frontier")
+
     def made(batch: int) -> tuple[object, ...]:
-        target: Target = load_target(options.target, dropout=options.dropout, changes={"batch": batch})
+        target = load(options, batch=batch)
         return target.model, target.args, target.kwargs
 
-    found = max_batch_size(
-        made,
-        limit,
-        start=options.start,
-        most=options.most,
-        max_overhead=overhead_value(options.max_overhead),
-        reserve=options.reserve,
-        cost_model=options.cost_model,
-        workers=options.workers,
-    )
+    require_writable(options.output)
+    with results_apart(active=options.json):
+        found = max_batch_size(
+            made,
+            limit,
+            start=options.start,
+            most=options.most,
+            max_overhead=overhead_value(options.max_overhead),
+            reserve=options.reserve,
+            progress=not options.quiet,
+            **shared_settings(options),
+        )
     if options.output is not None:
         write_plan(found.plan, options.output)
     sys.stdout.write((json.dumps(found.to_dict(), indent=1) if options.json else str(found)) + "\n")

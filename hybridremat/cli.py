@@ -1,4 +1,4 @@
-"""The command ``hybridremat``: demo, plan, inspect, frontier, batch.
+"""The command ``hybridremat``: its commands, and how each of them ends.
 
 Only argparse and the errors load here; a command loads what it needs when it runs.
 """
@@ -8,14 +8,28 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 
 import hybridremat
 from hybridremat.batch_command import add_batch_options
-from hybridremat.errors import HybridRematError
+from hybridremat.cli_options import (
+    TARGET_HELP,
+    Parser,
+    limit_options,
+    no_such_command,
+    no_such_option,
+    shared_options,
+)
+from hybridremat.demo_options import add_demo_options
+from hybridremat.errors import HybridRematError, UsageError
+from hybridremat.failures import report_failure
 from hybridremat.frontier_command import add_frontier_options
+from hybridremat.interrupts import prompt_interrupts
+from hybridremat.talking import talking
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 EXAMPLES = """\
 examples:
@@ -27,82 +41,182 @@ examples:
   hybridremat inspect p.json --html p.html              all of it, with charts, as one file for the browser
   hybridremat frontier gpt2 -o curve.png --limit 60%    overhead against memory, with that plan marked
   hybridremat batch train.py:make --limit 6GiB          the largest batch that fits; yours: make(batch)
+  hybridremat cache                                     what is kept on disk, and how much
+
+exit status:
+  0  done
+  1  the demo found a difference or a limit that was passed
+  2  not understood, or it cannot be done: one line on the standard error says why (-v: with a traceback);
+     with --json the standard output then holds {"error": …, "message": …}
+  130  interrupted (Ctrl-C)
 """
-COST_MODELS = "source of times: profile (default), roofline or flops"
-PIN = "MODULE[:OP]=must_save or =must_recompute, both globs: h.*.mlp.act=must_recompute; may be repeated"
-FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+PLAN_EXAMPLES = """\
+examples:
+  hybridremat plan gpt2 --limit 60%
+  hybridremat plan gpt2 --limit 60% --set n_layer=24 --set batch=8 --set length=1024
+  hybridremat plan train.py:make --set depth=48 --limit 6GiB -o plan.json
+  hybridremat plan llama --max-overhead 10% --json | jq .predicted_peak
+  hybridremat plan gpt2 --limit 60% --set dtype=bfloat16 --device-spec h200
+"""
+INSPECT_EXAMPLES = """\
+examples:
+  hybridremat inspect plan.json
+  hybridremat inspect plan.json --block 3
+  hybridremat inspect plan.json --block 3 --json
+  hybridremat inspect plan.json --explain transformer.h.0.attn
+  hybridremat inspect plan.json --html plan.html
+  hybridremat inspect gpt2 --limit 60%
+"""
+FRONTIER_EXAMPLES = """\
+examples:
+  hybridremat frontier gpt2
+  hybridremat frontier gpt2 --limit 60% -o curve.png -o curve.csv
+  hybridremat frontier llama --set num_hidden_layers=2 --measure 5 --json
+"""
+BATCH_EXAMPLES = """\
+examples:
+  hybridremat batch gpt2 --limit 1GiB
+  hybridremat batch train.py:make --limit 6GiB --max-overhead 10% -o plan.json
+"""
+CACHE_EXAMPLES = """\
+examples:
+  hybridremat cache
+  hybridremat cache --json
+  hybridremat cache --clear
+"""
 
 
-def build_parser() -> argparse.ArgumentParser:
+@dataclass(frozen=True)
+class Command:
+    """One command: where it is run (``module:function``), what it takes, and what its help says."""
+
+    help: str
+    home: str
+    parents: Callable[[], list[Parser]]
+    add: Callable[[argparse.ArgumentParser], None]
+    description: str = ""
+    examples: str = ""
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")
+
+
+def _add_inspect(parser: argparse.ArgumentParser) -> None:
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--block", type=int, metavar="N", help="one block: its values, what binds, its options")
+    one.add_argument("--explain", metavar="MODULE", help="one module: what becomes of each of its values")
+    parser.add_argument("--all", action="store_true", help="each block, or each option, by itself")
+    parser.add_argument("--html", metavar="FILE", help="also write a report for the browser to this file")
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--clear", action="store_true", help="delete the kept plans and kernel figures")
+
+
+COMMANDS = {
+    "demo": Command(
+        "train real models, plain and planned side by side",
+        "hybridremat.demo:run_demo",
+        lambda: shared_options(target=False),
+        add_demo_options,
+        "Trains GPT-2, ResNet-50 and Llama models (small, random weights, nothing downloaded) for several\n"
+        "optimizer steps, plain and under two limits each, and compares numbers, memory and time.",
+        "examples:\n  hybridremat demo\n  hybridremat demo --models gpt2 --steps 1 --json\n",
+    ),
+    "plan": Command(
+        "plan a model's training step",
+        "hybridremat.commands:run_plan",
+        lambda: [*shared_options(), limit_options()],
+        _add_plan,
+        TARGET_HELP,
+        PLAN_EXAMPLES,
+    ),
+    "inspect": Command(
+        "show a plan block by block",
+        "hybridremat.commands:run_inspect",
+        lambda: [*shared_options(), limit_options()],
+        _add_inspect,
+        f"{TARGET_HELP}\nOr TARGET is a file that `hybridremat plan -o` wrote.",
+        INSPECT_EXAMPLES,
+    ),
+    "frontier": Command(
+        "show overhead against memory",
+        "hybridremat.frontier_command:run_frontier",
+        shared_options,
+        add_frontier_options,
+        TARGET_HELP,
+        FRONTIER_EXAMPLES,
+    ),
+    "batch": Command(
+        "find the largest batch that fits a limit",
+        "hybridremat.batch_command:run_batch",
+        shared_options,
+        add_batch_options,
+        f"{TARGET_HELP}\nA function of yours is given the batch size as its argument batch.",
+        BATCH_EXAMPLES,
+    ),
+    "cache": Command(
+        "show or empty what is kept on disk between runs",
+        "hybridremat.cache_command:run_cache",
+        lambda: shared_options(target=False),
+        _add_cache,
+        "Plans and kernel figures are kept in one folder, which HYBRIDREMAT_CACHE names.",
+        CACHE_EXAMPLES,
+    ),
+}
+
+
+def build_parser() -> Parser:
     """The command line's grammar."""
-    parser = argparse.ArgumentParser(
+    return _build()[0]
+
+
+def _build() -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(
         prog="hybridremat",
         description="Train PyTorch models under a memory limit, with bit for bit the same numbers.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=shared_options(target=False),
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hybridremat {hybridremat.__version__}")
-    parser.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    _add_demo(commands.add_parser("demo", help="train real models, plain and planned side by side"))
-    plan = commands.add_parser("plan", help="plan a model's training step", **_style("plan"))
-    _add_planning(plan)
-    plan.add_argument("--json", action="store_true", help="print the whole plan as JSON")
-    plan.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")
-    inspect = commands.add_parser("inspect", help="show a plan block by block", **_style("inspect"))
-    _add_planning(inspect)
-    one = inspect.add_mutually_exclusive_group()
-    one.add_argument("--block", type=int, metavar="N", help="one block: its values, what binds, its options")
-    one.add_argument("--explain", metavar="MODULE", help="one module: what becomes of each of its values")
-    inspect.add_argument("--all", action="store_true", help="each block, or each option, by itself")
-    inspect.add_argument("--json", action="store_true", help="print it as JSON")
-    inspect.add_argument("--html", metavar="FILE", help="also write a report for the browser to this file")
-    frontier = commands.add_parser("frontier", help="show overhead against memory", **_style("frontier"))
-    _add_target(frontier)
-    add_frontier_options(frontier)
-    batch = commands.add_parser("batch", help="find the largest batch that fits a limit", **_style("batch"))
-    _add_target(batch)
-    add_batch_options(batch)
+    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    return parser, {name: _added(commands, name, command) for name, command in COMMANDS.items()}
+
+
+def _added(commands: argparse._SubParsersAction[Parser], name: str, command: Command) -> Parser:
+    parser = commands.add_parser(
+        name,
+        help=command.help,
+        description=command.description or command.help,
+        epilog=command.examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=command.parents(),
+        allow_abbrev=False,
+    )
+    command.add(parser)
     return parser
 
 
-def _style(command: str) -> dict[str, Any]:
-    what = "a built-in model, module:function or file.py:function"
-    if command == "inspect":
-        what += ", or a file that `hybridremat plan -o` wrote"
-    takes = "the batch size as its argument batch" if command == "batch" else "nothing"
-    returns = f"A function takes {takes} and returns (model, kwargs) or (model, args, kwargs)."
-    return {"description": f"TARGET is {what}. {returns}"}
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments.
 
-
-def _add_planning(parser: argparse.ArgumentParser) -> None:
-    _add_target(parser)
-    add = parser.add_argument
-    add("--limit", metavar="SIZE", help="most step memory: 6GiB, 6442450944, or 50%% of the plain step's")
-    add("--max-overhead", metavar="SHARE", help="most extra time: 0.1 or 10%%")
-    add("--reserve", metavar="SIZE", default="0", help="bytes of the limit kept free for your own code")
-
-
-def _add_target(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("target", metavar="TARGET", help="what to plan (gpt2, train.py:make, …)")
-    add("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
-    add("--pin", action="append", metavar="PIN", help=PIN)
-    add("--dropout", type=float, default=0.0, metavar="P", help="dropout of a built-in model")
-    add("--workers", type=int, metavar="N", help="processes that solve blocks (default: one a core)")
-
-
-def _add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Trains GPT-2, ResNet-50 and Llama models (small, random weights, nothing downloaded) for several "
-        "optimizer steps, plain and under two limits each, and compares numbers, memory and time."
-    )
-    parser.add_argument("--models", metavar="A,B", help="some of gpt2, resnet50, llama (default: all)")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps (default: 3)")
-    parser.add_argument("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads (default: 1)")
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    Raises
+    ------
+    UsageError
+        If no command takes them.
+    """
+    parser, commands = _build()
+    named = next((word for word in arguments if not word.startswith("-")), None)
+    if named is not None and named not in commands:
+        raise no_such_command(named, tuple(commands))
+    flags = argparse.Namespace(verbose=False, quiet=False, json=False)
+    options, unknown = parser.parse_known_args(arguments, flags)
+    if unknown:
+        raise no_such_option(unknown, commands.get(options.command, parser))
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,39 +224,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0; 1 if the demo found a difference or a limit that was passed; 2 for an error; 130 after Ctrl-C.
     """
-    options = build_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _run(options)
+        return _ended(words)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
+
+
+def _ended(words: Sequence[str]) -> int:
+    # as far as is known where the arguments themselves are the error
+    options = argparse.Namespace(verbose="-v" in words or "--verbose" in words, json="--json" in words)
+    try:
+        options = parse(words)
+        if options.command is None:
+            build_parser().print_help(sys.stderr)
+            return MISUSED
+        with prompt_interrupts(), talking(verbose=options.verbose, quiet=options.quiet):
+            return _run(options)
     except BrokenPipeError:  # `| head`: nobody reads any more; leave the interpreter nothing to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (HybridRematError, OSError) as error:
-        if options.verbose:
-            traceback.print_exc()
-        sys.stderr.write(f"hybridremat: {' '.join(str(error).split())}\n")
+        if isinstance(error, UsageError):
+            sys.stderr.write(error.usage)
+        report_failure(error, verbose=options.verbose, as_json=options.json)
         return MISUSED
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.command == "demo":
-        from hybridremat.demo import run_demo
-
-        return run_demo(options)
-    if options.command == "frontier":
-        from hybridremat.frontier_command import run_frontier
-
-        return run_frontier(options)
-    if options.command == "batch":
-        from hybridremat.batch_command import run_batch
-
-        return run_batch(options)
-    from hybridremat import commands
-
-    return commands.run_plan(options) if options.command == "plan" else commands.run_inspect(options)
+    module, _, function = COMMANDS[options.command].home.partition(":")
+    run: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
+    return run(options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from hybridremat.__main__ import run
+
+    run()

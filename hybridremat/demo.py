@@ -61,7 +61,7 @@ def run_demo(options: Namespace) -> int:
     # ratios of times say little. Planning uses all cores, in processes of its own.
     torch.set_num_threads(options.threads)
     models = [DEMO_MODELS[name] for name in names]
-    rows = run_models(models, options.steps, options.cost_model, options.device)
+    rows = run_models(models, options.steps, options.cost_model, options.device, quiet=options.quiet)
     if options.json:
         sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     else:
@@ -70,23 +70,31 @@ def run_demo(options: Namespace) -> int:
 
 
 def run_models(
-    models: list[DemoModel], steps: int, cost_model: str = "profile", device: str = "cpu"
+    models: list[DemoModel],
+    steps: int,
+    cost_model: str = "profile",
+    device: str = "cpu",
+    *,
+    quiet: bool = False,
 ) -> list[DemoRow]:
     """Train each model plainly, then under an easy and a tight limit; one row for each limit."""
     rows: list[DemoRow] = []
     for number, model in enumerate(models, start=1):
         title = f"{number}/{len(models)} {model.name}"
-        rows += Demonstration(model, steps, cost_model, device, title).rows()
+        rows += Demonstration(model, steps, cost_model, device, title, quiet=quiet).rows()
     return rows
 
 
 class Demonstration:
     """One model of the demo."""
 
-    def __init__(self, model: DemoModel, steps: int, cost_model: str, device: str, title: str) -> None:
+    def __init__(
+        self, model: DemoModel, steps: int, cost_model: str, device: str, title: str, *, quiet: bool = False
+    ) -> None:
         self.model, self.steps, self.cost_model, self.device = model, steps, cost_model, device
         self.title = title
-        self.console = Console(stderr=True)
+        self.quiet = quiet
+        self.console = Console(stderr=True, quiet=quiet)
 
     def rows(self) -> list[DemoRow]:
         """Train plainly, then at both limits."""
@@ -145,6 +153,7 @@ class Demonstration:
             memory_limit=limit,
             reserve=reserve,
             cost_model=self.cost_model,
+            progress=not self.quiet,
         )
         plan = get_plan(subject.model)
         assert plan.memory_limit is not None
@@ -188,7 +197,7 @@ class Demonstration:
     def _bar(self, what: str, total: int) -> Iterator[Callable[[], None]]:
         text = TextColumn("{task.description}")
         columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        hidden = not self.console.is_terminal
+        hidden = self.quiet or not self.console.is_terminal
         with Progress(*columns, console=self.console, transient=True, disable=hidden) as bar:
             task = bar.add_task(f"{self.title}: {what}", total=total)
             yield lambda: bar.advance(task)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridremat.command_values import limit_value, overhead_value
-from hybridremat.errors import LimitError, PlotError
+from hybridremat.errors import LimitError, PlotError, UsageError
 
 if TYPE_CHECKING:
     from hybridremat.curve import Frontier
@@ -27,7 +27,6 @@ def add_frontier_options(parser: ArgumentParser) -> None:
     add("--limit", metavar="SIZE", help="mark the fastest plan under this limit: 6GiB, or 50%% of plain")
     add("--max-overhead", metavar="SHARE", help="mark the smallest plan within this extra time: 0.1 or 10%%")
     add("--measure", type=int, metavar="K", help="run and measure the plain step and K plans of the curve")
-    add("--json", action="store_true", help="print the curve as JSON")
 
 
 def run_frontier(options: Namespace) -> int:
@@ -43,18 +42,22 @@ def run_frontier(options: Namespace) -> int:
         If no point satisfies what was asked; no file is written.
     """
     from hybridremat.api import frontier
-    from hybridremat.targets import load_target
+    from hybridremat.command_input import load, shared_settings
+    from hybridremat.talking import results_apart
 
+    if options.device_spec is not None and options.measure is not None:
+        raise UsageError("--measure runs plans here; those of --device-spec are for another device")
     outputs = [Path(name) for name in options.output or ()]
     asked = _asked(options)
     _require_known(outputs, options.measure)
-    target = load_target(options.target, dropout=options.dropout)
-    curve = frontier(
-        target.model, target.args, target.kwargs, cost_model=options.cost_model, workers=options.workers
-    )
-    chosen = _chosen(curve, asked)
-    if options.measure is not None:
-        curve = curve.measured(target.model, target.args, target.kwargs, count=options.measure)
+    target = load(options)
+    step = target.model, target.args, target.kwargs
+    with results_apart(active=options.json):
+        spec, shared = options.device_spec, shared_settings(options)
+        curve = frontier(*step, progress=not options.quiet, device_spec=spec, **shared)
+        chosen = _chosen(curve, asked)
+        if options.measure is not None:
+            curve = curve.measured(*step, count=options.measure)
     data = {**curve.to_dict(), "chosen": chosen}
     for path in outputs:
         _write(curve, path, asked, data)
@@ -77,6 +80,7 @@ def _asked(options: Namespace) -> dict[str, Any]:
 
 
 def _require_known(outputs: list[Path], measure: int | None) -> None:
+    from hybridremat.command_output import require_writable
     from hybridremat.curve_plot import SUFFIXES, new_figure
 
     for path in outputs:
@@ -85,8 +89,7 @@ def _require_known(outputs: list[Path], measure: int | None) -> None:
             raise PlotError(f"-o {path}: what to write there is told by its suffix, one of {known}")
         if path.suffix.lower() in SUFFIXES:
             new_figure()
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"-o {path}: there is no folder {path.parent}")
+        require_writable(str(path))
     if measure is not None and measure < 1:
         raise LimitError(f"--measure {measure} is out of range: give a number ≥ 1 of plans to be measured")
 

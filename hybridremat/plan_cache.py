@@ -18,7 +18,8 @@ from pathlib import Path
 
 import hybridremat
 from hybridremat.errors import PlanFormatError
-from hybridremat.graph.kernel_store import cache_folder, device_description
+from hybridremat.graph.cache_folder import cache_folder
+from hybridremat.graph.kernel_store import device_description
 from hybridremat.graph.whole_files import write_whole
 from hybridremat.limits import parse_bytes
 from hybridremat.plan_codec import SCHEMA, plan_from_dict, plan_to_dict
@@ -109,11 +110,12 @@ def plan_key(fingerprint: str, settings: Settings, device: str, *, reused: bool)
     Parameters
     ----------
     device
-        Kind of device.
+        Kind of device; without meaning where the settings name another one to plan for.
     reused
         Whether options of another input shape will do.
     """
     asked = [(item.name, getattr(settings, item.name)) for item in fields(settings)]
     request = [(name, value) for name, value in asked if name not in _NOT_ASKED]
-    parts = fingerprint, request, device_description(device), reused, SCHEMA, hybridremat.__version__
+    here = device_description(device) if settings.spec is None else ""
+    parts = fingerprint, request, here, reused, SCHEMA, hybridremat.__version__
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

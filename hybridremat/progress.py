@@ -39,7 +39,12 @@ def planning_progress(*, show: bool = True) -> Iterator[Progress]:
     ) as bar:
         task = bar.add_task("capturing", total=None)
 
+        shown = ""
+
         def move(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
+            nonlocal shown
+            # a new stage is drawn at once: the next one may be the one that takes long
+            bar.update(task, description=stage, completed=done, total=total, refresh=stage != shown)
+            shown = stage
 
         yield move

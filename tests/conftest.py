@@ -1,7 +1,10 @@
 """Settings that every test shares."""
 
+import sys
+
 import pytest
 import torch
+from command_line import MODELS
 from hypothesis import settings
 
 # The same examples on every machine and run: a failure can be repeated, and a slow machine fails nothing.
@@ -23,3 +26,13 @@ def _own_cache_folder(tmp_path_factory):
         patch.setenv("HYBRIDREMAT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("HYBRIDREMAT_CACHE_SIZE", "0")
         yield
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    """A file with functions that make models (:mod:`command_line`), in the current folder."""
+    (tmp_path / "mymodels.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "mymodels.py"
+    sys.modules.pop("mymodels", None)

@@ -1,77 +1,12 @@
-"""The command line, called as a function; and once each as a process where only a process can tell."""
+"""The commands ``plan`` and ``inspect``, called as functions."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
+from command_line import QUICK, failed
 
-import hybridremat
 from hybridremat import cli
-from hybridremat.errors import TargetError
 from hybridremat.plan_file import read_plan
-from hybridremat.targets import load_target
-
-QUICK = ["--cost-model", "flops", "--workers", "1"]
-MODELS = """
-import torch
-from torch import nn
-from torch.nn import functional
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
-
-    def forward(self, x, labels=None):
-        for layer in self.layers:
-            x = functional.gelu(layer(x))
-        return functional.cross_entropy(x, labels)
-
-
-def make():
-    return Net(), {"x": torch.randn(64, 16), "labels": torch.zeros(64, dtype=torch.long)}
-
-
-def make_with_args():
-    return Net(), (torch.randn(64, 16),), {"labels": torch.zeros(64, dtype=torch.long)}
-
-
-def frozen():
-    model, batch = make()
-    return model.requires_grad_(False), batch
-
-
-def wrong():
-    return Net()
-
-
-def broken():
-    raise RuntimeError("mine")
-"""
-
-
-@pytest.fixture
-def models(tmp_path, monkeypatch):
-    """A file with functions that make models, in the current folder."""
-    (tmp_path / "mymodels.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield "mymodels.py"
-    sys.modules.pop("mymodels", None)
-
-
-def failed(capsys, *arguments) -> str:
-    """The one line that a command which cannot do its work leaves."""
-    assert cli.main(list(arguments)) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("hybridremat: ")
-    assert err.count("\n") == 1
-    return err
 
 
 def test_plan_prints_writes_and_is_read_again(models, capsys):
@@ -114,6 +49,7 @@ def test_inspect_plans_a_model_by_itself(models, capsys):
     ("arguments", "message"),
     [
         (["plan", "gpt3", "--limit", "50%"], "'gpt3' is no built-in model (gpt2, "),
+        (["plan", "gpt3", "--limit", "50%"], "did you mean gpt2?"),
         (["plan", "mymodels.py:nothing", "--limit", "50%"], "mymodels.py has no function 'nothing'"),
         (["plan", "other.py:make", "--limit", "50%"], "there is no file other.py"),
         (["plan", "no_such_module_here:make", "--limit", "50%"], "there is no module 'no_such_module_here'"),
@@ -133,6 +69,9 @@ def test_inspect_plans_a_model_by_itself(models, capsys):
         ),
         (["inspect", "missing.json"], "missing.json"),
         (["inspect", "mymodels.py"], "mymodels.py is no plan"),
+        (["inspect", "missing.json", "--set", "a=1"], "missing.json is a plan already made: --set cannot"),
+        (["batch", "gpt2", "--limit", "1MiB", "--device-spec", "t4"], "the search for a batch measures"),
+        (["frontier", "gpt2", "--measure", "2", "--device-spec", "t4"], "--measure runs plans here"),
         (["demo", "--models", "gpt2,gpt9"], "no demo model gpt9; there are gpt2, resnet50, llama"),
         (["demo", "--steps", "0"], "--steps"),
     ],
@@ -141,64 +80,26 @@ def test_errors_are_one_line_and_status_two(models, capsys, arguments, message):
     assert message in failed(capsys, *arguments)
 
 
-def test_verbose_shows_the_traceback(models, capsys):
-    assert cli.main(["-v", "plan", "mymodels.py:wrong", "--limit", "50%"]) == 2
-    assert "Traceback" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("no/such/folder/p.json", "there is no folder no/such/folder; make it first"),
+        (".", "that is a folder"),
+        ("/proc/p.json", "no file can be written in /proc"),  # refuses even root
+    ],
+)
+def test_a_place_that_takes_no_file_is_told_before_planning(models, capsys, monkeypatch, output, message):
+    monkeypatch.setattr("hybridremat.commands.load", lambda _: pytest.fail("the model was made"))
+    assert message in failed(capsys, "plan", "mymodels.py:make", "--limit", "50%", "-o", output)
 
 
-def test_errors_of_the_users_own_code_keep_their_traceback(models):
-    with pytest.raises(RuntimeError, match="mine"):
-        cli.main(["plan", "mymodels.py:broken", "--limit", "50%"])
+def test_nothing_is_left_beside_the_file(models, tmp_path):
+    before = {*tmp_path.iterdir()}
+    assert cli.main(["plan", f"{models}:make", "--limit", "97%", "-o", "plan.json", *QUICK]) == 0
+    made = {path.name for path in {*tmp_path.iterdir()} - before}
+    assert made - {"__pycache__"} == {"plan.json"}
 
 
-def test_a_module_that_lacks_something_is_not_called_missing(models, tmp_path):
-    (tmp_path / "needy.py").write_text("import no_such_module_here\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_module_here"):
-        load_target("needy:make")
-    with pytest.raises(TargetError, match="no module 'needy2'"):
-        load_target("needy2:make")
-
-
-def test_interrupted(models, capsys, monkeypatch):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "_run", interrupt)
-    assert cli.main(["plan", "mymodels.py:make", "--limit", "50%"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_a_process_that_is_interrupted_leaves_no_traceback(models, tmp_path):
-    code = "import time\n\ndef make():\n    print('made', flush=True)\n    time.sleep(60)\n"
-    (tmp_path / "slow.py").write_text(code)
-    command = [sys.executable, "-m", "hybridremat.cli", "plan", "slow.py:make", "--limit", "50%"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "made\n"
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "interrupted\n")
-
-
-def test_help_loads_nothing_heavy():
-    code = "import sys; from hybridremat import cli; sys.argv = ['hybridremat', '--help']\n"
-    code += "try: cli.main()\nexcept SystemExit: pass\n"
-    code += "assert not {'torch', 'ortools', 'rich', 'numpy', 'networkx'} & set(sys.modules)"
-    before = os.times().children_user
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "examples:" in done.stdout
-    assert os.times().children_user - before < 1.0
-
-
-def test_version(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["--version"])
-    assert stopped.value.code == 0
-    assert capsys.readouterr().out == f"hybridremat {hybridremat.__version__}\n"
-
-
-def test_no_command_is_misuse(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([])
-    assert stopped.value.code == 2
-    assert "command" in capsys.readouterr().err
+def test_a_mistyped_limit_is_told_before_a_model_is_made(models, capsys, monkeypatch):
+    monkeypatch.setattr("hybridremat.commands.load", lambda _: pytest.fail("the model was made"))
+    assert "cannot be read" in failed(capsys, "plan", "mymodels.py:make", "--limit", "6 GiBs")

@@ -13,6 +13,7 @@ from training import small, traced, with_costs
 
 import hybridremat
 from hybridremat.errors import CostModelError
+from hybridremat.graph.cache_folder import cache_folder
 from hybridremat.graph.costs import (
     DeviceRates,
     ProfileCost,
@@ -20,7 +21,7 @@ from hybridremat.graph.costs import (
     cost_model,
 )
 from hybridremat.graph.joint import Phase
-from hybridremat.graph.kernel_store import KernelStore, cache_folder
+from hybridremat.graph.kernel_store import KernelStore
 from hybridremat.graph.kernels import distinct_kernels
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}

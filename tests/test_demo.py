@@ -68,8 +68,9 @@ def test_a_loss_outside_gets_a_reserve(rows):
 
 
 def run(monkeypatch, rows, **options):
-    monkeypatch.setattr(demo, "run_models", lambda *_: list(rows))
-    given = {"models": None, "steps": 2, "threads": 1, "cost_model": "flops", "device": "cpu", "json": False}
+    monkeypatch.setattr(demo, "run_models", lambda *_, **__: list(rows))
+    given = {"models": None, "steps": 2, "threads": 1, "cost_model": "flops", "device": "cpu"}
+    given |= {"json": False, "quiet": False}
     return demo.run_demo(Namespace(**{**given, **options}))
 
 
