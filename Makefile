@@ -15,7 +15,7 @@ STAMP := .venv/.installed
 
 EXTRA := .compat/packages
 
-.PHONY: help demo test lint types wheel-check check marks compat browser clean
+.PHONY: help demo test lint types wheel-check docs check marks compat browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -50,7 +50,10 @@ types: $(STAMP) ## mypy --strict over the four packages
 wheel-check: $(STAMP) ## build the wheel, install it elsewhere, import every module
 	$(BIN)/python tools/check_wheel.py
 
-check: lint types test wheel-check ## all of the above but the demo
+docs: $(STAMP) ## the documentation as pages, docs/_build/html/index.html; a warning is an error
+	$(BIN)/sphinx-build -M html docs docs/_build -W --keep-going -q
+
+check: lint types test wheel-check docs ## all of the above but the demo
 
 marks: $(STAMP) ## frontiers of the reference models beside the recorded ones
 	$(BIN)/python benchmarks/compare_marks.py
@@ -68,7 +71,7 @@ $(EXTRA)/.installed: $(STAMP)
 	@touch $@
 
 clean: ## remove .venv and everything that was built
-	rm -rf .venv .typing .compat build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .typing .compat docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch is named with its exact version: a bare "torch" may bring several GB for accelerators. setuptools

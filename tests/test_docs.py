@@ -1,0 +1,132 @@
+"""Every example of the documentation runs, and prints what the page shows."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import sys
+import warnings
+from pathlib import Path
+
+import doc_examples
+import pytest
+import torch
+
+import hybridremat
+from hybridremat import errors
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+NAMES = [path.name for path in PAGES]
+
+RUN = {"python", "console"}
+SHOWN = {"text", "sh", "json"}  # output, commands of other programs, files
+
+# The examples that do not run here, by page and first line, each with its reason.
+NOT_RUN: dict[tuple[str, str], str] = {}
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """A current folder with the net of ``start.md``; what examples set is as before when they are over."""
+    (tmp_path / "net.py").write_text(_net(), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before, modules = dict(os.environ), set(sys.modules)
+    threads = torch.get_num_threads()
+    with warnings.catch_warnings():
+        yield tmp_path
+    torch.set_num_threads(threads)
+    os.environ.clear()
+    os.environ.update(before)
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def _net():
+    page = (DOCS / "start.md").read_text(encoding="utf-8")
+    return next(f[3] for f in doc_examples.FENCE.finditer(page) if f[3].startswith("# net.py\n"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=NAMES)
+def test_examples_of_pages_run(path, own_folder):
+    torch.manual_seed(0)
+    doc_examples.run(doc_examples.parse(path))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=NAMES)
+def test_every_block_is_an_example_or_says_that_it_is_none(path):
+    # counted by the fences of the page alone, so that no block drops out of what the runner finds
+    document = doc_examples.parse(path)
+    starts = [example.region.start for example in document.examples()]
+    left_out = {}
+    for fence in doc_examples.FENCE.finditer(document.text):
+        language = fence[2].strip()
+        assert language in RUN | SHOWN or language.startswith("{"), f"{path.name}: ```{language}"
+        found = any(fence.start() <= start < fence.end() for start in starts)
+        assert found == (language in RUN), f"{path.name}: {fence[0][:80]}"
+        reason = doc_examples.not_run(document.text, fence.start())
+        if reason is not None:
+            left_out[path.name, fence[3].split("\n")[0]] = reason
+    assert left_out == {place: why for place, why in NOT_RUN.items() if place[0] == path.name}
+
+
+def test_the_pages_have_their_examples():
+    blocks = [
+        fence[2].strip()
+        for path in PAGES
+        for fence in doc_examples.FENCE.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert blocks.count("python") >= MOST_PYTHON
+    assert blocks.count("console") >= MOST_CONSOLE
+
+
+MOST_PYTHON, MOST_CONSOLE = 0, 0
+
+
+def _modules_with_examples():
+    found = []
+    for module in pkgutil.walk_packages(hybridremat.__path__, "hybridremat."):
+        spec = importlib.util.find_spec(module.name)
+        if ">>> " in Path(spec.origin).read_text(encoding="utf-8"):
+            found.append(module.name)
+    return found
+
+
+def test_examples_of_docstrings_run(own_folder):
+    torch.manual_seed(0)
+    tried = 0
+    for name in _modules_with_examples():
+        for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name)):
+            report = []
+            runner = doctest.DocTestRunner(optionflags=doc_examples.FLAGS)
+            runner.run(test, out=report.append)
+            tried += len(test.examples)
+            assert not runner.failures, "".join(report)
+    assert tried > 0
+
+
+def test_every_error_and_warning_has_its_heading_in_troubleshooting():
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8").splitlines()
+    classes = {
+        name
+        for name, item in vars(errors).items()
+        if isinstance(item, type) and issubclass(item, Exception) and item.__module__ == errors.__name__
+    }
+    headings = {line.removeprefix("### ").strip("`") for line in page if line.startswith("### ")}
+    assert headings >= classes, f"no heading for {sorted(classes - headings)}"
+    assert {name for name in headings if name.endswith(("Error", "Warning"))} <= classes
+
+
+def test_every_public_name_is_in_the_reference():
+    page = (DOCS / "reference.md").read_text(encoding="utf-8")
+    missing = [name for name in hybridremat.__all__ if f"hybridremat.{name}\n" not in page]
+    assert missing == []
+
+
+def test_every_page_is_in_the_table_of_contents():
+    listed = {line.strip() for line in (DOCS / "index.md").read_text(encoding="utf-8").splitlines()}
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    assert pages - listed == set()
