@@ -39,6 +39,8 @@ napoleon_use_rtype = False
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|nn|pathlib|collections|typing|argparse|enum)\..*"),
-    (r"py:.*", r"hybridremat\.(graph|blocks|sequence)\..*"),
+    (r"py:.*", r"hybridremat\.(graph|blocks|sequence|settings|planner)\..*"),
+    (r"py:class", r"hybridremat\.api\.M"),  # a type variable
+    (r"py:mod", r".*"),
     (r"py:.*", r"(?!hybridremat).*"),
 ]
