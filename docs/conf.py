@@ -14,7 +14,7 @@ author = "the authors of hybridremat"
 copyright = "the authors of hybridremat; Apache-2.0"  # noqa: A001 (Sphinx reads this name)
 version = release = hybridremat.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "attributes", "mathml"]
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "colon_fence"]
 myst_heading_anchors = 4
 exclude_patterns = ["_build", "extensions"]
