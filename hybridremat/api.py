@@ -184,7 +184,16 @@ def wrap(
 
     Examples
     --------
-    >>> model = hybridremat.wrap(model, kwargs=batch, memory_limit="60%")  # doctest: +SKIP
+    >>> import hybridremat, torch
+    >>> from torch import nn
+    >>> wide = nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU()
+    >>> model = nn.Sequential(*wide, nn.Linear(256, 64))
+    >>> inputs = (torch.randn(512, 64),)
+    >>> model = hybridremat.wrap(model, inputs, memory_limit="90%", cost_model="flops", progress=False)
+    >>> model(*inputs).sum().backward()
+    >>> plan = hybridremat.get_plan(model)
+    >>> plan.predicted_peak <= plan.memory_limit
+    True
     """
     settings = Settings(
         memory_limit=memory_limit,

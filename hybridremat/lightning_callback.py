@@ -72,8 +72,10 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
 
     Examples
     --------
-    >>> callback = HybridRematLightningCallback(module="body", memory_limit="60%")  # doctest: +SKIP
-    >>> Trainer(max_epochs=1, callbacks=[callback]).fit(model, loader)  # doctest: +SKIP
+    >>> from hybridremat import HybridRematLightningCallback
+    >>> callback = HybridRematLightningCallback(module="body", memory_limit="60%")
+
+    ``Trainer(callbacks=[callback])`` wraps ``pl_module.body`` and plans it in the first training step.
     """
 
     def __init__(

@@ -66,8 +66,10 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
 
     Examples
     --------
-    >>> callback = HybridRematTrainerCallback(memory_limit="60%")  # doctest: +SKIP
-    >>> Trainer(model=model, args=args, train_dataset=rows, callbacks=[callback]).train()  # doctest: +SKIP
+    >>> from hybridremat import HybridRematTrainerCallback
+    >>> callback = HybridRematTrainerCallback(memory_limit="60%")
+
+    ``Trainer(…, callbacks=[callback])`` wraps its model and plans it in the first training step.
     """
 
     def __init__(

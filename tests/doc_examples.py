@@ -3,8 +3,8 @@
 - A ``python`` block runs; one with ``>>>`` is compared with the output that it shows.
 - A ``python`` block whose first line is ``# train.py`` is that file, too.
 - ``<!-- invisible-code-block: python … -->`` runs and is not seen.
-- A ``console`` block runs each ``$ hybridremat …``, and compares what it prints with what is shown, if anything
-  is; ``...`` stands for any text. A command must succeed unless ``$ echo $?`` comes next.
+- A ``console`` block runs each ``$ hybridremat …``, and compares what it prints with what is shown, if
+  anything is; ``...`` stands for any text. A command must succeed unless ``$ echo $?`` comes next.
 - ``<!-- not run: reason -->`` ahead of a block leaves it out (see ``NOT_RUN`` in ``test_docs.py``).
 """
 

@@ -79,11 +79,8 @@ def test_the_pages_have_their_examples():
         for path in PAGES
         for fence in doc_examples.FENCE.finditer(path.read_text(encoding="utf-8"))
     ]
-    assert blocks.count("python") >= MOST_PYTHON
-    assert blocks.count("console") >= MOST_CONSOLE
-
-
-MOST_PYTHON, MOST_CONSOLE = 0, 0
+    # a lower number than before: say in the commit which examples went, and why
+    assert (blocks.count("python"), blocks.count("console")) >= (60, 2)
 
 
 def _modules_with_examples():
@@ -93,6 +90,11 @@ def _modules_with_examples():
         if ">>> " in Path(spec.origin).read_text(encoding="utf-8"):
             found.append(module.name)
     return found
+
+
+def test_no_example_of_a_docstring_is_skipped():
+    sources = [Path(importlib.util.find_spec(name).origin) for name in _modules_with_examples()]
+    assert [path.name for path in sources if "+SKIP" in path.read_text(encoding="utf-8")] == []
 
 
 def test_examples_of_docstrings_run(own_folder):
@@ -105,7 +107,7 @@ def test_examples_of_docstrings_run(own_folder):
             runner.run(test, out=report.append)
             tried += len(test.examples)
             assert not runner.failures, "".join(report)
-    assert tried > 0
+    assert tried
 
 
 def test_every_error_and_warning_has_its_heading_in_troubleshooting():

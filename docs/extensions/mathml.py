@@ -33,5 +33,6 @@ def _converted(node: nodes.Element, *, as_block: bool) -> str:
     try:
         converted: str = tex2mathml(node.astext(), as_block=as_block)
     except Exception as error:
-        raise ExtensionError(f"{node.source}:{node.line}: {node.astext()!r} is no formula: {error}") from error
+        place = f"{node.source}:{node.line}"
+        raise ExtensionError(f"{place}: {node.astext()!r} is no formula: {error}") from error
     return converted
