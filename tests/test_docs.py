@@ -4,6 +4,7 @@ import doctest
 import importlib
 import os
 import pkgutil
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -126,6 +127,18 @@ def test_every_public_name_is_in_the_reference():
     page = (DOCS / "reference.md").read_text(encoding="utf-8")
     missing = [name for name in hybridremat.__all__ if f"hybridremat.{name}\n" not in page]
     assert missing == []
+
+
+def test_links_of_the_readme_lead_somewhere():
+    # those between pages are held by `make docs`
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)(?:#([\w-]+))?\)", text)
+    assert len(links) > 10
+    for path, heading in links:
+        assert (ROOT / path).is_file(), path
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_every_page_is_in_the_table_of_contents():
