@@ -51,7 +51,10 @@ def _net():
     return next(f[3] for f in doc_examples.FENCE.finditer(page) if f[3].startswith("# net.py\n"))
 
 
-@pytest.mark.parametrize("path", PAGES, ids=NAMES)
+SLOW = {"README.md": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.name, marks=SLOW.get(p.name, ())) for p in PAGES])
 def test_examples_of_pages_run(path, own_folder):
     torch.manual_seed(0)
     doc_examples.run(doc_examples.parse(path))
