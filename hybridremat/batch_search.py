@@ -59,7 +59,11 @@ def max_batch_size(
 
     Examples
     --------
-    >>> print(hybridremat.max_batch_size(make, "6GiB"))  # doctest: +SKIP
+    ``make(batch)`` returns a model and its inputs.
+
+    >>> found = hybridremat.max_batch_size(make, "1MiB", cost_model="flops", progress=False)
+    >>> found.batch_size > found.plain_batch_size
+    True
     """
     _validate(model_factory, memory_limit, start, most)
     asked = Settings(memory_limit=memory_limit, **settings).validated(need_limit=True)

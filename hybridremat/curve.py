@@ -97,8 +97,9 @@ class Frontier:
 
         Examples
         --------
-        >>> plan = curve.plan(max_overhead=0.05)  # doctest: +SKIP
-        >>> model = hybridremat.wrap(model, kwargs=batch, plan=plan)  # doctest: +SKIP
+        >>> curve = hybridremat.frontier(model, kwargs=batch)
+        >>> plan = curve.plan(max_overhead=0.05)
+        >>> model = hybridremat.wrap(model, kwargs=batch, plan=plan)
         """
         settings = replace(self._settings, memory_limit=memory_limit, max_overhead=max_overhead)
         settings = settings.validated(need_limit=True)

@@ -93,10 +93,10 @@ def auto_limit(
     ModelError
         If the model has no trainable parameters.
 
-    Examples
-    --------
-    >>> limit = hybridremat.auto_limit(model, optimizer).limit  # doctest: +SKIP
-    >>> model = hybridremat.wrap(model, kwargs=batch, memory_limit=limit)  # doctest: +SKIP
+    Notes
+    -----
+    ``wrap(model, kwargs=batch, memory_limit=auto_limit(model, optimizer).limit)`` is ``memory_limit="auto"``
+    with an optimizer that is known.
     """
     require_trainable(model)
     device = _one_cuda_device(model)

@@ -103,9 +103,13 @@ def test_no_example_of_a_docstring_is_skipped():
 
 def test_examples_of_docstrings_run(own_folder):
     torch.manual_seed(0)
+    net = importlib.import_module("net")
     tried = 0
     for name in _modules_with_examples():
-        for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name)):
+        model, batch = net.make()
+        known = {"hybridremat": hybridremat, "model": model, "batch": batch, "make": net.make}
+        finder = doctest.DocTestFinder(exclude_empty=True)
+        for test in finder.find(importlib.import_module(name), extraglobs=known):
             report = []
             runner = doctest.DocTestRunner(optionflags=doc_examples.FLAGS)
             runner.run(test, out=report.append)
