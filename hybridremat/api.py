@@ -184,13 +184,8 @@ def wrap(
 
     Examples
     --------
-    >>> import hybridremat, torch
-    >>> from torch import nn
-    >>> wide = nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU()
-    >>> model = nn.Sequential(*wide, nn.Linear(256, 64))
-    >>> inputs = (torch.randn(512, 64),)
-    >>> model = hybridremat.wrap(model, inputs, memory_limit="90%", cost_model="flops", progress=False)
-    >>> model(*inputs).sum().backward()
+    >>> model = hybridremat.wrap(model, kwargs=batch, memory_limit="60%", cost_model="flops")
+    >>> model(**batch).backward()
     >>> plan = hybridremat.get_plan(model)
     >>> plan.predicted_peak <= plan.memory_limit
     True
