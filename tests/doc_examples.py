@@ -1,7 +1,7 @@
 """The examples of a page, found and run: Python blocks in one namespace, commands in one folder.
 
 - A ``python`` block runs; one with ``>>>`` is compared with the output that it shows.
-- A ``python`` block whose first line is ``# train.py`` is that file, too.
+- A ``python`` block whose first line is ``# train.py`` is that file, too; a ``toml`` block is nothing else.
 - ``<!-- invisible-code-block: python … -->`` runs and is not seen.
 - A ``console`` block runs each ``$ hybridremat …``, and compares what it prints with what is shown, if
   anything is; ``...`` stands for any text. A command must succeed unless ``$ echo $?`` comes next.
@@ -67,7 +67,8 @@ class Console:
 def parse(path: Path) -> Document:
     """The examples of a page, with an empty namespace."""
     python = PythonCodeBlockParser(doctest_optionflags=FLAGS)
-    return Document.parse(str(path), python, CodeBlockParser("console", Console()))
+    files = CodeBlockParser("toml", lambda _: None)
+    return Document.parse(str(path), python, CodeBlockParser("console", Console()), files)
 
 
 def run(document: Document) -> None:

@@ -21,8 +21,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 NAMES = [path.name for path in PAGES]
 
-RUN = {"python", "console"}
-SHOWN = {"text", "sh", "json"}  # output, commands of other programs, files
+RUN = {"python", "console", "toml"}
+SHOWN = {"text", "sh", "json"}  # output, commands of other programs, what files hold
 
 # The examples that do not run here, by page and first line, each with its reason.
 NOT_RUN: dict[tuple[str, str], str] = {}
