@@ -51,7 +51,7 @@ def _net():
     return next(f[3] for f in doc_examples.FENCE.finditer(page) if f[3].startswith("# net.py\n"))
 
 
-SLOW = {"README.md": pytest.mark.slow}
+SLOW = {"README.md": pytest.mark.slow, "choose-a-limit.md": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=p.name, marks=SLOW.get(p.name, ())) for p in PAGES])
@@ -84,7 +84,8 @@ def test_the_pages_have_their_examples():
         for fence in doc_examples.FENCE.finditer(path.read_text(encoding="utf-8"))
     ]
     # a lower number than before: say in the commit which examples went, and why
-    assert (blocks.count("python"), blocks.count("console")) >= (60, 2)
+    assert blocks.count("python") >= 87
+    assert blocks.count("console") >= 16
 
 
 def _modules_with_examples():
