@@ -8,76 +8,18 @@ from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
-from hybridremat.agreement import plan_name
-from hybridremat.capture import require_matching_inputs, require_traceable, require_trainable
+from hybridremat.capture import require_matching_inputs
 from hybridremat.curve import Frontier, make_frontier
-from hybridremat.device_limit import with_auto_limit
-from hybridremat.errors import LimitError, ModelError, PolicyError
+from hybridremat.errors import ModelError
 from hybridremat.graph.costs import CostModel
 from hybridremat.other_device import warn_beyond
-from hybridremat.parallel_modules import require_local
-from hybridremat.plan_applying import applicable
-from hybridremat.planned_call import PlannedCall
+from hybridremat.planned_call import SLOT, PlannedCall, planned_call
 from hybridremat.plans import Plan
 from hybridremat.policy import Policy
-from hybridremat.ranks import ALONE, together
-from hybridremat.session import Session
+from hybridremat.preparing import given_plan, prepared_call
 from hybridremat.settings import AskedOfCurve, AskedOfPlan, GradOutputs, GraphBreaks, OnInfeasible, Settings
 
 M = TypeVar("M", bound=nn.Module)
-
-_SLOT = "_compiled_call_impl"  # where nn.Module.compile puts a compiled call; not copied or pickled
-
-
-def _prepared(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    settings: Settings,
-    *,
-    only_frontier: bool,
-    progress: bool,
-    across_ranks: bool = False,
-    given: Plan | None = None,
-) -> PlannedCall:
-    with together(across_ranks) as ranks:
-        checked = with_auto_limit(settings, model).validated(need_limit=not only_frontier)
-        session = Session(checked, only_frontier=only_frontier, given=given)
-        call = checked_call(model, session, progress=progress)
-        require_matching_inputs(model, args, kwargs or {})
-        session.agreement.ranks = ranks
-        call.prepare(args, kwargs or {})
-        ranks.finish(plan_name(session.plan) if session.plan is not None else "")
-        session.agreement.ranks = ALONE  # an input shape that comes in training waits for nobody
-    return call
-
-
-def checked_call(
-    model: nn.Module,
-    session: Session,
-    *,
-    progress: bool,
-) -> PlannedCall:
-    """A planned call that has nothing planned yet.
-
-    Raises
-    ------
-    ModelError, CaptureError
-        If the model cannot be planned.
-    """
-    require_trainable(model)
-    if isinstance(getattr(model, _SLOT, None), PlannedCall):
-        raise ModelError(
-            f"this {type(model).__name__} is already wrapped; call hybridremat.unwrap(model) first"
-        )
-    if getattr(model, _SLOT, None) is not None:
-        raise ModelError(
-            f"this {type(model).__name__} is already compiled (model.compile(), or torch_compile=True of a "
-            "training loop), and a call is either compiled or planned: leave that out"
-        )
-    require_local(model)
-    require_traceable(model)
-    return PlannedCall(model, session, show=progress)
 
 
 def wrap(
@@ -206,7 +148,7 @@ def wrap(
         policy=policy,
     )
     given = None if plan is None else given_plan(plan, settings)
-    call = _prepared(
+    call = prepared_call(
         model,
         args,
         kwargs,
@@ -216,54 +158,8 @@ def wrap(
         across_ranks=across_ranks,
         given=given,
     )
-    setattr(model, _SLOT, call)
+    setattr(model, SLOT, call)
     return model
-
-
-def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
-    """A plan that is to be applied, read if it is a file.
-
-    Raises
-    ------
-    LimitError
-        If the settings name a limit beside it.
-    PlanFormatError
-        If the file cannot be read.
-    """
-    if settings.memory_limit is not None or settings.max_overhead is not None:
-        raise LimitError(
-            "plan= brings the limit that it was made for: pass plan=, or memory_limit= and max_overhead=, "
-            "not both"
-        )
-    if settings.policy is not None:
-        raise PolicyError("plan= brings the policy that it was made for: pass plan= or policy=, not both")
-    given = plan if isinstance(plan, Plan) else Plan.load(plan)
-    applicable(given)
-    return given
-
-
-def wrap_at_first_step(
-    model: nn.Module, settings: Settings, *, given: Plan | None = None, progress: bool = True
-) -> PlannedCall:
-    """:func:`wrap` without sample inputs: the first training step is planned for what it is given.
-
-    Returns what stands in for the model's call. Ranks of a process group do not wait for one another.
-
-    Raises
-    ------
-    LimitError, CostModelError, ModelError, CaptureError
-        As :func:`wrap`, before anything has changed. What needs inputs to be known, an infeasible limit
-        among it, comes out of the first step.
-    """
-    session = Session(settings.validated(need_limit=True), given=given)
-    call = checked_call(model, session, progress=progress)
-    setattr(model, _SLOT, call)
-    return call
-
-
-def require_wrappable(model: nn.Module, settings: Settings) -> None:
-    """Raise what :func:`wrap_at_first_step` would raise; nothing is changed."""
-    checked_call(model, Session(settings.validated(need_limit=True)), progress=False)
 
 
 def unwrap(model: M) -> M:
@@ -275,13 +171,13 @@ def unwrap(model: M) -> M:
         If the model is not wrapped.
     """
     _call_of(model)
-    delattr(model, _SLOT)
+    delattr(model, SLOT)
     return model
 
 
 def _call_of(model: nn.Module) -> PlannedCall:
-    call = getattr(model, _SLOT, None)
-    if not isinstance(call, PlannedCall):
+    call = planned_call(model)
+    if call is None:
         raise ModelError(
             f"this {type(model).__name__} is not wrapped by hybridremat; call hybridremat.wrap first"
         )
@@ -344,7 +240,7 @@ def plan(
     fields of :class:`~hybridremat.DeviceSpec`, or one of these. Sizes and times are reckoned for it, what
     kernels allocate while they run is not counted, and a model on the ``meta`` device will do.
     """
-    call = _prepared(model, args, kwargs, Settings(**settings), only_frontier=False, progress=progress)
+    call = prepared_call(model, args, kwargs, Settings(**settings), only_frontier=False, progress=progress)
     made, spec = call.session.plan, call.session.settings.spec
     assert made is not None
     if spec is not None:
@@ -365,7 +261,7 @@ def frontier(
     Parameters and errors as in :func:`plan`, but for what chooses a point of the curve; the model stays as it
     is.
     """
-    call = _prepared(model, args, kwargs, Settings(**settings), only_frontier=True, progress=progress)
+    call = prepared_call(model, args, kwargs, Settings(**settings), only_frontier=True, progress=progress)
     planning = call.session.planning
     assert planning is not None
     return make_frontier(planning, call.session.settings, call.session.origin)

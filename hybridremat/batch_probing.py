@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hybridremat.api import checked_call
 from hybridremat.batch_size import TriedBatch
 from hybridremat.capture import require_matching_inputs
 from hybridremat.choosing import chosen_plan
@@ -14,6 +13,7 @@ from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.trace import TracedStep
 from hybridremat.planner import Planning, Progress, plain_point
 from hybridremat.plans import Plan
+from hybridremat.preparing import checked_call
 from hybridremat.progress import planning_progress
 from hybridremat.session import Session
 from hybridremat.settings import Settings

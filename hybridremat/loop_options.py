@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridremat.api import given_plan
 from hybridremat.errors import OptionsError
 from hybridremat.plans import Plan
+from hybridremat.preparing import given_plan
 from hybridremat.settings import SETTING_NAMES, Asked, Settings
 
 

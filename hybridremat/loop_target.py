@@ -5,13 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from hybridremat.errors import ModelError
-from hybridremat.planned_call import PlannedCall
-
-
-def planned_call(module: nn.Module) -> PlannedCall | None:
-    """What stands in for a wrapped module's call; None if it is not wrapped."""
-    call = getattr(module, "_compiled_call_impl", None)
-    return call if isinstance(call, PlannedCall) else None
+from hybridremat.planned_call import planned_call
 
 
 def find_target(model: nn.Module, name: str | None) -> nn.Module:

@@ -13,12 +13,13 @@ from contextlib import contextmanager, nullcontext
 
 from torch import nn
 
-from hybridremat.api import require_wrappable, unwrap, wrap_at_first_step
+from hybridremat.api import unwrap
 from hybridremat.capture import model_device
 from hybridremat.errors import PredictionWarning
 from hybridremat.loop_options import LoopOptions
-from hybridremat.loop_target import find_target, planned_call
-from hybridremat.planned_call import PlannedCall
+from hybridremat.loop_target import find_target
+from hybridremat.planned_call import PlannedCall, planned_call
+from hybridremat.preparing import require_wrappable, wrap_at_first_step
 from hybridremat.step_figures import StepFigures
 from hybridremat.step_log import StepLog
 from hybridremat.step_peaks import StepPeaks
@@ -60,7 +61,7 @@ class LoopWatch:
         Raises
         ------
         HybridRematError
-            As :func:`hybridremat.api.wrap_at_first_step` and :func:`find_target`; nothing has changed.
+            As :func:`hybridremat.preparing.wrap_at_first_step` and :func:`find_target`; nothing has changed.
         """
         self.end()
         target = find_target(model, self.options.module)

@@ -144,10 +144,10 @@ def _mark_arrival(output: object) -> None:
 
 
 def _predicted(model: nn.Module) -> int | None:
-    from hybridremat.planned_call import PlannedCall
+    from hybridremat.planned_call import planned_call
 
-    call = getattr(model, "_compiled_call_impl", None)
-    plan = call.session.plan if isinstance(call, PlannedCall) else None
+    call = planned_call(model)
+    plan = call.session.plan if call is not None else None
     return plan.predicted_peak if plan is not None else None
 
 

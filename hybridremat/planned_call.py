@@ -28,6 +28,7 @@ from hybridremat.watch import watch
 
 logger = logging.getLogger(__name__)
 
+SLOT = "_compiled_call_impl"  # where nn.Module.compile puts a compiled call; not copied or pickled
 MANY_CAPTURES = 8  # of one input shape: modes, frozen layers and autocast switched to and fro are fewer
 
 
@@ -174,3 +175,9 @@ class PlannedCall:
                     type(self.model).__name__,
                     most,
                 )
+
+
+def planned_call(model: nn.Module) -> PlannedCall | None:
+    """What stands in for a wrapped module's call; None if it is not wrapped."""
+    call = getattr(model, SLOT, None)
+    return call if isinstance(call, PlannedCall) else None

@@ -183,7 +183,7 @@ def errors(rank: int, x: torch.Tensor) -> dict:
 def bug(model: nn.Module, x: torch.Tensor) -> None:
     """An error that is not hybridremat's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hybridremat.api.require_matching_inputs", lambda *_: 1 // 0)
+        patch.setattr("hybridremat.preparing.require_matching_inputs", lambda *_: 1 // 0)
         wrap(model, x, "90%")
 
 

@@ -1,0 +1,125 @@
+"""What comes before a wrap or a plan: checks, and the call that then stands in for the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hybridremat.agreement import plan_name
+from hybridremat.capture import require_matching_inputs, require_traceable, require_trainable
+from hybridremat.device_limit import with_auto_limit
+from hybridremat.errors import LimitError, ModelError, PolicyError
+from hybridremat.parallel_modules import require_local
+from hybridremat.plan_applying import applicable
+from hybridremat.planned_call import SLOT, PlannedCall, planned_call
+from hybridremat.plans import Plan
+from hybridremat.ranks import ALONE, together
+from hybridremat.session import Session
+from hybridremat.settings import Settings
+
+
+def prepared_call(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    settings: Settings,
+    *,
+    only_frontier: bool,
+    progress: bool,
+    across_ranks: bool = False,
+    given: Plan | None = None,
+) -> PlannedCall:
+    """A planned call with the plan, or the frontier, for these inputs; the model is as it was.
+
+    Raises
+    ------
+    HybridRematError
+        As :func:`hybridremat.wrap`.
+    """
+    with together(across_ranks) as ranks:
+        checked = with_auto_limit(settings, model).validated(need_limit=not only_frontier)
+        session = Session(checked, only_frontier=only_frontier, given=given)
+        call = checked_call(model, session, progress=progress)
+        require_matching_inputs(model, args, kwargs or {})
+        session.agreement.ranks = ranks
+        call.prepare(args, kwargs or {})
+        ranks.finish(plan_name(session.plan) if session.plan is not None else "")
+        session.agreement.ranks = ALONE  # an input shape that comes in training waits for nobody
+    return call
+
+
+def checked_call(
+    model: nn.Module,
+    session: Session,
+    *,
+    progress: bool,
+) -> PlannedCall:
+    """A planned call that has nothing planned yet.
+
+    Raises
+    ------
+    ModelError, CaptureError
+        If the model cannot be planned.
+    """
+    require_trainable(model)
+    if planned_call(model) is not None:
+        raise ModelError(
+            f"this {type(model).__name__} is already wrapped; call hybridremat.unwrap(model) first"
+        )
+    if getattr(model, SLOT, None) is not None:
+        raise ModelError(
+            f"this {type(model).__name__} is already compiled (model.compile(), or torch_compile=True of a "
+            "training loop), and a call is either compiled or planned: leave that out"
+        )
+    require_local(model)
+    require_traceable(model)
+    return PlannedCall(model, session, show=progress)
+
+
+def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
+    """A plan that is to be applied, read if it is a file.
+
+    Raises
+    ------
+    LimitError
+        If the settings name a limit beside it.
+    PlanFormatError
+        If the file cannot be read.
+    """
+    if settings.memory_limit is not None or settings.max_overhead is not None:
+        raise LimitError(
+            "plan= brings the limit that it was made for: pass plan=, or memory_limit= and max_overhead=, "
+            "not both"
+        )
+    if settings.policy is not None:
+        raise PolicyError("plan= brings the policy that it was made for: pass plan= or policy=, not both")
+    given = plan if isinstance(plan, Plan) else Plan.load(plan)
+    applicable(given)
+    return given
+
+
+def wrap_at_first_step(
+    model: nn.Module, settings: Settings, *, given: Plan | None = None, progress: bool = True
+) -> PlannedCall:
+    """Wrap without sample inputs: the first training step is planned for what it is given.
+
+    Returns what stands in for the model's call. Ranks of a process group do not wait for one another.
+
+    Raises
+    ------
+    LimitError, CostModelError, ModelError, CaptureError
+        As :func:`hybridremat.wrap`, before anything has changed. What needs inputs to be known, an
+        infeasible limit among it, comes out of the first step.
+    """
+    session = Session(settings.validated(need_limit=True), given=given)
+    call = checked_call(model, session, progress=progress)
+    setattr(model, SLOT, call)
+    return call
+
+
+def require_wrappable(model: nn.Module, settings: Settings) -> None:
+    """Raise what :func:`wrap_at_first_step` would raise; nothing is changed."""
+    checked_call(model, Session(settings.validated(need_limit=True)), progress=False)
