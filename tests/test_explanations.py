@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from naive_memory import naive_profile
+from quick_planning import quick_planning
 from training import small
 from wrapping import HOW, least_limit
 
@@ -15,6 +16,13 @@ from hybridremat import InputError, Plan
 from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import schedule_time
 from hybridremat.what_if import WhatIf
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _coarse_options():
+    """What is asked here does not depend on how good plans are."""
+    with quick_planning():
+        yield
 
 
 def planned(name: str, **how) -> Plan:

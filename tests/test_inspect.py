@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from quick_planning import quick_planning
 from training import small
 from wrapping import HOW, least_limit
 
@@ -17,7 +18,8 @@ from hybridremat import cli
 def saved(tmp_path_factory):
     """A tight plan and its file."""
     model, batch = small("transformer")
-    plan = hybridremat.plan(model, kwargs=batch, memory_limit=least_limit(model, batch), **HOW)
+    with quick_planning():
+        plan = hybridremat.plan(model, kwargs=batch, memory_limit=least_limit(model, batch), **HOW)
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     plan.save(path)
     return plan, str(path)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from quick_planning import quick_planning
 from test_graph_breaks import Reader
 from test_graph_breaks import batch as reader_batch
 from training import Transformer, small, train, train_plain
@@ -19,6 +20,13 @@ from hybridremat.agreement import plan_name
 from hybridremat.graph import costs
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _coarse_options():
+    """What is asked here does not depend on how good plans are."""
+    with quick_planning():
+        yield
 
 
 @pytest.fixture
