@@ -51,7 +51,7 @@ def render_html(plan: Plan) -> str:
         rows=[row_views(part.blocks) for part in parts],
         headline=headline(plan),
         summary=summary_lines(plan),
-        pins=_records(getattr(plan, "pins", ())),
+        pins=_records(plan.pins),
         data=report_data(plan),
         **page_files(),
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import pytest
 from html_pages import data_of, named_graph, planned, unpacked
@@ -17,6 +17,7 @@ from hybridremat.html_report import render_html
 from hybridremat.html_step import MOST_POINTS
 from hybridremat.plan_records import GraphBreak
 from hybridremat.plans import Plan
+from hybridremat.policy import PinRecord
 from hybridremat.sequence import Backward, Forward, ForwardOption, Solo
 from hybridremat.step_timeline import step_timeline
 from hybridremat.thinning import thinned
@@ -153,23 +154,12 @@ def test_a_step_of_several_graphs_shows_each():
     assert peaks == [part.predicted_peak for part in parts]
 
 
-@dataclass(frozen=True)
-class Pin:
-    pattern: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class PinnedPlan(Plan):
-    pins: tuple[Pin, ...] = ()
-
-
 def test_pins_are_listed():
     plan = planned(2, 0.5)
     assert "<h2>Policy</h2>" not in render_html(plan)
-    same = {field.name: getattr(plan, field.name) for field in fields(plan)}
-    page = render_html(PinnedPlan(**same, pins=(Pin("h.*:gelu", 4096),)))
-    assert re.search(r"<td>h\.\*:gelu</td><td class=\"number\">4.00 KiB</td>", page)
+    page = render_html(replace(plan, pins=(PinRecord("h.*:gelu", "must_save", 3, 4096),)))
+    assert "<td>h.*:gelu</td><td>must_save</td>" in page
+    assert re.search(r"<td class=\"number\">3</td>\s*<td class=\"number\">4.00 KiB</td>", page)
 
 
 def test_a_plan_without_details_keeps_its_table():
