@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from hybridremat.errors import OutputError
+from hybridremat.graph.whole_files import is_special
 
 
 def print_json(data: object) -> None:
@@ -25,7 +26,9 @@ def require_writable(text: str | None, *, option: str = "-o") -> None:
     """
     if text is None:
         return
-    path = Path(text)
+    path = Path(text).resolve()
+    if is_special(Path(text)):
+        return
     if path.is_dir():
         raise OutputError(f"{option} {text}: that is a folder; name a file in it")
     if not path.parent.is_dir():
