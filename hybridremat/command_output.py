@@ -26,9 +26,11 @@ def require_writable(text: str | None, *, option: str = "-o") -> None:
     """
     if text is None:
         return
-    path = Path(text).resolve()
-    if is_special(Path(text)):
+    path = Path(text)
+    if is_special(path):
         return
+    if path.is_symlink():
+        path = path.resolve()
     if path.is_dir():
         raise OutputError(f"{option} {text}: that is a folder; name a file in it")
     if not path.parent.is_dir():
