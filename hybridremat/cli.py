@@ -6,7 +6,6 @@ Only argparse and the errors load here; a command loads what it needs when it ru
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from hybridremat.cli_options import (
 )
 from hybridremat.demo_options import add_demo_options
 from hybridremat.errors import HybridRematError, UsageError
-from hybridremat.failures import report_failure
+from hybridremat.failures import drop_output, report_failure
 from hybridremat.frontier_command import add_frontier_options
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.talking import talking
@@ -238,12 +237,14 @@ def _ended(words: Sequence[str]) -> int:
     try:
         options = parse(words)
         if options.command is None:
-            build_parser().print_help(sys.stderr)
-            return MISUSED
+            known = ", ".join(COMMANDS)
+            raise UsageError(f"no command is given. Commands: {known}.", usage=build_parser().format_help())
         with prompt_interrupts(), talking(verbose=options.verbose, quiet=options.quiet):
-            return _run(options)
-    except BrokenPipeError:  # `| head`: nobody reads any more; leave the interpreter nothing to flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = _run(options)
+        sys.stdout.flush()  # a full disk is told here, not by the interpreter at its end
+        return status
+    except BrokenPipeError:  # `| head`: nobody reads any more
+        drop_output()
         return FAILED
     except (HybridRematError, OSError) as error:
         if isinstance(error, UsageError):

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from hybridremat.errors import OutputError
+from hybridremat.graph.whole_files import is_special
 
 
 def print_json(data: object) -> None:
@@ -26,6 +27,10 @@ def require_writable(text: str | None, *, option: str = "-o") -> None:
     if text is None:
         return
     path = Path(text)
+    if is_special(path):
+        return
+    if path.is_symlink():
+        path = path.resolve()
     if path.is_dir():
         raise OutputError(f"{option} {text}: that is a folder; name a file in it")
     if not path.parent.is_dir():

@@ -7,6 +7,7 @@ line for people is on the standard error in any case.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 
@@ -17,8 +18,17 @@ def report_failure(error: Exception, *, verbose: bool, as_json: bool) -> None:
         traceback.print_exception(error)
     message = " ".join(str(error).split())
     sys.stderr.write(f"hybridremat: {message}\n")
-    if as_json:
-        sys.stdout.write(json.dumps(failure(error, message), indent=1) + "\n")
+    try:
+        if as_json:
+            sys.stdout.write(json.dumps(failure(error, message), indent=1) + "\n")
+        sys.stdout.flush()
+    except OSError:  # the error may be that nothing can be written there (a full disk)
+        drop_output()
+
+
+def drop_output() -> None:
+    """Leave the interpreter nothing to flush at its end: what is left in the standard output goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def failure(error: Exception, message: str) -> dict[str, object]:

@@ -60,6 +60,8 @@ class PartedGraphs:
         self.chosen.update(chosen)
         return replace(
             whole,
+            origin=self.session.origin,
+            request=settings.request(),
             parts=tuple(self.parts[key] for key in chosen),
             breaks=self._breaks(order, paths),
             blocks=self._blocks(order),

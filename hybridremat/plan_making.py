@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from hybridremat.blocks.types import Option
 from hybridremat.demands import Demands
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.memory import step_memory
@@ -19,6 +20,7 @@ from hybridremat.plan_records import (
 from hybridremat.planner import Candidate, ChainPlan, Planning
 from hybridremat.plans import Plan
 from hybridremat.sequence import BlockDecision, SchedulePoint, block_decisions, per_block_checkpoint
+from hybridremat.undecided import option_of_schedule
 
 
 def frontier_point(planning: Planning, point: SchedulePoint) -> FrontierPoint:
@@ -105,8 +107,16 @@ def planned_blocks(
     runs = Counter(schedule.steps)
     crossing = _crossing(graph, schedule)
     by_block = {d.block: d for d in block_decisions(tuple(decisions))}  # type: ignore[arg-type]
+
+    def option(index: int) -> Option | None:
+        decision = by_block.get(index)
+        if decision is None:
+            return option_of_schedule(chain_plan.bindings[index], schedule, crossing)
+        options = chain_plan.option_sets[index]
+        return (options.solo if decision.solo else options.options)[decision.option]
+
     return tuple(
-        _planned_block(chain_plan, index, by_block.get(index), runs, crossing)
+        _planned_block(chain_plan, index, by_block.get(index), option(index), runs, crossing)
         for index in range(len(chain_plan.chain.blocks))
     )
 
@@ -127,6 +137,7 @@ def _planned_block(
     plan: ChainPlan,
     index: int,
     decision: BlockDecision | None,
+    option: Option | None,
     runs: Counter[int],
     crossing: frozenset[int],
 ) -> PlannedBlock:
@@ -134,7 +145,6 @@ def _planned_block(
     read = {v for op in graph.ops for v in op.reads}
     options = plan.option_sets[index]
     family = options.solo if decision is not None and decision.solo else options.options
-    option = family[decision.option] if decision is not None else None
     made = [graph.ops[op] for op in (*block.forward, *block.optional)]
     saved = [_record(graph, v) for op in made for v in op.writes if v in crossing]
     again = [

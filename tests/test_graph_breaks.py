@@ -143,6 +143,14 @@ def test_the_report_names_the_breaks_and_what_they_cost():
     assert [block.index for block in plan.blocks] == list(range(len(plan.blocks)))
 
 
+def test_a_plan_with_breaks_says_what_it_is_for():
+    plan = hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", **HOW)
+    assert plan.origin.model == "Reader"
+    assert [spec.name for spec in plan.origin.inputs] == ["x", "labels"]
+    assert plan.origin.torch == torch.__version__ and plan.origin.device_name
+    assert plan.request.memory_limit == "100%"
+
+
 def test_a_plan_with_breaks_survives_its_file(tmp_path):
     from hybridremat.plan_file import read_plan, write_plan
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -257,3 +258,13 @@ def test_print_leaves_the_controls_out(page):
     assert not find(page, ".choices").is_displayed()
     assert find(page, ".timeline svg").is_displayed()
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+@pytest.mark.parametrize(("times", "drawn"), [(1.0, True), (1.2, True), (3.0, False)])
+def test_the_key_names_the_limit_where_it_is_drawn(browser, tmp_path, plan, times, drawn):
+    path = tmp_path / "plan.html"
+    replace(plan, memory_limit=round(times * plan.plain_peak)).to_html(path)
+    show(browser, path.as_uri())
+    assert bool(texts(browser, ".timeline line.limit")) == drawn
+    assert ("limit" in find(browser, ".key").text.split()) == drawn
+    assert browser.get_log("browser") == []

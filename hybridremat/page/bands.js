@@ -48,6 +48,13 @@ function swatch(attributes) {
   return draw("svg", { class: "swatch", viewBox: "0 0 12 12", "aria-hidden": true }, draw("rect", { ...attributes, width: 12, height: 12 }));
 }
 
+// Far above both steps the line would press them to the bottom of the chart.
+function limitIsDrawn(graph) {
+  const limit = graph.figures.memory_limit;
+  const peak = Math.max(1, ...Object.values(graph.steps).map((step) => step.peak));
+  return limit !== null && limit < 1.3 * peak;
+}
+
 function timelineKey(graph) {
   const last = graph.blockBands - 1;
   const used = (band) => Object.values(graph.steps).some((step) => step.bands[band].length);
@@ -59,7 +66,7 @@ function timelineKey(graph) {
     .map(([name, band]) => make("span", {}, swatch(bandColour(graph, band)), name));
   const line = (name) => draw("svg", { class: "swatch wide", viewBox: "0 0 24 12", "aria-hidden": true }, draw("line", { class: name, x1: 0, x2: 24, y1: 6, y2: 6 }));
   const other = make("span", {}, line("outline"), make("span", { class: "other" }, "plain"));
-  const limit = graph.figures.memory_limit === null ? null : make("span", {}, line("limit"), "limit");
+  const limit = limitIsDrawn(graph) ? make("span", {}, line("limit"), "limit") : null;
   const shown = [make("span", {}, ...ramp, label), ...outside, other, limit];
   return shown.filter((item) => item !== null);
 }

@@ -55,7 +55,7 @@ class Timeline {
     const { graph, step, other } = this;
     const limit = graph.figures.memory_limit;
     const peak = Math.max(step.peak, other.peak, 1);
-    const most = Math.max(peak, limit !== null && limit < 1.3 * peak ? limit : 0) * 1.05;
+    const most = Math.max(peak, limitIsDrawn(graph) ? limit : 0) * 1.05;
     const length = (each) => (this.axis === "time" ? each.time : each.executions);
     const long = Math.max(length(step), length(other), 1);
     this.x = (at) => EDGE.left + ((width - EDGE.left - EDGE.right) * at) / long;
