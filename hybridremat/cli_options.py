@@ -53,12 +53,19 @@ def shared_options(*, target: bool = True, required: bool = True) -> list[Parser
 
 
 def limit_options() -> Parser:
-    """What to plan for: ``--limit``, ``--max-overhead``, ``--reserve``."""
+    """What to plan for: the limit, and what the caller does beside one forward and its backward."""
     parser = Parser(add_help=False)
     group = parser.add_argument_group("limit")
     group.add_argument("--limit", metavar="SIZE", help="most step memory: 6GiB, 6442450944, or 50%% of plain")
     group.add_argument("--max-overhead", metavar="SHARE", help="most extra time: 0.1 or 10%%")
     group.add_argument("--reserve", metavar="SIZE", default="0", help="bytes of the limit kept for your code")
+    group.add_argument(
+        "--on-infeasible", metavar="WHAT", default="error", help="error (default), or least: the leanest plan"
+    )
+    step = parser.add_argument_group("step")
+    step.add_argument("--hold-outputs", action="store_true", help="your code keeps all outputs")
+    step.add_argument("--forwards", type=int, metavar="N", default=1, help="forwards that wait at one time")
+    step.add_argument("--graph-breaks", metavar="WHAT", default="error", help="error (default), or plan")
     return parser
 
 

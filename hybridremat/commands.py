@@ -86,6 +86,10 @@ def _planned(options: Namespace) -> Plan:
         "memory_limit": limit_value(options.limit),
         "max_overhead": overhead_value(options.max_overhead),
         "reserve": options.reserve,
+        "on_infeasible": options.on_infeasible,
+        "hold_outputs": options.hold_outputs,
+        "forwards": options.forwards,
+        "graph_breaks": options.graph_breaks,
         "device_spec": options.device_spec,
         **shared_settings(options),
     }

@@ -37,8 +37,11 @@ def block_text(explained: BlockExplanation, *, everything: bool = False) -> list
     grid.add_row("time", f"forward {forward}, made again {extra}")
     if explained.headroom is not None:
         grid.add_row("free there", _headroom(explained.headroom))
-    grid.add_row("why", explained.reason)
-    parts: list[RenderableType] = [grid, _values(explained.values, blocks=False), Text(NOTE, style="dim")]
+    if explained.reason:
+        grid.add_row("why", explained.reason)
+    parts: list[RenderableType] = [grid, _values(explained.values, blocks=False)]
+    if explained.headroom is not None:
+        parts.append(Text(NOTE, style="dim"))
     if explained.options:
         parts.append(_options(explained.options, everything=everything))
     return parts

@@ -127,6 +127,12 @@ def explain_block(plan: Plan, index: int) -> BlockExplanation:
     )
 
 
+def alone(block: PlannedBlock) -> BlockExplanation:
+    """A block by itself, without the plan that knows what binds and what else there was."""
+    values = tuple(_fates(block, None))
+    return BlockExplanation(block, block.modules, values, None, (), "")
+
+
 def explain_module(plan: Plan, module: str) -> ModuleExplanation:
     """What becomes of the values of a module, given by its path.
 

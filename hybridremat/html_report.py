@@ -73,9 +73,12 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
 
     asked = plan.memory_limit
     limit = [] if asked is None else [("Limit", format_bytes(asked), share(asked))]
+    needed = ("With your own code", format_bytes(plan.needed), share(plan.needed))
+    beside = [needed] if plan.needed != plan.predicted_peak else []  # reserve, further forwards
     return [
         *limit,
         ("Predicted peak", format_bytes(plan.predicted_peak), share(plan.predicted_peak)),
+        *beside,
         ("Plain peak", format_bytes(plan.plain_peak), "without recomputation"),
         ("Least feasible", format_bytes(plan.least_peak), share(plan.least_peak)),
         ("Overhead", f"{plan.overhead:+.1%}", f"time by cost model {plan.cost_model}"),

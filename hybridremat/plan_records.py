@@ -199,6 +199,11 @@ class PlannedBlock:
     extra_time: int
     freed: tuple[ValueRecord, ...] = ()
 
+    def __str__(self) -> str:
+        from hybridremat.explanations import alone
+
+        return str(alone(self))
+
 
 @dataclass(frozen=True)
 class GraphBreak:

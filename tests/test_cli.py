@@ -103,3 +103,16 @@ def test_nothing_is_left_beside_the_file(models, tmp_path):
 def test_a_mistyped_limit_is_told_before_a_model_is_made(models, capsys, monkeypatch):
     monkeypatch.setattr("hybridremat.commands.load", lambda _: pytest.fail("the model was made"))
     assert "cannot be read" in failed(capsys, "plan", "mymodels.py:make", "--limit", "6 GiBs")
+
+
+def test_what_the_caller_does_is_told_on_the_command_line(models, capsys):
+    asked = ["plan", f"{models}:make", "--limit", "1KiB", "--json", *QUICK]
+    assert cli.main([*asked, "--on-infeasible", "least"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["memory_limit"] == alone["least_peak"] > alone["asked_limit"] == 1024
+    assert cli.main([*asked, "--on-infeasible", "least", "--forwards", "2", "--hold-outputs"]) == 0
+    pair = json.loads(capsys.readouterr().out)
+    assert pair["forwards"] == 2 and pair["memory_limit"] > alone["memory_limit"]
+    assert pair["request"]["hold_outputs"]
+    assert cli.main([*asked, "--graph-breaks", "never"]) == 2
+    assert "graph_breaks='never' is not known" in capsys.readouterr().err

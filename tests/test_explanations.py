@@ -179,3 +179,5 @@ def test_a_plain_step_and_a_plan_without_details_are_explained_too():
     assert all(fate.policy != "RECOMPUTE" for fate in explained.values)
     bare = replace(plain, details=None)
     assert bare.inspect(0).headroom is None and "SAVE" in str(bare.inspect(0))
+    shown = str(plain.blocks[0])
+    assert "SAVE" in shown and "free there" not in shown
