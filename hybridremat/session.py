@@ -23,7 +23,7 @@ from hybridremat.plan_cache import PlanCache, plan_key
 from hybridremat.plan_records import Origin
 from hybridremat.planner import OptionCache, Planning, Progress, plan_graph
 from hybridremat.plans import Plan
-from hybridremat.policy import require_matches, resolve_policy
+from hybridremat.policy import require_matches, resolve_policy, under_policy
 from hybridremat.settings import OnInfeasible, Settings
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class Session:
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
         """See :class:`~hybridremat.backend.StepPlanner`."""
+        step = self.named(step)
         self.check_policy([step.graph])
         ready = None if self.only_frontier else self._ready(step)
         if ready is not None and ready.details is not None:
@@ -132,6 +133,10 @@ class Session:
     def forget(self, plan: Plan) -> None:
         """Give up a plan that another one takes the place of."""
         self.plans.pop(plan.fingerprint, None)
+
+    def named(self, step: TracedStep) -> TracedStep:
+        """A step as traced, with a fingerprint that tells plans under this session's policy apart."""
+        return replace(step, graph=under_policy(step.graph, self.settings.policy))
 
     def check_policy(self, graphs: Sequence[JointGraph]) -> None:
         """Hold the policy against the graphs of a step, before anything is measured or planned.
