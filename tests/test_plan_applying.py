@@ -169,6 +169,30 @@ def test_plan_and_limit_are_not_given_together(saved):
 
 
 @pytest.mark.parametrize(
+    ("asked", "brought"),
+    [
+        ({"reserve": "1MiB"}, "reserve=0"),
+        ({"forwards": 2}, "forwards=1"),
+        ({"hold_outputs": True}, "hold_outputs=False"),
+        ({"grad_outputs": "all"}, "grad_outputs='auto'"),
+    ],
+)
+def test_what_the_plan_was_not_made_for_is_refused_beside_it(saved, asked, brought):
+    model, batch, _, path = saved
+    before = state_of(model)
+    with pytest.raises(hybridremat.LimitError, match=f"beside plan=, which was made with {brought}"):
+        hybridremat.wrap(model, kwargs=batch, plan=path, progress=False, **asked)
+    assert_untouched(before, model)
+
+
+def test_what_the_plan_was_made_for_may_be_said_again(tmp_path):
+    model, batch = small("mlp")
+    how = {"reserve": "1KiB", "forwards": 2, "hold_outputs": True, "grad_outputs": "all"}
+    hybridremat.plan(model, kwargs=batch, memory_limit="110%", **how, **HOW).save(tmp_path / "p.json")
+    hybridremat.wrap(model, kwargs=batch, plan=tmp_path / "p.json", **how, **HOW)
+
+
+@pytest.mark.parametrize(
     "damage",
     [
         lambda text: text[:-30],
