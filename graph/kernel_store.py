@@ -35,16 +35,17 @@ def device_description(device: str) -> str:
 
 def _switches(device: str) -> list[str]:
     """PyTorch's global settings that choose among kernels, where they are not its defaults."""
-    library = torch.backends.cudnn if device == "cuda" else torch.backends.mkldnn
-    matmul = torch.backends.cuda.matmul if device == "cuda" else torch.backends.mkldnn.matmul
-    conv_defaults = ("tf32",) if device == "cuda" else ("none", "ieee")
+    gpu = device == "cuda"
+    library = torch.backends.cudnn if gpu else torch.backends.mkldnn
+    matmul = torch.backends.cuda.matmul if gpu else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    conv_defaults = ("tf32",) if gpu else ("none", "ieee")
     changed = {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         f"{matmul.fp32_precision} products": matmul.fp32_precision not in ("none", "ieee"),
         f"{library.conv.fp32_precision} convolutions": library.conv.fp32_precision not in conv_defaults,
-        "no cuDNN" if device == "cuda" else "no oneDNN": not library.enabled,
+        "no cuDNN" if gpu else "no oneDNN": not library.enabled,
     }
-    if device == "cuda":
+    if gpu:
         changed["cuDNN benchmark"] = torch.backends.cudnn.benchmark
         changed["cuDNN deterministic"] = torch.backends.cudnn.deterministic
     return [name for name, is_changed in changed.items() if is_changed]

@@ -20,6 +20,7 @@ from hybridremat.limits import format_bytes
 from hybridremat.origin import differences
 from hybridremat.plan_carrying import carried_chain, first_difference, runs_too_often
 from hybridremat.plan_making import planned_blocks
+from hybridremat.plan_naming import named_here
 from hybridremat.plan_records import Origin, PlanDetails
 from hybridremat.planner import ChainPlan
 from hybridremat.plans import Plan
@@ -53,7 +54,7 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
         if found := _unlike(plan, details.graph, step.graph, here):
             raise PlanMismatchError(_not_carried(found, plan.origin, here))
     if not elsewhere:
-        return plan
+        return named_here(plan, step.graph, here)
     return _counted(plan, details, _timed(measured().graph, details.graph), here)
 
 

@@ -20,6 +20,7 @@ from hybridremat.graph.trace import TracedStep
 from hybridremat.other_device import costs_there
 from hybridremat.plan_applying import applied
 from hybridremat.plan_cache import PlanCache, plan_key
+from hybridremat.plan_naming import named_here
 from hybridremat.plan_records import Origin
 from hybridremat.planner import OptionCache, Planning, Progress, plan_graph
 from hybridremat.plans import Plan
@@ -107,7 +108,8 @@ class Session:
         for reused in (False, True) if self.plans else (False,):
             found = self._cache.read(self._cache_key(step.graph.fingerprint, reused=reused))
             if found is not None and found.fingerprint == step.graph.fingerprint:
-                return replace(found, timings={"read the kept plan": time.perf_counter() - started})
+                timings = {"read the kept plan": time.perf_counter() - started}
+                return replace(named_here(found, step.graph, self.origin), timings=timings)
         return None
 
     def _keep(self, plan: Plan) -> None:

@@ -6,11 +6,13 @@ import copy
 import gzip
 import multiprocessing
 import os
+from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
 import torch
 from quick_planning import LITTLE
+from torch import nn
 from training import small, train, train_plain
 from wrapping import HOW, least_limit, wrap
 
@@ -215,3 +217,22 @@ def test_switches_that_choose_kernels_name_other_figures(device, monkeypatch):
     finally:
         torch.set_float32_matmul_precision("highest")
     assert device_description(device) == usual and len(names | {usual}) == 3
+
+
+def test_a_plan_of_a_run_before_speaks_of_the_model_at_hand(cache, solved, tmp_path):
+    """Modules that are called otherwise, or lines that have moved, leave the graph the same."""
+    batch = {"input": torch.randn(64, 32)}
+
+    def net(*names: str) -> nn.Module:
+        return nn.Sequential(OrderedDict((name, nn.Linear(32, 32)) for name in names))
+
+    how = {"grad_outputs": "all", "memory_limit": "120%", **HOW}
+    before = hybridremat.plan(net("a", "b"), kwargs=batch, **how)
+    made = len(solved)
+    before.save(tmp_path / "plan.json")
+    kept = hybridremat.plan(net("c", "d"), kwargs=batch, **how)
+    assert len(solved) == made and kept.schedule == before.schedule
+    applied = hybridremat.wrap(net("c", "d"), kwargs=batch, plan=tmp_path / "plan.json", progress=False)
+    for plan in (kept, hybridremat.get_plan(applied)):
+        assert [name for block in plan.blocks for name in block.modules] == ["c", "d"]
+        assert plan.explain("d").values and {op.module for op in plan.details.graph.ops} <= {"c", "d", ""}
