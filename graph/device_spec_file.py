@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,15 @@ from hybridremat.graph.device_specs import DEVICE_SPECS, DeviceSpec
 
 _FIELDS = {item.name: item for item in fields(DeviceSpec)}
 _WHOLE = ("memory", "allocation")
+# Rates in other units than ours (teraflops, GB) fall below a million.
+_RANGES = {"memory": (1, 1e30), "allocation": (1, 1 << 30), "call_ns": (0, 1e9)}
+_RATE = "give flops in a second, as in 19.5e12"
+_MEANING = {
+    "bandwidth": "give bytes in a second, as in 2.0e12",
+    "memory": "give bytes, as in 85899345920",
+    "allocation": "give a whole number of bytes, at least 1",
+    "call_ns": "give nanoseconds, 0 to 1e9",
+}
 
 
 def device_spec(given: str | Path | DeviceSpec) -> DeviceSpec:
@@ -27,7 +36,7 @@ def device_spec(given: str | Path | DeviceSpec) -> DeviceSpec:
         If the name is unknown, or the file is not there, cannot be read, or lacks or misspells a field.
     """
     if isinstance(given, DeviceSpec):
-        return given
+        return _checked(f"{given.name!r}", asdict(given))
     if not isinstance(given, str | Path):
         raise DeviceSpecError(f"device_spec={given!r}: give a name, a file or a DeviceSpec")
     known = DEVICE_SPECS.get(str(given).lower())
@@ -50,14 +59,14 @@ def _from_file(path: Path) -> DeviceSpec:
         data = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
     except OSError as error:
         raise DeviceSpecError(f"device_spec {path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # JSON, TOML and UTF-8 alike
+    except (ValueError, RecursionError) as error:  # JSON, TOML and UTF-8 alike
         raise DeviceSpecError(f"device_spec {path} is not {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(data, Mapping):
         raise DeviceSpecError(f"device_spec {path} holds no table of fields; give {', '.join(_FIELDS)}")
     return _checked(path, data)
 
 
-def _checked(path: Path, data: Mapping[str, object]) -> DeviceSpec:
+def _checked(path: Path | str, data: Mapping[str, object]) -> DeviceSpec:
     unknown = [name for name in data if name not in _FIELDS]
     if unknown:
         raise DeviceSpecError(
@@ -72,13 +81,13 @@ def _checked(path: Path, data: Mapping[str, object]) -> DeviceSpec:
     return DeviceSpec(**checked)
 
 
-def _field(path: Path, name: str, value: object) -> str | float | int:
+def _field(path: Path | str, name: str, value: object) -> str | float | int:
     if name == "name":
         if isinstance(value, str) and value.strip():
             return value
         raise DeviceSpecError(f"device_spec {path}: name={value!r} is no name")
-    least = 0 if name == "call_ns" else 1
+    least, most = _RANGES.get(name, (1e6, 1e30))
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    if not least <= number < math.inf:
-        raise DeviceSpecError(f"device_spec {path}: {name}={value!r}; give a number of at least {least}")
+    if not least <= number <= most or (name == "allocation" and number % 1):
+        raise DeviceSpecError(f"device_spec {path}: {name}={value!r}; {_MEANING.get(name, _RATE)}")
     return int(number) if name in _WHOLE else float(number)

@@ -24,11 +24,31 @@ _VERSION = 4
 
 
 def device_description(device: str) -> str:
-    """Names what the figures depend on: device, torch, and on CPU the instruction set and threads."""
+    """What figures depend on: device, torch and its switches, on CPU the instruction set and threads."""
     if device == "cuda":
-        return f"{torch.cuda.get_device_name()}|{torch.__version__}"
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()}|{_cpu_name()}|{capability}|{torch.get_num_threads()}|{torch.__version__}"
+        parts = [torch.cuda.get_device_name(), torch.__version__]
+    else:
+        cpu = torch.backends.cpu.get_cpu_capability()
+        parts = [platform.machine(), _cpu_name(), cpu, str(torch.get_num_threads()), torch.__version__]
+    return "|".join([*parts, *_switches(device)])
+
+
+def _switches(device: str) -> list[str]:
+    """PyTorch's global settings that choose among kernels, where they are not its defaults."""
+    gpu = device == "cuda"
+    library = torch.backends.cudnn if gpu else torch.backends.mkldnn
+    matmul = torch.backends.cuda.matmul if gpu else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    conv_defaults = ("tf32",) if gpu else ("none", "ieee")
+    changed = {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        f"{matmul.fp32_precision} products": matmul.fp32_precision not in ("none", "ieee"),
+        f"{library.conv.fp32_precision} convolutions": library.conv.fp32_precision not in conv_defaults,
+        "no cuDNN" if gpu else "no oneDNN": not library.enabled,
+    }
+    if gpu:
+        changed["cuDNN benchmark"] = torch.backends.cudnn.benchmark
+        changed["cuDNN deterministic"] = torch.backends.cudnn.deterministic
+    return [name for name, is_changed in changed.items() if is_changed]
 
 
 def _cpu_name() -> str:

@@ -16,7 +16,7 @@ from hybridremat.other_device import warn_beyond
 from hybridremat.planned_call import SLOT, PlannedCall, planned_call
 from hybridremat.plans import Plan
 from hybridremat.policy import Policy
-from hybridremat.preparing import given_plan, prepared_call
+from hybridremat.preparing import prepared_call
 from hybridremat.settings import AskedOfCurve, AskedOfPlan, GradOutputs, GraphBreaks, OnInfeasible, Settings
 
 M = TypeVar("M", bound=nn.Module)
@@ -147,16 +147,15 @@ def wrap(
         cache=cache,
         policy=policy,
     )
-    given = None if plan is None else given_plan(plan, settings)
     call = prepared_call(
         model,
         args,
         kwargs,
-        settings if given is None else settings.following(given),
+        settings,
         only_frontier=False,
         progress=progress,
         across_ranks=across_ranks,
-        given=given,
+        plan=plan,
     )
     setattr(model, SLOT, call)
     return model

@@ -73,7 +73,7 @@ class PartedPlanner:
         UnknownFirstGraphError
             If the path had better be surveyed; :meth:`learn` is to follow.
         """
-        step, timings = self.session.with_costs(step)
+        step, timings = self.session.with_costs(self.session.named(step))
         self.latest = key = step.graph.fingerprint
         if key not in self.graphs.parts:
             self.graphs.plannings[key] = self.session.planning_of(step, timings)

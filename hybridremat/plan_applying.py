@@ -14,14 +14,17 @@ from hybridremat.demands import Demands, schedule_needs
 from hybridremat.errors import InfeasibleLimitError, PlanMismatchError
 from hybridremat.graph.joint import JointGraph, Op, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
+from hybridremat.graph.pins import obeys
 from hybridremat.graph.trace import TracedStep
 from hybridremat.limits import format_bytes
 from hybridremat.origin import differences
 from hybridremat.plan_carrying import carried_chain, first_difference, runs_too_often
 from hybridremat.plan_making import planned_blocks
+from hybridremat.plan_naming import named_here
 from hybridremat.plan_records import Origin, PlanDetails
 from hybridremat.planner import ChainPlan
 from hybridremat.plans import Plan
+from hybridremat.policy import policy_of, resolve_policy
 
 _AGAIN = "Make a plan for this model and these inputs, or pass memory_limit= instead of plan=."
 
@@ -47,11 +50,11 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
     elsewhere = plan.origin.device_name != here.device_name
     if plan.fingerprint != step.graph.fingerprint:
         if not elsewhere:
-            raise PlanMismatchError(_mismatch(details.graph, step.graph, plan.origin, here))
+            raise PlanMismatchError(_mismatch(plan, details.graph, step.graph, here))
         if found := _unlike(plan, details.graph, step.graph, here):
             raise PlanMismatchError(_not_carried(found, plan.origin, here))
     if not elsewhere:
-        return plan
+        return named_here(plan, step.graph, here)
     return _counted(plan, details, _timed(measured().graph, details.graph), here)
 
 
@@ -96,6 +99,8 @@ def _unlike(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) ->
         step_memory(graph, plan.schedule)
     except ScheduleError as error:
         return [str(error)]
+    if not obeys(graph, plan.schedule, resolve_policy(graph, policy_of(plan)).pins):
+        return ["its policy pins other ops here: modules are named otherwise"]
     return []
 
 
@@ -123,13 +128,13 @@ def applicable(plan: Plan) -> PlanDetails:
     return plan.details
 
 
-def _mismatch(planned: JointGraph, graph: JointGraph, origin: Origin, here: Origin) -> str:
-    found = differences(origin, here) or _first_difference(planned, graph)
+def _mismatch(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> str:
+    found = differences(plan.origin, here) or _first_difference(planned, graph, pinned=bool(plan.pins))
     return f"the plan was not made for this step: {'; '.join(found)}. Nothing has changed. {_AGAIN}"
 
 
-def _first_difference(planned: JointGraph, graph: JointGraph) -> list[str]:
-    """Where two graphs of models that look alike part."""
+def _first_difference(planned: JointGraph, graph: JointGraph, *, pinned: bool) -> list[str]:
+    """Where two graphs of models that look alike part; ``pinned``: whether names of modules matter."""
     for ours, theirs in zip(graph.ops, planned.ops, strict=False):
         is_now, was = _described(graph, ours), _described(planned, theirs)
         if is_now != was:
@@ -137,6 +142,10 @@ def _first_difference(planned: JointGraph, graph: JointGraph) -> list[str]:
             return [f"op {ours.id}{place} is {is_now}, and was {was}"]
     if len(graph.ops) != len(planned.ops):
         return [f"its graph has {len(planned.ops)} ops, and this one {len(graph.ops)}"]
+    for ours, theirs in zip(graph.ops, planned.ops, strict=True):
+        if pinned and ours.module != theirs.module:
+            names = f"{ours.module!r}, and was in {theirs.module!r}"
+            return [f"its policy goes by modules, and op {ours.id} ({ours.target}) is in {names}"]
     return ["its graph joins the same ops otherwise (layouts, edges or outputs differ)"]
 
 

@@ -16,7 +16,7 @@ from cattrs.preconf.json import make_converter
 from hybridremat.blocks.types import Option
 from hybridremat.errors import PlanFormatError
 from hybridremat.graph.joint import Op, Value
-from hybridremat.graph.memory import ScheduleError, step_memory
+from hybridremat.plan_soundness import require_sound
 from hybridremat.plans import Plan
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
 
@@ -24,9 +24,10 @@ SCHEMA = 3  # version of what plan_to_dict returns
 _UNREADABLE = (
     BaseValidationError,
     ForbiddenExtraKeysError,
+    ArithmeticError,
     AttributeError,
-    IndexError,
-    KeyError,
+    LookupError,
+    RecursionError,
     TypeError,
     ValueError,
 )
@@ -62,31 +63,10 @@ def plan_from_dict(data: object) -> Plan:
         )
     try:
         plan = _converter().structure(rest, Plan)
-        _validate(plan)
+        require_sound(plan)
     except _UNREADABLE as error:
         raise PlanFormatError(f"the plan is damaged ({type(error).__name__}: {error})") from error
     return plan
-
-
-def _validate(plan: Plan) -> None:
-    """Hold the schedule against the graph, and the plan's figures against the schedule.
-
-    Raises
-    ------
-    PlanFormatError
-    """
-    for part in plan.parts:
-        _validate(part)
-    if plan.details is None:
-        return
-    try:
-        peak = step_memory(plan.details.graph, plan.schedule).peak
-    except ScheduleError as error:
-        raise PlanFormatError(f"the plan is damaged: {error}") from error
-    if peak != plan.predicted_peak:
-        raise PlanFormatError(
-            f"the plan is damaged: its schedule takes {peak} bytes, and it says {plan.predicted_peak}"
-        )
 
 
 def _checksum(data: Mapping[str, Any]) -> str:

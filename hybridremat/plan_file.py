@@ -34,7 +34,7 @@ def read_plan(path: str | Path) -> Plan:
     """
     try:
         return plan_from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # JSON and UTF-8 alike
         raise PlanFormatError(f"{path} is no plan: it is not JSON ({error})") from error
     except PlanFormatError as error:
         raise PlanFormatError(f"{path}: {error}") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from hybridremat.errors import PolicyError
@@ -52,6 +53,21 @@ def validated_policy(policy: object) -> dict[str, Action]:
 def policy_of(plan: Plan) -> Policy | None:
     """The policy that a plan was made under."""
     return {pin.pattern: cast(Action, pin.action) for pin in plan.pins} or None
+
+
+def under_policy(graph: JointGraph, policy: Policy | None) -> JointGraph:
+    """The graph, with a fingerprint that says which ops a policy speaks of.
+
+    Equal graphs may call their modules otherwise, and a policy then pins other ops in each of them.
+    """
+    if not policy:
+        return graph
+    spoken_of = [
+        (action, [op.id for op in pinnable(graph) if Pattern.of(text).matches(op)])
+        for text, action in sorted(policy.items())
+    ]
+    name = hashlib.sha256((graph.fingerprint + repr(spoken_of)).encode()).hexdigest()[:32]
+    return replace(graph, fingerprint=name)
 
 
 def resolve_policy(graph: JointGraph, policy: Policy | None) -> Pinned:

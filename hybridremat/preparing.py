@@ -30,7 +30,7 @@ def prepared_call(
     only_frontier: bool,
     progress: bool,
     across_ranks: bool = False,
-    given: Plan | None = None,
+    plan: Plan | str | Path | None = None,
 ) -> PlannedCall:
     """A planned call with the plan, or the frontier, for these inputs; the model is as it was.
 
@@ -40,6 +40,8 @@ def prepared_call(
         As :func:`hybridremat.wrap`.
     """
     with together(across_ranks) as ranks:
+        given = None if plan is None else given_plan(plan, settings)
+        settings = settings if given is None else settings.following(given)
         checked = with_auto_limit(settings, model).validated(need_limit=not only_frontier)
         session = Session(checked, only_frontier=only_frontier, given=given)
         call = checked_call(model, session, progress=progress)
@@ -85,7 +87,7 @@ def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
     Raises
     ------
     LimitError
-        If the settings name a limit beside it.
+        If the settings name a limit beside it, or ask for something else that it was not made for.
     PlanFormatError
         If the file cannot be read.
     """
@@ -98,7 +100,21 @@ def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
         raise PolicyError("plan= brings the policy that it was made for: pass plan= or policy=, not both")
     given = plan if isinstance(plan, Plan) else Plan.load(plan)
     applicable(given)
+    _require_asked_for(given, settings)
     return given
+
+
+def _require_asked_for(given: Plan, settings: Settings) -> None:
+    """Refuse settings that would make another plan than the one that is given: they would change nothing."""
+    brings, usual = settings.following(given), Settings()
+    for name in ("reserve", "forwards", "hold_outputs", "grad_outputs"):
+        asked, brought = getattr(settings, name), getattr(brings, name)
+        same = settings.reserve_bytes() == given.reserve if name == "reserve" else asked == brought
+        if not same and asked != getattr(usual, name):
+            raise LimitError(
+                f"{name}={asked!r} beside plan=, which was made with {name}={brought!r}: leave it out, or "
+                f"make a plan with {name}={asked!r}"
+            )
 
 
 def wrap_at_first_step(

@@ -20,10 +20,11 @@ from hybridremat.graph.trace import TracedStep
 from hybridremat.other_device import costs_there
 from hybridremat.plan_applying import applied
 from hybridremat.plan_cache import PlanCache, plan_key
+from hybridremat.plan_naming import named_here
 from hybridremat.plan_records import Origin
 from hybridremat.planner import OptionCache, Planning, Progress, plan_graph
 from hybridremat.plans import Plan
-from hybridremat.policy import require_matches, resolve_policy
+from hybridremat.policy import require_matches, resolve_policy, under_policy
 from hybridremat.settings import OnInfeasible, Settings
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Session:
 
     def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
         """See :class:`~hybridremat.backend.StepPlanner`."""
+        step = self.named(step)
         self.check_policy([step.graph])
         ready = None if self.only_frontier else self._ready(step)
         if ready is not None and ready.details is not None:
@@ -106,7 +108,8 @@ class Session:
         for reused in (False, True) if self.plans else (False,):
             found = self._cache.read(self._cache_key(step.graph.fingerprint, reused=reused))
             if found is not None and found.fingerprint == step.graph.fingerprint:
-                return replace(found, timings={"read the kept plan": time.perf_counter() - started})
+                timings = {"read the kept plan": time.perf_counter() - started}
+                return replace(named_here(found, step.graph, self.origin), timings=timings)
         return None
 
     def _keep(self, plan: Plan) -> None:
@@ -132,6 +135,10 @@ class Session:
     def forget(self, plan: Plan) -> None:
         """Give up a plan that another one takes the place of."""
         self.plans.pop(plan.fingerprint, None)
+
+    def named(self, step: TracedStep) -> TracedStep:
+        """A step as traced, with a fingerprint that tells plans under this session's policy apart."""
+        return replace(step, graph=under_policy(step.graph, self.settings.policy))
 
     def check_policy(self, graphs: Sequence[JointGraph]) -> None:
         """Hold the policy against the graphs of a step, before anything is measured or planned.

@@ -80,6 +80,7 @@ class Survey:
         UnlearntPathError
             If the graph is new in the run that measures: nothing else can be measured within.
         """
+        step = self.session.named(step)
         name = step.graph.fingerprint
         if name not in self.traced:
             if self.recorder is not None:

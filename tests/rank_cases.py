@@ -173,11 +173,20 @@ def errors(rank: int, x: torch.Tensor) -> dict:
         "infeasible": error_of(lambda: wrap(model, x, 1)),
         "limit of one": error_of(lambda: wrap(model, x, "50 apples" if rank == 1 else "90%")),
         "inputs of one": error_of(lambda: wrap(model, x[:, :5] if rank == 1 else x, "90%")),
+        "plan of one": error_of(lambda: plan_of_one(model, x, rank)),
         "bug of one": error_of(lambda: bug(model, x) if rank == 1 else wrap(model, x, "90%")),
         "inside out": error_of(lambda: wrap(DistributedDataParallel(net()), x, "90%")),
     }
     assert model._compiled_call_impl is None
     return found
+
+
+def plan_of_one(model: nn.Module, x: torch.Tensor, rank: int) -> None:
+    """The file of a plan that is there for all ranks but one."""
+    if rank == 0:
+        wrap(model, x, "90%")
+    else:
+        hybridremat.wrap(model, (x,), plan="no-such-plan.json", **HOW)
 
 
 def bug(model: nn.Module, x: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -141,13 +142,18 @@ def test_a_file_describes_a_device(tmp_path, suffix):
     [
         (json.dumps(FIELDS), r"lacks memory: flops and bytes"),
         (json.dumps({**FIELDS, "memory": 1, "cores": 3}), r"cores: no field of a device; there are name"),
-        (json.dumps({**FIELDS, "memory": "80GB"}), r"memory='80GB'; give a number of at least 1"),
-        (json.dumps({**FIELDS, "memory": 1, "bandwidth": -1.0}), r"bandwidth=-1\.0; give a number"),
-        (json.dumps({**FIELDS, "memory": 1, "fp32": True}), r"fp32=True; give a number"),
-        (json.dumps({**FIELDS, "memory": 1, "fp32": math.inf}), r"fp32=inf; give a number"),
+        (json.dumps({**FIELDS, "memory": "80GB"}), r"memory='80GB'; give bytes, as in"),
+        (json.dumps({**FIELDS, "memory": 1, "bandwidth": -1.0}), r"bandwidth=-1\.0; give bytes in a second"),
+        (json.dumps({**FIELDS, "memory": 1, "bandwidth": 2039}), r"bandwidth=2039; give bytes in a second"),
+        (json.dumps({**FIELDS, "memory": 1, "bf16": 312}), r"bf16=312; give flops in a second, as in"),
+        (json.dumps({**FIELDS, "memory": 1, "allocation": 1.5}), r"allocation=1\.5; give a whole number"),
+        (json.dumps({**FIELDS, "memory": 1, "call_ns": 1e300}), r"call_ns=1e\+300; give nanoseconds"),
+        (json.dumps({**FIELDS, "memory": 1, "fp32": True}), r"fp32=True; give flops"),
+        (json.dumps({**FIELDS, "memory": 1, "fp32": math.inf}), r"fp32=inf; give flops"),
         (json.dumps({**FIELDS, "memory": 1, "name": " "}), r"name=' ' is no name"),
         ("[1]", r"holds no table of fields"),
         ("{", r"spec\.json is not JSON"),
+        ("[" * 200_000, r"spec\.json is not JSON"),
     ],
 )
 def test_files_that_describe_none_are_refused(tmp_path, content, message):
@@ -169,3 +175,18 @@ def test_names_that_are_not_known_are_refused(tmp_path):
         device_spec(200)
     with pytest.raises(LimitError, match='graph_breaks="plan" cannot be combined'):
         ops_of(Product(), torch.ones(2, 32), graph_breaks="plan")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fp32": 0}, "fp32=0"),
+        ({"allocation": 0}, "allocation=0"),
+        ({"bandwidth": math.nan}, "bandwidth=nan"),
+        ({"name": 5}, "name=5 is no name"),
+        ({"call_ns": -1}, "call_ns=-1"),
+    ],
+)
+def test_a_spec_made_by_hand_is_held_to_the_same(change, message):
+    with pytest.raises(DeviceSpecError, match=message):
+        device_spec(replace(TOY, **change))

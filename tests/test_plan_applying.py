@@ -15,7 +15,7 @@ from training import Transformer, small, train, train_plain
 from wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
 import hybridremat
-from hybridremat import Plan, PlanFormatError, PlanMismatchError, session
+from hybridremat import Plan, PlanFormatError, PlanMismatchError, plan_codec, session
 from hybridremat.agreement import plan_name
 from hybridremat.graph import costs
 from hybridremat.graph.joint import plain_schedule
@@ -169,6 +169,30 @@ def test_plan_and_limit_are_not_given_together(saved):
 
 
 @pytest.mark.parametrize(
+    ("asked", "brought"),
+    [
+        ({"reserve": "1MiB"}, "reserve=0"),
+        ({"forwards": 2}, "forwards=1"),
+        ({"hold_outputs": True}, "hold_outputs=False"),
+        ({"grad_outputs": "all"}, "grad_outputs='auto'"),
+    ],
+)
+def test_what_the_plan_was_not_made_for_is_refused_beside_it(saved, asked, brought):
+    model, batch, _, path = saved
+    before = state_of(model)
+    with pytest.raises(hybridremat.LimitError, match=f"beside plan=, which was made with {brought}"):
+        hybridremat.wrap(model, kwargs=batch, plan=path, progress=False, **asked)
+    assert_untouched(before, model)
+
+
+def test_what_the_plan_was_made_for_may_be_said_again(tmp_path):
+    model, batch = small("mlp")
+    how = {"reserve": "1KiB", "forwards": 2, "hold_outputs": True, "grad_outputs": "all"}
+    hybridremat.plan(model, kwargs=batch, memory_limit="110%", **how, **HOW).save(tmp_path / "p.json")
+    hybridremat.wrap(model, kwargs=batch, plan=tmp_path / "p.json", **how, **HOW)
+
+
+@pytest.mark.parametrize(
     "damage",
     [
         lambda text: text[:-30],
@@ -211,3 +235,40 @@ def test_layouts_belong_to_the_fingerprint_and_fractions_do_not():
     assert hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW).fingerprint == first.fingerprint
     last = copy.deepcopy(model).to(memory_format=torch.channels_last)
     assert hybridremat.plan(last, kwargs=batch, memory_limit="100%", **HOW).fingerprint != first.fingerprint
+
+
+def forged(path, change):
+    """The plan of a file with something changed in it, under a checksum that fits."""
+    data = json.loads(path.read_text())
+    change(data)
+    rest = {name: item for name, item in data.items() if name not in ("schema", "columns", "checksum")}
+    path.write_text(json.dumps(data | {"checksum": plan_codec._checksum(rest)}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["details"]["chain"]["blocks"][0]["forward"].reverse(),
+        lambda data: data["details"]["chain"]["blocks"][0]["backward"].pop(),
+        lambda data: data["details"]["option_set_of"].__setitem__(0, 10**30),
+        lambda data: data["details"]["option_sets"][0]["options"][0][6].pop(),
+        lambda data: data["details"]["decisions"].pop(),
+        lambda data: data["blocks"][0].update(index=1),
+        lambda data: data["blocks"][0].update(forward_peak=float("inf")),
+        lambda data: data["pins"].append({"pattern": "*", "action": "keep", "values": 1, "bytes": 1}),
+        lambda data: data.update(predicted_peak=data["predicted_peak"] + 1),
+    ],
+)
+def test_what_does_not_hold_together_is_damaged_whatever_its_checksum_says(saved, change):
+    _, _, plan, path = saved
+    forged(path, lambda data: None)
+    assert Plan.load(path) == plan
+    forged(path, change)
+    with pytest.raises(PlanFormatError, match="the plan is damaged"):
+        Plan.load(path)
+
+
+def test_endless_nesting_is_no_plan(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    with pytest.raises(PlanFormatError, match=r"deep\.json"):
+        Plan.load(tmp_path / "deep.json")

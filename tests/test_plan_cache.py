@@ -6,11 +6,13 @@ import copy
 import gzip
 import multiprocessing
 import os
+from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
 import torch
 from quick_planning import LITTLE
+from torch import nn
 from training import small, train, train_plain
 from wrapping import HOW, least_limit, wrap
 
@@ -18,6 +20,7 @@ import hybridremat
 from hybridremat import session
 from hybridremat.blocks.pareto import enumerate_options
 from hybridremat.blocks.reuse import structure
+from hybridremat.graph.kernel_store import device_description
 from hybridremat.plan_cache import PlanCache, plan_key
 from hybridremat.settings import Settings
 
@@ -182,3 +185,54 @@ def test_processes_share_a_folder(tmp_path):
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= size
     assert all(path.name.endswith(".json.gz") for path in tmp_path.iterdir())
+
+
+def test_other_kernels_are_measured_anew_and_keep_the_limit(cache):
+    """Without oneDNN convolutions take other memory: neither plan nor figures are those with it."""
+    model, batch = small("convnet")
+    for enabled in (True, False):
+        with torch.backends.mkldnn.flags(enabled=enabled):
+            planned = wrap(copy.deepcopy(model), batch, "95%", on_infeasible="least")
+            plan = hybridremat.get_plan(planned)
+            assert max(train(planned, batch, steps=1).peaks) == plan.predicted_peak <= plan.memory_limit
+            assert ("no oneDNN" in plan.origin.device_name) == (not enabled)
+            plan.save(cache.parent / "plan.json")
+    applied = hybridremat.wrap(model, kwargs=batch, plan=cache.parent / "plan.json", **HOW)
+    assert max(train(applied, batch, steps=1).peaks) == hybridremat.get_plan(applied).predicted_peak
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_switches_that_choose_kernels_name_other_figures(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    usual = device_description(device)
+    names = set()
+    torch.use_deterministic_algorithms(True)
+    try:
+        names.add(device_description(device))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        names.add(device_description(device))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert device_description(device) == usual and len(names | {usual}) == 3
+
+
+def test_a_plan_of_a_run_before_speaks_of_the_model_at_hand(cache, solved, tmp_path):
+    """Modules that are called otherwise, or lines that have moved, leave the graph the same."""
+    batch = {"input": torch.randn(64, 32)}
+
+    def net(*names: str) -> nn.Module:
+        return nn.Sequential(OrderedDict((name, nn.Linear(32, 32)) for name in names))
+
+    how = {"grad_outputs": "all", "memory_limit": "120%", **HOW}
+    before = hybridremat.plan(net("a", "b"), kwargs=batch, **how)
+    made = len(solved)
+    before.save(tmp_path / "plan.json")
+    kept = hybridremat.plan(net("c", "d"), kwargs=batch, **how)
+    assert len(solved) == made and kept.schedule == before.schedule
+    applied = hybridremat.wrap(net("c", "d"), kwargs=batch, plan=tmp_path / "plan.json", progress=False)
+    for plan in (kept, hybridremat.get_plan(applied)):
+        assert [name for block in plan.blocks for name in block.modules] == ["c", "d"]
+        assert plan.explain("d").values and {op.module for op in plan.details.graph.ops} <= {"c", "d", ""}

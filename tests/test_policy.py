@@ -320,3 +320,56 @@ def test_torch_compile_takes_a_policy():
     compiled = torch.compile(model, backend="hybridremat", dynamic=False, options=options)
     loss_in(compiled(**batch)).backward()
     assert [(pin.pattern, pin.values) for pin in plans[0].pins] == [("*:gelu", 2)]
+
+
+class Named(nn.Module):
+    """Layers under names of one's choice: the graph is the same whatever they are called."""
+
+    def __init__(self, names: str) -> None:
+        super().__init__()
+        self.names = names
+        for name in names:
+            self.add_module(name, nn.Linear(32, 32))
+
+    def forward(self, x, first: int = 0):
+        for name in self.names[first : first + 2]:
+            x = functional.gelu(getattr(self, name)(x))
+        return x.sin().mean()
+
+
+def runs_of(plan: hybridremat.Plan, module: str) -> int:
+    (op,) = [o for o in plan.details.graph.ops if o.module == module and o.phase is not Phase.BACKWARD]
+    return plan.schedule.steps.count(op.id)
+
+
+def test_a_kept_plan_is_for_the_modules_that_its_policy_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path))
+    monkeypatch.setenv("HYBRIDREMAT_CACHE_SIZE", "64MiB")
+    batch, policy = {"x": torch.randn(32, 32)}, {"a": "must_recompute", "b": "must_save"}
+    for names in ("ab", "ba", "ab"):
+        plan = hybridremat.plan(Named(names), kwargs=batch, memory_limit="120%", policy=policy, **HOW)
+        assert (runs_of(plan, "a"), runs_of(plan, "b")) == (2, 1)
+        assert plan.blocks[0].modules[0] == names[0]
+    assert next(iter(plan.timings)) == "read the kept plan"
+
+
+def test_a_plan_from_a_file_is_for_the_modules_that_its_policy_names(tmp_path):
+    batch, policy = {"x": torch.randn(32, 32)}, {"a": "must_recompute"}
+    hybridremat.plan(Named("ab"), kwargs=batch, memory_limit="120%", policy=policy, **HOW).save(
+        tmp_path / "p"
+    )
+    with pytest.raises(hybridremat.PlanMismatchError, match=r"op .* is in 'b', and was in 'a'"):
+        hybridremat.wrap(Named("ba"), kwargs=batch, plan=tmp_path / "p", **HOW)
+    hybridremat.wrap(Named("ab"), kwargs=batch, plan=tmp_path / "p", **HOW)
+
+
+def test_equal_graphs_of_one_model_through_other_modules_are_planned_each_by_the_policy():
+    model, policy = Named("abc"), {"a": "must_recompute", "b": "must_save"}
+    batch = {"x": torch.randn(32, 32)}
+    wrap(model, batch | {"first": 0}, "120%", policy=policy)
+    first, second = hybridremat.get_plan(model), hybridremat.prepare(model, kwargs=batch | {"first": 1})
+    assert (runs_of(first, "a"), runs_of(first, "b")) == (2, 1)
+    assert (runs_of(second, "b"), runs_of(second, "c")) == (1, 1) and [p.values for p in second.pins] == [
+        0,
+        1,
+    ]

@@ -3,9 +3,17 @@
 The processes run rank_cases.py once; each test looks at one thing that came of it.
 """
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
 import pytest
 from processes import run_ranks
 from rank_cases import MORE
+from torch import distributed
+
+import hybridremat
+from hybridremat.ranks import Ranks
 
 OWN = 512  # bytes of small tensors that DistributedDataParallel makes in a step, in threads of its own
 
@@ -48,20 +56,40 @@ def test_an_infeasible_limit_is_told_to_all_with_its_figures(ranks):
 
 
 @pytest.mark.parametrize(
-    ("case", "kind", "word"),
+    ("case", "own_kind", "kind", "word"),
     [
-        ("limit of one", "LimitError", "50 apples"),
-        ("inputs of one", "InputError", "fails on these inputs"),
-        ("bug of one", "RankError", "ZeroDivisionError"),
+        ("limit of one", "LimitError", "LimitError", "50 apples"),
+        ("inputs of one", "InputError", "InputError", "fails on these inputs"),
+        ("plan of one", "FileNotFoundError", "RankError", "no-such-plan.json"),
+        ("bug of one", "ZeroDivisionError", "RankError", "ZeroDivisionError"),
     ],
 )
-def test_an_error_of_one_rank_ends_the_wrap_on_all(ranks, case, kind, word):
+def test_an_error_of_one_rank_ends_the_wrap_on_all(ranks, case, own_kind, kind, word):
     listener, own = (rank["errors"][case] for rank in ranks)
     assert listener[0] == kind
     assert word in listener[1]
     assert "Rank 1 says so" in listener[1]
-    assert own[0] == (kind if kind != "RankError" else "ZeroDivisionError")
+    assert own[0] == own_kind
     assert "Rank" not in own[1]
+
+
+def test_a_rank_waits_for_one_that_comes_late(tmp_path, monkeypatch, caplog):
+    """Also where ranks meet at a file, whose store says in a type of its own that nothing has come."""
+    monkeypatch.setattr("hybridremat.ranks.PATIENCE", timedelta(seconds=0.3))
+    here, there = (distributed.FileStore(str(tmp_path / "store"), 2) for _ in range(2))
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(Ranks(0, 2, here).circle, "k", "from 0")
+        time.sleep(1.8)  # it counts in whole seconds
+        second = Ranks(1, 2, there).circle("k", "from 1")
+        assert second.texts == first.result().texts == ("from 0", "from 1")
+    assert "rank 0 has waited" in caplog.text
+
+
+def test_a_rank_that_nobody_joins_gives_up_with_a_typed_error(tmp_path, monkeypatch):
+    for name in ("PATIENCE", "TIMEOUT"):
+        monkeypatch.setattr(f"hybridremat.ranks.{name}", timedelta(seconds=0.3))
+    with pytest.raises(hybridremat.RankError, match="the ranks could not talk"):
+        Ranks(0, 2, distributed.FileStore(str(tmp_path / "store"), 2)).circle("k", "from 0")
 
 
 def test_ddp_goes_around_a_wrapped_model(ranks):
