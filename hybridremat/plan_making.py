@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.types import Option
 from hybridremat.demands import Demands
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
@@ -111,7 +112,7 @@ def planned_blocks(
     def option(index: int) -> Option | None:
         decision = by_block.get(index)
         if decision is None:
-            return option_of_schedule(chain_plan.bindings[index], schedule, crossing)
+            return option_of_schedule(bind_block(chain_plan.chain, index), schedule, crossing)
         options = chain_plan.option_sets[index]
         return (options.solo if decision.solo else options.options)[decision.option]
 

@@ -60,6 +60,16 @@ def test_a_file_holds_the_whole_plan(saved):
     assert step_memory(again.details.graph, again.schedule).peak == plan.predicted_peak
 
 
+def test_a_plain_step_is_a_plan_too(tmp_path):
+    model, batch = small("transformer")
+    plain = hybridremat.plan(model, kwargs=batch, memory_limit="200%", **HOW)
+    assert not plain.details.decisions
+    plain.save(tmp_path / "plain.json")
+    assert Plan.load(tmp_path / "plain.json") == plain
+    hybridremat.wrap(model, kwargs=batch, plan=tmp_path / "plain.json", progress=False)
+    assert hybridremat.get_plan(model).blocks == plain.blocks
+
+
 @pytest.mark.parametrize("as_path", [True, False])
 def test_an_applied_plan_trains_as_plain_and_makes_nothing(saved, nothing_is_made, as_path):
     model, batch, plan, path = saved
