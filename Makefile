@@ -35,10 +35,11 @@ browser: ## install Chromium and its driver, for the tests of the HTML report (D
 			"the tests of the HTML report's page will be skipped." >&2; exit 0; fi; \
 	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
 	echo "Installing Chromium, for the tests of the HTML report"; \
-	{ $$sudo apt-get update -qq && \
-		DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq chromium chromium-driver; } >/dev/null 2>&1 || \
+	said=$$({ $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		$$sudo apt-get install -y -qq --no-install-recommends chromium chromium-driver; } 2>&1) || { \
+		printf '%s\n' "$$said" | tail -n 5; \
 		echo "Chromium could not be installed (apt-get install chromium chromium-driver, as root):" \
-			"the tests of the HTML report's page will be skipped." >&2
+			"the tests of the HTML report's page will be skipped."; } >&2
 
 lint: $(STAMP) ## ruff: rules and format of imports
 	$(BIN)/ruff check .
