@@ -162,6 +162,13 @@ def test_a_plan_of_another_device_is_counted_anew(saved):
     assert here.details.graph == graph
 
 
+def test_a_plain_step_of_another_device_shows_what_it_takes_here(saved):
+    model, batch, _, _ = saved
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW)
+    hybridremat.wrap(model, kwargs=batch, plan=elsewhere(plan), **HOW)
+    assert not plan.details.decisions and hybridremat.get_plan(model).blocks == plan.blocks
+
+
 def test_a_plan_that_does_not_fit_here_is_refused(saved):
     model, batch, plan, _ = saved
     there = elsewhere(plan, memory_limit=plan.predicted_peak - 1)
