@@ -209,6 +209,16 @@ def test_what_the_plan_was_made_for_may_be_said_again(tmp_path):
     hybridremat.wrap(model, kwargs=batch, plan=tmp_path / "p.json", **how, **HOW)
 
 
+def test_figures_that_were_edited_are_noticed(saved):
+    """Nothing else in the file speaks against them."""
+    _, _, plan, path = saved
+    data = plan.to_dict()
+    for name, changed in (("overhead", plan.overhead / 2), ("saved_bytes", plan.saved_bytes + 1)):
+        path.write_text(json.dumps(data | {name: changed}))
+        with pytest.raises(PlanFormatError, match="its checksum does not fit"):
+            Plan.load(path)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

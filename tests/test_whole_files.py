@@ -64,3 +64,12 @@ def test_a_link_into_no_folder_is_told_beforehand(tmp_path):
     link.symlink_to(tmp_path / "missing" / "file")
     with pytest.raises(OutputError, match=r"there is no folder .*missing; make it first"):
         require_writable(str(link))
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "kept.txt"
+    write_whole(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
