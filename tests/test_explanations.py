@@ -29,7 +29,8 @@ def planned(name: str, **how) -> Plan:
     model, batch = small(name)
     limit = least_limit(model, batch, **how)
     plain = hybridremat.plan(model, kwargs=batch, memory_limit="200%", **HOW, **how).plain_peak
-    return hybridremat.plan(model, kwargs=batch, memory_limit=max(limit, (2 * limit + plain) // 3), **HOW, **how)
+    between = max(limit, (2 * limit + plain) // 3)
+    return hybridremat.plan(model, kwargs=batch, memory_limit=between, **HOW, **how)
 
 
 @pytest.fixture(scope="module", params=["transformer", "convnet"])
