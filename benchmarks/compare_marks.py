@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import hybridremat
-from hybridremat.zoo import reference_model
+from hybridremat.zoo.models import reference_model
 
 SHARES = (70, 60, 55, 50, 45, 40, 35, 30, 25)
 

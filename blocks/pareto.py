@@ -1,7 +1,7 @@
 """The Pareto set of one block: all nondominated ways to run it.
 
 Blocks with few enough values are answered from sweeps of their lattice (:mod:`hybridremat.blocks.surface`),
-the others by CP-SAT (:mod:`hybridremat.blocks.rectangles`).
+the others by CP-SAT (:mod:`hybridremat.blocks.epsilon_constraint`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from hybridremat.blocks.effort import Effort
-from hybridremat.blocks.explore import explore
+from hybridremat.blocks.epsilon_constraint import explore_rectangles
 from hybridremat.blocks.lattice import Lattice
-from hybridremat.blocks.rectangles import explore_rectangles
+from hybridremat.blocks.peak_limits import explore
 from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.surface import Surface
 from hybridremat.blocks.types import BlockProblem, Option, OptionSet

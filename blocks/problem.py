@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hybridremat.blocks.types import BackwardStep, BlockBinding, BlockProblem, ForwardOp
-from hybridremat.graph.chain import Block, Chain
-from hybridremat.graph.far import far_values
 from hybridremat.graph.joint import JointGraph, Phase
+from hybridremat.graph.segmentation.chain import Block, Chain
+from hybridremat.graph.segmentation.skip_values import far_values
 
 
 def bind_block(chain: Chain, index: int) -> BlockBinding:

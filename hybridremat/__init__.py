@@ -41,21 +41,24 @@ from hybridremat.errors import (
     UnsurveyedPathWarning,
     UsageError,
 )
+from hybridremat.version import __version__
 
 if TYPE_CHECKING:
+    from hybridremat.analysis.batch_search import max_batch_size
+    from hybridremat.analysis.batch_size import BatchSize
+    from hybridremat.analysis.frontier import Frontier
+    from hybridremat.analysis.frontier_data import MeasuredPoint
+    from hybridremat.analysis.measure import Measurement, measure
     from hybridremat.api import frontier, get_plan, plan, prepare, unwrap, wrap
-    from hybridremat.batch_search import max_batch_size
-    from hybridremat.batch_size import BatchSize
-    from hybridremat.curve import Frontier
-    from hybridremat.device_limit import AutoLimit, auto_limit
-    from hybridremat.graph.device_specs import DeviceSpec
-    from hybridremat.lightning_callback import HybridRematLightningCallback as HybridRematLightningCallback
-    from hybridremat.measured_point import MeasuredPoint
-    from hybridremat.measurement import Measurement, measure
-    from hybridremat.plans import Plan
-    from hybridremat.trainer_callback import HybridRematTrainerCallback as HybridRematTrainerCallback
-
-__version__ = "0.1.0"
+    from hybridremat.graph.costs.device_specs import DeviceSpec
+    from hybridremat.integrations.lightning import (
+        HybridRematLightningCallback as HybridRematLightningCallback,
+    )
+    from hybridremat.integrations.transformers_trainer import (
+        HybridRematTrainerCallback as HybridRematTrainerCallback,
+    )
+    from hybridremat.planning.plan import Plan
+    from hybridremat.runtime.auto_limit import AutoLimit, auto_limit
 
 __all__ = [
     "AutoLimit",
@@ -93,6 +96,7 @@ __all__ = [
     "TargetError",
     "UnsurveyedPathWarning",
     "UsageError",
+    "__version__",
     "auto_limit",
     "frontier",
     "get_plan",
@@ -112,19 +116,19 @@ _HOME = {
     "get_plan": "hybridremat.api",
     "prepare": "hybridremat.api",
     "frontier": "hybridremat.api",
-    "Plan": "hybridremat.plans",
-    "Frontier": "hybridremat.curve",
-    "DeviceSpec": "hybridremat.graph.device_specs",
-    "measure": "hybridremat.measurement",
-    "MeasuredPoint": "hybridremat.measured_point",
-    "max_batch_size": "hybridremat.batch_search",
-    "AutoLimit": "hybridremat.device_limit",
-    "auto_limit": "hybridremat.device_limit",
-    "BatchSize": "hybridremat.batch_size",
-    "Measurement": "hybridremat.measurement",
+    "Plan": "hybridremat.planning.plan",
+    "Frontier": "hybridremat.analysis.frontier",
+    "DeviceSpec": "hybridremat.graph.costs.device_specs",
+    "measure": "hybridremat.analysis.measure",
+    "MeasuredPoint": "hybridremat.analysis.frontier_data",
+    "max_batch_size": "hybridremat.analysis.batch_search",
+    "AutoLimit": "hybridremat.runtime.auto_limit",
+    "auto_limit": "hybridremat.runtime.auto_limit",
+    "BatchSize": "hybridremat.analysis.batch_size",
+    "Measurement": "hybridremat.analysis.measure",
     # Not in __all__ nor in dir(): these need packages that may not be there, and must not be read unasked.
-    "HybridRematTrainerCallback": "hybridremat.trainer_callback",
-    "HybridRematLightningCallback": "hybridremat.lightning_callback",
+    "HybridRematTrainerCallback": "hybridremat.integrations.transformers_trainer",
+    "HybridRematLightningCallback": "hybridremat.integrations.lightning",
 }
 
 

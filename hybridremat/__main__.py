@@ -14,7 +14,7 @@ def run() -> None:
     """Run the command line and end the process; Ctrl-C is told in one line from the first import on."""
     _open_closed_outputs()
     try:
-        from hybridremat.cli import main
+        from hybridremat.cli.main import main
 
         status = main()
     except KeyboardInterrupt:  # while the command line itself was being imported

@@ -8,16 +8,22 @@ from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
-from hybridremat.capture import require_matching_inputs
-from hybridremat.curve import Frontier, make_frontier
+from hybridremat.analysis.frontier import Frontier, make_frontier
+from hybridremat.compiler.capture import require_matching_inputs
 from hybridremat.errors import ModelError
-from hybridremat.graph.costs import CostModel
-from hybridremat.other_device import warn_beyond
-from hybridremat.planned_call import SLOT, PlannedCall, planned_call
-from hybridremat.plans import Plan
-from hybridremat.policy import Policy
-from hybridremat.preparing import prepared_call
-from hybridremat.settings import AskedOfCurve, AskedOfPlan, GradOutputs, GraphBreaks, OnInfeasible, Settings
+from hybridremat.graph.costs.cost_models import CostModel
+from hybridremat.planning.other_device import warn_beyond
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.settings import (
+    AskedOfCurve,
+    AskedOfPlan,
+    GradOutputs,
+    GraphBreaks,
+    OnInfeasible,
+    Settings,
+)
+from hybridremat.plans.policy import Policy
+from hybridremat.runtime.prepare import call_of, prepared_call, remove_call, wrap_planned
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -147,17 +153,7 @@ def wrap(
         cache=cache,
         policy=policy,
     )
-    call = prepared_call(
-        model,
-        args,
-        kwargs,
-        settings,
-        only_frontier=False,
-        progress=progress,
-        across_ranks=across_ranks,
-        plan=plan,
-    )
-    setattr(model, SLOT, call)
+    wrap_planned(model, args, kwargs, settings, plan=plan, progress=progress, across_ranks=across_ranks)
     return model
 
 
@@ -169,18 +165,8 @@ def unwrap(model: M) -> M:
     ModelError
         If the model is not wrapped.
     """
-    _call_of(model)
-    delattr(model, SLOT)
+    remove_call(model)
     return model
-
-
-def _call_of(model: nn.Module) -> PlannedCall:
-    call = planned_call(model)
-    if call is None:
-        raise ModelError(
-            f"this {type(model).__name__} is not wrapped by hybridremat; call hybridremat.wrap first"
-        )
-    return call
 
 
 def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Plan:
@@ -201,7 +187,7 @@ def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any
     InfeasibleLimitError, InputError, CaptureError
         As :func:`wrap`; the plans there are stay.
     """
-    call = _call_of(model)
+    call = call_of(model)
     require_matching_inputs(model, args, kwargs or {})
     made = call.prepare(args, kwargs or {})
     assert made is not None
@@ -216,7 +202,7 @@ def get_plan(model: nn.Module) -> Plan:
     ModelError
         If the model is not wrapped, or was by a training loop's callback and has not run a step yet.
     """
-    plan = _call_of(model).session.plan
+    plan = call_of(model).session.plan
     if plan is None:
         raise ModelError(
             f"this {type(model).__name__} has no plan yet: it is planned at its first training step; ask "

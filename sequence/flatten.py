@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
-from hybridremat.graph.chain import Chain
 from hybridremat.graph.joint import Schedule
-from hybridremat.sequence.dead import DeadRemover
+from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.sequence.block_reads import runs_once
+from hybridremat.sequence.dead_code import DeadRemover
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
-from hybridremat.sequence.reads import runs_once
 
 
 class Flattener:

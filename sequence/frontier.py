@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
-from hybridremat.graph.chain import Chain
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.memory import Replay, schedule_flops, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins
+from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.sequence.backtrack import Rebuilder
+from hybridremat.sequence.chain_problem import ChainProblem, chain_problem
 from hybridremat.sequence.decisions import Decision
-from hybridremat.sequence.dynamic import ChainTable, chain_table
+from hybridremat.sequence.dynamic_program import ChainTable, chain_table
 from hybridremat.sequence.flatten import Flattener
-from hybridremat.sequence.mend import Mender
-from hybridremat.sequence.problem import ChainProblem, chain_problem
-from hybridremat.sequence.rebuild import Rebuilder
+from hybridremat.sequence.repair import Mender
 
 MOST_POINTS: Final = 1000
 """Breakpoints of a table that are rebuilt and simulated. On T5, Llama and GPT-2 with dropout 1000 lose
@@ -65,7 +65,7 @@ def frontier(
     """The Pareto set of peak against time that the options of the blocks allow, sorted by peak.
 
     The plain schedule is among the candidates, and its peak is the largest limit looked at. Schedules that do
-    not obey ``pins`` are mended (:mod:`hybridremat.sequence.mend`).
+    not obey ``pins`` are mended (:mod:`hybridremat.sequence.repair`).
 
     Raises
     ------

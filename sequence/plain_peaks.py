@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridremat.graph.chain import Chain
+from hybridremat.graph.segmentation.chain import Chain
 
 
 def value_bytes(chain: Chain, values: frozenset[int] | set[int]) -> int:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hybridremat import cli
+from hybridremat.cli import main as cli
 
 QUICK = ["--cost-model", "flops", "--workers", "1"]
 MODELS = """

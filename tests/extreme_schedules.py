@@ -11,8 +11,8 @@ from random import Random
 
 from training import FixedPlanner
 
-from hybridremat.backend import Backend
-from hybridremat.capture import capture, compile_step
+from hybridremat.compiler.backend import Backend
+from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import step_memory
 

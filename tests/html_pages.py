@@ -7,11 +7,11 @@ from dataclasses import replace
 from nets import transformer
 from quick_planning import QUICK
 
-from hybridremat.demands import NOTHING
-from hybridremat.plan_making import make_plan
-from hybridremat.plan_records import Origin, TensorSpec
-from hybridremat.planner import plan_graph
-from hybridremat.plans import Plan
+from hybridremat.planning.choose import make_plan
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.planner import plan_graph
+from hybridremat.plans.origin import Origin, TensorSpec
+from hybridremat.plans.outside_memory import NOTHING
 
 INPUTS = (TensorSpec("x", (4, 16), "float32"),)
 ORIGIN = Origin("TinyNet", INPUTS, 1234, 4936, "cpu", "a machine", "0.1", "2.13")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from hybridremat.planned_call import PlannedCall
+from hybridremat.runtime.planned_call import PlannedCall
 
 
 @contextmanager

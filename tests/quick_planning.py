@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from hybridremat import session
 from hybridremat.blocks.pareto import Effort, enumerate_options
-from hybridremat.planner import OptionCache
+from hybridremat.planning import session
+from hybridremat.planning.option_cache import OptionCache
 
 LITTLE = Effort(
     solves=14, solo_solves=4, deterministic_time=0.05, family_time=0.25, limits=12, least_limits=12

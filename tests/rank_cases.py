@@ -14,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from training import Trained, allocated_peak
 
 import hybridremat
-from hybridremat import session
 from hybridremat.blocks.pareto import Effort, enumerate_options
-from hybridremat.graph import costs, kernel_store
-from hybridremat.planner import OptionCache
+from hybridremat.graph.costs import cost_models as costs
+from hybridremat.graph.costs import kernel_store
+from hybridremat.planning import session
+from hybridremat.planning.option_cache import OptionCache
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 MORE = 4096  # bytes that each kernel takes more on the second rank's machine
@@ -192,7 +193,7 @@ def plan_of_one(model: nn.Module, x: torch.Tensor, rank: int) -> None:
 def bug(model: nn.Module, x: torch.Tensor) -> None:
     """An error that is not hybridremat's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hybridremat.preparing.require_matching_inputs", lambda *_: 1 // 0)
+        patch.setattr("hybridremat.runtime.prepare.require_matching_inputs", lambda *_: 1 // 0)
         wrap(model, x, "90%")
 
 

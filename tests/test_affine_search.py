@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hybridremat.affine_search import largest_fitting
+from hybridremat.analysis.batch_search import largest_fitting
 
 MOST = 300
 

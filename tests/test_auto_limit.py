@@ -11,9 +11,9 @@ from training import small
 from wrapping import HOW, assert_untouched, state_of
 
 import hybridremat
-from hybridremat import device_limit
 from hybridremat.errors import LimitError, ModelError
-from hybridremat.optimizer_state import state_to_come
+from hybridremat.runtime import auto_limit as device_limit
+from hybridremat.runtime.optimizer_state import state_to_come
 
 GIB, MIB = 1 << 30, 1 << 20
 

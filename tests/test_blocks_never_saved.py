@@ -19,11 +19,12 @@ from test_blocks_solver import (
     least_times,
 )
 
-from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp, Option, simulate_option
 from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.pareto import Effort, enumerate_options
-from hybridremat.blocks.reuse import reuse_options, structure
 from hybridremat.blocks.scale import scale_block
+from hybridremat.blocks.shape_reuse import reuse_options, structure
+from hybridremat.blocks.simulate import simulate_option
+from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
 
 RANDOM = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

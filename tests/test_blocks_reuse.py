@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from test_blocks_solver import SWEEPS, blocks
 
-from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp, Option
 from hybridremat.blocks.pareto import enumerate_options
-from hybridremat.blocks.reuse import reuse_options, structure
+from hybridremat.blocks.shape_reuse import reuse_options, structure
+from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
 
 
 def twice_the_block(problem: BlockProblem) -> BlockProblem:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp, simulate_option
+from hybridremat.blocks.simulate import simulate_option
+from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
 
 # x → a (10) → b (4, temporary 3) → y (6); the backward reads b, then a.
 CHAIN = BlockProblem(

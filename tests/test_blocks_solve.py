@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp, bind_block, solve_blocks
-from hybridremat.graph.chain import Block, Chain
+from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.solve import solve_blocks
+from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
 from hybridremat.graph.joint import JointGraph, Op, Phase, Value
+from hybridremat.graph.segmentation.chain import Block, Chain
 
 
 def layer(width: int) -> BlockProblem:

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp, Option, pareto, simulate_option
+from hybridremat.blocks import pareto
 from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.pareto import Effort, enumerate_options
 from hybridremat.blocks.scale import scale_block
+from hybridremat.blocks.simulate import simulate_option
+from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
 
 SIZES = st.integers(1, 6)
 SWEEPS = Effort(limits=10_000, limit_resolution=0.0, tolerance=0.0)

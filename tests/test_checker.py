@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import fx
 from training import small, traced
 
-from hybridremat.checker import check
-from hybridremat.emission import emit
+from hybridremat.compiler.check import check
+from hybridremat.compiler.emit import emit
+from hybridremat.compiler.rng_replay import replay
 from hybridremat.errors import PlanError
 from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.private_torch import run_and_save_rng_state
-from hybridremat.replay import replay
 
 # An example costs a tenth of a second: none is made smaller when it fails.
 EXAMPLES = {

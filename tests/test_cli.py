@@ -5,14 +5,14 @@ import json
 import pytest
 from command_line import QUICK, failed
 
-from hybridremat import cli
-from hybridremat.plan_file import read_plan
+from hybridremat import Plan
+from hybridremat.cli import main as cli
 
 
 def test_plan_prints_writes_and_is_read_again(models, capsys):
     assert cli.main(["plan", f"{models}:make", "--limit", "97%", "-o", "plan.json", *QUICK]) == 0
     printed = capsys.readouterr().out
-    plan = read_plan("plan.json")
+    plan = Plan.load("plan.json")
     assert f"{plan.predicted_peak} bytes" in printed
     assert plan.predicted_peak <= plan.memory_limit < plan.plain_peak
     assert cli.main(["inspect", "plan.json"]) == 0
@@ -89,7 +89,7 @@ def test_errors_are_one_line_and_status_two(models, capsys, arguments, message):
     ],
 )
 def test_a_place_that_takes_no_file_is_told_before_planning(models, capsys, monkeypatch, output, message):
-    monkeypatch.setattr("hybridremat.commands.load", lambda _: pytest.fail("the model was made"))
+    monkeypatch.setattr("hybridremat.cli.plan.load", lambda _: pytest.fail("the model was made"))
     assert message in failed(capsys, "plan", "mymodels.py:make", "--limit", "50%", "-o", output)
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_left_beside_the_file(models, tmp_path):
 
 
 def test_a_mistyped_limit_is_told_before_a_model_is_made(models, capsys, monkeypatch):
-    monkeypatch.setattr("hybridremat.commands.load", lambda _: pytest.fail("the model was made"))
+    monkeypatch.setattr("hybridremat.cli.plan.load", lambda _: pytest.fail("the model was made"))
     assert "cannot be read" in failed(capsys, "plan", "mymodels.py:make", "--limit", "6 GiBs")
 
 

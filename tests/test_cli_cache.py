@@ -7,7 +7,7 @@ import sys
 import pytest
 from command_line import QUICK
 
-from hybridremat import cli
+from hybridremat.cli import main as cli
 
 KEY = "0123456789abcdef" * 2
 
@@ -110,7 +110,7 @@ def test_a_spec_file_that_has_changed_makes_another_plan(folder, tmp_path, capsy
 
 
 def test_it_loads_no_torch(folder):
-    code = "import sys; from hybridremat import cli; assert cli.main(['cache']) == 0\n"
+    code = "import sys; from hybridremat.cli import main as cli; assert cli.main(['cache']) == 0\n"
     code += "assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -9,8 +9,8 @@ import pytest
 from command_line import QUICK
 
 import hybridremat
-from hybridremat import cli
-from hybridremat.cli_options import limit_options, shared_options
+from hybridremat.cli import main as cli
+from hybridremat.cli.options import limit_options, shared_options
 
 HEAVY = {"torch", "transformers", "ortools", "rich", "numpy", "networkx", "matplotlib", "jinja2"}
 HELPS = [["--help"], *([name, "--help"] for name in cli.COMMANDS)]
@@ -18,7 +18,8 @@ HELPS = [["--help"], *([name, "--help"] for name in cli.COMMANDS)]
 
 @pytest.mark.parametrize("words", HELPS, ids=" ".join)
 def test_help_has_examples_and_loads_nothing_heavy(words):
-    code = f"import sys; from hybridremat import cli\ntry: cli.main({words!r})\nexcept SystemExit: pass\n"
+    code = "import sys; from hybridremat.cli import main as cli\n"
+    code += f"try: cli.main({words!r})\nexcept SystemExit: pass\n"
     code += f"assert not {HEAVY!r} & set(sys.modules), {HEAVY!r} & set(sys.modules)"
     before = os.times().children_user
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

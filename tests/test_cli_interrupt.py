@@ -13,11 +13,11 @@ import pytest
 from command_line import MODELS, QUICK, alive, children, started
 from ortools.sat.python import cp_model
 
-from hybridremat.blocks import BackwardStep, BlockProblem, ForwardOp
 from hybridremat.blocks.pareto import Effort, enumerate_options
+from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
 
 SLOW = """
-from hybridremat.zoo import reference_model
+from hybridremat.zoo.models import reference_model
 
 
 def make():

@@ -7,8 +7,8 @@ import sys
 import pytest
 from command_line import QUICK
 
-from hybridremat import cli
-from hybridremat.plan_file import read_plan
+from hybridremat import Plan
+from hybridremat.cli import main as cli
 
 
 def test_what_the_users_code_prints_goes_elsewhere(models):
@@ -30,7 +30,7 @@ def test_the_json_of_a_plan_is_what_its_file_holds(models, capsys):
     words = [f"{models}:make", "--limit", "97%", "--json", *QUICK]
     assert cli.main(["plan", *words, "-o", "plan.json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed == read_plan("plan.json").to_dict()
+    assert printed == Plan.load("plan.json").to_dict()
     assert cli.main(["inspect", "plan.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == printed
 

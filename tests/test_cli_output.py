@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import QUICK
 
-from hybridremat import cli
+from hybridremat.cli import main as cli
 
 FULL = Path("/dev/full")
 COMMANDS = [["cache"], ["cache", "--json"], ["plan", "mymodels.py:make", "--limit", "99%", "--json", *QUICK]]

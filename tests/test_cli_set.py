@@ -6,12 +6,12 @@ import pytest
 import torch
 from command_line import QUICK, failed
 
-from hybridremat import cli
+from hybridremat.cli import main as cli
+from hybridremat.cli.inputs import parse_sets
+from hybridremat.cli.targets import load_target
 from hybridremat.errors import TargetError
-from hybridremat.set_options import parse_sets
-from hybridremat.targets import load_target
-from hybridremat.zoo import REFERENCE_MODELS, reference_model
-from hybridremat.zoo_recipes import RECIPES
+from hybridremat.zoo.models import REFERENCE_MODELS, reference_model
+from hybridremat.zoo.recipes import RECIPES
 
 
 def made(name: str, *sets: str, **how):

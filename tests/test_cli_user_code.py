@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from command_line import MODELS, failed
 
-from hybridremat import cli
+from hybridremat.cli import main as cli
+from hybridremat.cli.targets import load_target
 from hybridremat.errors import TargetError
-from hybridremat.targets import load_target
 
 
 def line_of(text: str) -> int:

@@ -13,16 +13,16 @@ from training import small, traced, with_costs
 
 import hybridremat
 from hybridremat.errors import CostModelError
-from hybridremat.graph.cache_folder import cache_folder
-from hybridremat.graph.costs import (
+from hybridremat.files import cache_folder
+from hybridremat.graph.costs.cost_models import (
     DeviceRates,
     ProfileCost,
     RooflineCost,
     cost_model,
 )
+from hybridremat.graph.costs.kernel_store import KernelStore
+from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.joint import Phase
-from hybridremat.graph.kernel_store import KernelStore
-from hybridremat.graph.kernels import distinct_kernels
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 
@@ -101,7 +101,7 @@ def test_no_memory_left_to_try_a_kernel_is_an_error_and_nothing_is_remembered(er
     monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path))
     model, batch = small("mlp")
     with monkeypatch.context() as patch, pytest.raises(hybridremat.MeasurementError, match="smaller batch"):
-        patch.setattr("hybridremat.graph.trials.prepared", lambda node: partial(fail))
+        patch.setattr("hybridremat.graph.costs.kernel_benchmarks.prepared", lambda node: partial(fail))
         hybridremat.wrap(model, kwargs=batch, memory_limit="100%", **HOW)
     assert not list(tmp_path.iterdir())
     hybridremat.wrap(model, kwargs=batch, memory_limit="100%", **HOW)

@@ -12,8 +12,8 @@ from training import small, train_plain
 from wrapping import HOW, assert_untouched, state_of
 
 import hybridremat
-from hybridremat import planner, session
-from hybridremat.curve_rows import spread
+from hybridremat.analysis.frontier_data import MeasuredPoint
+from hybridremat.analysis.frontier_rows import spread
 from hybridremat.errors import (
     CaptureError,
     InfeasibleLimitError,
@@ -23,8 +23,8 @@ from hybridremat.errors import (
     PlanMismatchError,
     PlotError,
 )
-from hybridremat.measured_point import MeasuredPoint
-from hybridremat.plan_records import FrontierPoint
+from hybridremat.planning import option_cache, session
+from hybridremat.plans.records import FrontierPoint
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def no_solving(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a block is solved")
 
-    monkeypatch.setattr(planner, "solve_blocks", refuse)
-    monkeypatch.setattr(session, "OPTIONS", planner.OptionCache())
+    monkeypatch.setattr(option_cache, "solve_blocks", refuse)
+    monkeypatch.setattr(session, "OPTIONS", option_cache.OptionCache())
 
 
 def limits(curve):

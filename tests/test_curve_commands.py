@@ -9,9 +9,9 @@ import sys
 import pytest
 
 import hybridremat
-from hybridremat import cli
-from hybridremat.plan_file import read_plan
-from hybridremat.targets import load_target
+from hybridremat import Plan
+from hybridremat.cli import main as cli
+from hybridremat.cli.targets import load_target
 
 QUICK = ["--cost-model", "flops", "--workers", "1"]
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -98,7 +98,7 @@ def test_batch_prints_and_writes_the_plan(models, capsys):
     printed = capsys.readouterr().out
     found = hybridremat.max_batch_size(_made, limit, **HOW)
     assert printed == f"{found}\n"
-    assert read_plan("p.json") == found.plan
+    assert Plan.load("p.json") == found.plan
     assert cli.main([*batch, "--json", "--most", "8"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["batch_size"], data["reached_most"]) == (8, True)

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hybridremat import cli, demo
-from hybridremat.demo_models import DEMO_MODELS, DemoModel
-from hybridremat.demo_training import Subject, differences, train
-from hybridremat.measurement import loss_of
+from hybridremat.analysis.measure import loss_of
+from hybridremat.analysis.paired_steps import Subject, differences, train
+from hybridremat.cli import demo
+from hybridremat.cli import main as cli
+from hybridremat.cli.demo_models import DEMO_MODELS, DemoModel
 
 
 class Net(nn.Module):

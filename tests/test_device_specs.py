@@ -14,8 +14,7 @@ from wrapping import HOW, assert_untouched, state_of
 
 import hybridremat
 from hybridremat import DeviceSpec, DeviceSpecError, LimitError
-from hybridremat.graph.device_spec_file import device_spec
-from hybridremat.graph.device_specs import DEVICE_SPECS
+from hybridremat.graph.costs.device_specs import DEVICE_SPECS, device_spec
 
 # One teraflop and one gigabyte in a second at most; 0.7 and 0.8 of that are reckoned with.
 TOY = DeviceSpec("toy", fp32=1e9, tf32=2e9, bf16=4e9, fp16=8e9, bandwidth=1e9, memory=1 << 20, call_ns=100)

@@ -15,7 +15,7 @@ import hybridremat
 from hybridremat import InputError, Plan
 from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import schedule_time
-from hybridremat.what_if import WhatIf
+from hybridremat.reports.what_if import WhatIf
 
 
 @pytest.fixture(autouse=True, scope="module")

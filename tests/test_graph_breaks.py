@@ -13,6 +13,7 @@ from torch.nn import functional
 from training import train, train_plain
 
 import hybridremat
+from hybridremat import Plan
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InfeasibleLimitWarning, LimitError
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False, "graph_breaks": "plan"}
@@ -74,7 +75,7 @@ def batch(rows=48, width=16, shift=0.0):
 
 def test_shapes_beyond_the_number_of_captures_are_refused_not_run_unplanned(monkeypatch):
     """Captures of all shapes count together for one piece of code."""
-    monkeypatch.setattr("hybridremat.capture.MOST_GRAPHS", 4)
+    monkeypatch.setattr("hybridremat.compiler.capture.MOST_GRAPHS", 4)
     model = hybridremat.wrap(Layers(), kwargs=batch(), memory_limit="1000%", **HOW)
     with pytest.raises(CaptureError, match="has been captured"):
         for rows in (48, 40, 32, 24):
@@ -152,11 +153,11 @@ def test_a_plan_with_breaks_says_what_it_is_for():
 
 
 def test_a_plan_with_breaks_survives_its_file(tmp_path):
-    from hybridremat.plan_file import read_plan, write_plan
+    from hybridremat.plans.codec import write_plan
 
     plan = hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", **HOW)
     write_plan(plan, tmp_path / "plan.json")
-    assert read_plan(tmp_path / "plan.json") == plan
+    assert Plan.load(tmp_path / "plan.json") == plan
 
 
 def test_infeasible_limits_and_overheads():

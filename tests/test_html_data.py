@@ -9,18 +9,17 @@ from html_pages import data_of, named_graph, planned, unpacked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat import cli
+from hybridremat.cli import main as cli
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.html_data import figures, reruns
-from hybridremat.html_report import render_html
-from hybridremat.html_step import MOST_POINTS
-from hybridremat.plan_records import GraphBreak
-from hybridremat.plans import Plan
-from hybridremat.policy import PinRecord
-from hybridremat.sequence import Backward, Forward, ForwardOption, Solo
-from hybridremat.step_timeline import step_timeline
-from hybridremat.thinning import thinned
+from hybridremat.planning.plan import Plan
+from hybridremat.plans.policy import PinRecord
+from hybridremat.plans.records import GraphBreak
+from hybridremat.reports.html_data import figures, reruns
+from hybridremat.reports.html_page import render_html
+from hybridremat.reports.html_step import MOST_POINTS
+from hybridremat.reports.timeline import step_timeline, thinned
+from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, Solo
 
 
 @pytest.fixture(scope="module", params=[(3, 0.4), (30, 0.1), (70, 0.5)], ids=["short", "long", "many blocks"])

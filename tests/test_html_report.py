@@ -12,12 +12,11 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from hybridremat.block_rows import block_rows
-from hybridremat.explanation_text import format_time
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.limits import format_bytes
-from hybridremat.op_names import short_op
+from hybridremat.graph.op_names import short_op
+from hybridremat.reports.block_rows import block_rows
+from hybridremat.units import format_bytes, format_time
 
 TEXT_BOXES = """
 return [...document.querySelectorAll('svg')].filter(s => s.clientWidth > 100).map(svg => {

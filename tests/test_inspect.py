@@ -11,7 +11,7 @@ from training import small
 from wrapping import HOW, least_limit
 
 import hybridremat
-from hybridremat import cli
+from hybridremat.cli import main as cli
 
 
 @pytest.fixture(scope="module")

@@ -247,7 +247,7 @@ def callback_class(monkeypatch, **packages):
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name, package in packages.items():
         monkeypatch.setitem(sys.modules, name.replace("__", "."), package)
-    monkeypatch.delitem(sys.modules, "hybridremat.lightning_callback", raising=False)
+    monkeypatch.delitem(sys.modules, "hybridremat.integrations.lightning", raising=False)
     monkeypatch.delitem(vars(hybridremat), "HybridRematLightningCallback", raising=False)
     return hybridremat.HybridRematLightningCallback
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.errors import HybridRematError, LimitError
-from hybridremat.limits import format_bytes, parse_bytes, parse_overhead, resolve_limit
+from hybridremat.units import format_bytes, parse_bytes, parse_overhead, resolve_limit
 
 SIZES = 'bytes as a whole number (6442450944) or a size ("6GiB", "512 MiB", "1.5GB")'
 LIMITS = f'{SIZES}, or a share of the plain step\'s memory ("40%")'

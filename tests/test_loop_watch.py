@@ -14,15 +14,14 @@ from torch import nn
 from training import allocated_peak, small
 
 import hybridremat
-from hybridremat import step_peaks, step_times
-from hybridremat.graph.allocations import record_allocations
-from hybridremat.graph.open_recording import OpenRecording, peak_of_new
-from hybridremat.loop_options import loop_options
-from hybridremat.loop_target import find_target
-from hybridremat.loop_watch import LoopWatch
-from hybridremat.step_log import StepLog
-from hybridremat.step_peaks import StepPeaks
-from hybridremat.step_times import StepTimes
+from hybridremat.graph.costs.allocations import record_allocations
+from hybridremat.graph.costs.open_recording import OpenRecording, peak_of_new
+from hybridremat.integrations import loop_measuring as step_peaks
+from hybridremat.integrations import loop_measuring as step_times
+from hybridremat.integrations.loop import LoopWatch
+from hybridremat.integrations.loop_figures import StepLog
+from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
+from hybridremat.integrations.loop_options import find_target, loop_options
 
 
 def watch(model, **options):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hybridremat
-from hybridremat.zoo import reference_model
+from hybridremat.zoo.models import reference_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

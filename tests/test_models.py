@@ -10,8 +10,8 @@ import torch
 from training import train, train_plain
 
 import hybridremat
-from hybridremat.unet import UNet
-from hybridremat.zoo import reference_model
+from hybridremat.zoo.models import reference_model
+from hybridremat.zoo.unet import UNet
 
 transformers = pytest.importorskip("transformers")
 

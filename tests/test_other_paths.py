@@ -15,9 +15,9 @@ from torch.nn import functional
 from training import train
 
 import hybridremat
-from hybridremat import planner, session
 from hybridremat.errors import InfeasibleLimitError, UnsurveyedPathWarning
-from hybridremat.step_making import StepMaker
+from hybridremat.planning import option_cache, session
+from hybridremat.runtime.steps import StepMaker
 
 ROOMY = 1 << 30
 
@@ -73,18 +73,18 @@ def planned(model, inputs, limit=ROOMY, **how):
 
 
 def test_a_shape_that_fits_no_reused_option_is_solved_anew(monkeypatch):
-    reuse = planner.reuse_options
+    reuse = option_cache.reuse_options
 
     def greedy(problem, known):
         most = max(known.options, key=lambda option: option.saved_bytes)
         return reuse(problem, replace(known, options=(most,), solo=()))
 
-    monkeypatch.setattr(planner, "reuse_options", greedy)
-    monkeypatch.setattr(session, "OPTIONS", planner.OptionCache())
+    monkeypatch.setattr(option_cache, "reuse_options", greedy)
+    monkeypatch.setattr(session, "OPTIONS", option_cache.OptionCache())
     model, inputs = halves(broken=True)
     least = hybridremat.plan(model, kwargs=inputs, memory_limit=ROOMY, **HOW).least_peak
     for on_infeasible in ("error", "least"):
-        monkeypatch.setattr(session, "OPTIONS", planner.OptionCache())
+        monkeypatch.setattr(session, "OPTIONS", option_cache.OptionCache())
         wrapped = planned(model, {"x": inputs["x"][:16]}, least, on_infeasible=on_infeasible)
         plan = hybridremat.prepare(wrapped, kwargs=inputs)
         assert plan.predicted_peak <= plan.memory_limit == least

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import hybridremat
-from hybridremat.html_report import SCRIPTS
+from hybridremat.reports.html_page import SCRIPTS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -36,13 +36,13 @@ def test_every_package_says_that_it_is_typed():
 
 
 def test_the_reports_page_is_package_data():
-    found = {path.name for path in (ROOT / "hybridremat" / "page").iterdir()}
+    found = {path.name for path in (ROOT / "hybridremat" / "reports" / "page").iterdir()}
     assert found == {f"{name}.js" for name in SCRIPTS} | {
         "report.css",
         "report.html.jinja",
         "decisions.html.jinja",
     }
-    assert "page/*" in PROJECT["tool"]["setuptools"]["package-data"]["hybridremat"]
+    assert "page/*" in PROJECT["tool"]["setuptools"]["package-data"]["hybridremat.reports"]
 
 
 def test_nothing_is_named_tests_below_the_packages():

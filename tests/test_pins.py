@@ -15,12 +15,13 @@ from test_segment import joint_graphs
 from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.pins import Pins, obeys
-from hybridremat.graph.segment import segment
-from hybridremat.graph.validate import validate_chain
-from hybridremat.planner import plan_graph
-from hybridremat.policy import Pinned
-from hybridremat.sequence import Flattener, ForwardOption
-from hybridremat.sequence.mend import Mender
+from hybridremat.graph.segmentation.segment import segment
+from hybridremat.graph.segmentation.validate import validate_chain
+from hybridremat.planning.planner import plan_graph
+from hybridremat.plans.policy import Pinned
+from hybridremat.sequence.decisions import ForwardOption
+from hybridremat.sequence.flatten import Flattener
+from hybridremat.sequence.repair import Mender
 
 
 def origins(graph: JointGraph, schedule: Schedule) -> list[tuple[int, int, str, str]]:

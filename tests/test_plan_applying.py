@@ -15,11 +15,13 @@ from training import Transformer, small, train, train_plain
 from wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
 import hybridremat
-from hybridremat import Plan, PlanFormatError, PlanMismatchError, plan_codec, session
-from hybridremat.agreement import plan_name
-from hybridremat.graph import costs
+from hybridremat import Plan, PlanFormatError, PlanMismatchError
+from hybridremat.graph.costs import cost_models as costs
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
+from hybridremat.planning import session
+from hybridremat.planning.rank_agreement import plan_name
+from hybridremat.plans import codec as plan_codec
 
 
 @pytest.fixture(autouse=True, scope="module")

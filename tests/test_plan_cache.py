@@ -17,12 +17,12 @@ from training import small, train, train_plain
 from wrapping import HOW, least_limit, wrap
 
 import hybridremat
-from hybridremat import session
 from hybridremat.blocks.pareto import enumerate_options
-from hybridremat.blocks.reuse import structure
-from hybridremat.graph.kernel_store import device_description
-from hybridremat.plan_cache import PlanCache, plan_key
-from hybridremat.settings import Settings
+from hybridremat.blocks.shape_reuse import structure
+from hybridremat.graph.costs.kernel_store import device_description
+from hybridremat.planning import session
+from hybridremat.planning.plan_cache import PlanCache, plan_key
+from hybridremat.planning.settings import Settings
 
 
 @pytest.fixture

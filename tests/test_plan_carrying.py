@@ -14,7 +14,7 @@ import hybridremat
 from hybridremat import InfeasibleLimitError, Plan, PlanMismatchError
 from hybridremat.graph.joint import Schedule, Value, plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.plan_carrying import carried_chain, first_difference, kernel_kind, runs_too_often
+from hybridremat.planning.port import carried_chain, first_difference, kernel_kind, runs_too_often
 
 NAMES_THERE = {
     "aten._scaled_dot_product_flash_attention_for_cpu": "aten._scaled_dot_product_efficient_attention",
@@ -180,7 +180,7 @@ def test_a_chain_over_the_same_graph_stays(planned):
 
 
 def test_made_and_shown_on_the_command_line(models, capsys):
-    from hybridremat import cli
+    from hybridremat.cli import main as cli
 
     words = [f"{models}:make", "--limit", "97%", "--device-spec", "h200", "--workers", "1"]
     assert cli.main(["plan", *words, "--json"]) == 0

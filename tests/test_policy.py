@@ -18,11 +18,11 @@ import hybridremat
 from hybridremat.graph.joint import JointGraph, Op, Phase, plain_schedule
 from hybridremat.graph.memory import schedule_time
 from hybridremat.graph.pins import Pins
-from hybridremat.patterns import Pattern
-from hybridremat.plan_file import plan_from_dict
-from hybridremat.policy import require_matches, resolve_policy
-from hybridremat.sequence.mend import Mender
-from hybridremat.what_if import WhatIf
+from hybridremat.plans.codec import plan_from_dict
+from hybridremat.plans.patterns import Pattern
+from hybridremat.plans.policy import require_matches, resolve_policy
+from hybridremat.reports.what_if import WhatIf
+from hybridremat.sequence.repair import Mender
 
 
 @pytest.fixture(autouse=True)

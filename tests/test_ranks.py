@@ -13,7 +13,7 @@ from rank_cases import MORE
 from torch import distributed
 
 import hybridremat
-from hybridremat.ranks import Ranks
+from hybridremat.planning.ranks import Ranks
 
 OWN = 512  # bytes of small tensors that DistributedDataParallel makes in a step, in threads of its own
 
@@ -75,7 +75,7 @@ def test_an_error_of_one_rank_ends_the_wrap_on_all(ranks, case, own_kind, kind, 
 
 def test_a_rank_waits_for_one_that_comes_late(tmp_path, monkeypatch, caplog):
     """Also where ranks meet at a file, whose store says in a type of its own that nothing has come."""
-    monkeypatch.setattr("hybridremat.ranks.PATIENCE", timedelta(seconds=0.3))
+    monkeypatch.setattr("hybridremat.planning.ranks.PATIENCE", timedelta(seconds=0.3))
     here, there = (distributed.FileStore(str(tmp_path / "store"), 2) for _ in range(2))
     with ThreadPoolExecutor() as pool:
         first = pool.submit(Ranks(0, 2, here).circle, "k", "from 0")
@@ -87,7 +87,7 @@ def test_a_rank_waits_for_one_that_comes_late(tmp_path, monkeypatch, caplog):
 
 def test_a_rank_that_nobody_joins_gives_up_with_a_typed_error(tmp_path, monkeypatch):
     for name in ("PATIENCE", "TIMEOUT"):
-        monkeypatch.setattr(f"hybridremat.ranks.{name}", timedelta(seconds=0.3))
+        monkeypatch.setattr(f"hybridremat.planning.ranks.{name}", timedelta(seconds=0.3))
     with pytest.raises(hybridremat.RankError, match="the ranks could not talk"):
         Ranks(0, 2, distributed.FileStore(str(tmp_path / "store"), 2)).circle("k", "from 0")
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat.block_rows import block_rows, module_names, module_tail
 from hybridremat.errors import InputError, PlanFormatError
-from hybridremat.explanation_text import block_text, format_time
 from hybridremat.graph.joint import Schedule
-from hybridremat.op_names import short_op
-from hybridremat.plan_codec import plan_from_dict
-from hybridremat.plan_file import read_plan, write_plan
-from hybridremat.plan_records import PlannedBlock, ValueRecord
-from hybridremat.plans import Plan
-from hybridremat.report import plan_tables, render
+from hybridremat.graph.op_names import short_op
+from hybridremat.planning.plan import Plan
+from hybridremat.plans.codec import plan_from_dict, write_plan
+from hybridremat.plans.records import PlannedBlock, ValueRecord
+from hybridremat.reports.block_rows import block_rows, module_names, module_tail
+from hybridremat.reports.explanation import block_text
+from hybridremat.reports.text import plan_tables, render
+from hybridremat.units import format_time
 
 
 def block(index, layer, *, option=1, saved=1000, part="mlp", runs=1) -> PlannedBlock:
@@ -189,7 +189,7 @@ def test_one_block_shows_every_value():
 @given(BLOCKS)
 def test_plans_survive_json(blocks):
     plan = plan_of(blocks)
-    again = plan_from_dict(plan.to_dict())
+    again = plan_from_dict(plan.to_dict(), Plan)
     assert again == plan
     assert str(again) == str(plan)
 
@@ -198,10 +198,10 @@ def test_plan_files(tmp_path):
     plan = plan_of([block(0, 0)])
     write_plan(plan, tmp_path / "p.json")
     assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
-    assert read_plan(tmp_path / "p.json") == plan
+    assert Plan.load(tmp_path / "p.json") == plan
     (tmp_path / "cut.json").write_text((tmp_path / "p.json").read_text()[:-20])
     with pytest.raises(PlanFormatError, match="is no plan: it is not JSON"):
-        read_plan(tmp_path / "cut.json")
+        Plan.load(tmp_path / "cut.json")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_damaged_plans_are_refused(damage, message, resealed):
         text = json.dumps(body, sort_keys=True, separators=(",", ":"))
         data["checksum"] = hashlib.sha256(text.encode()).hexdigest()
     with pytest.raises(PlanFormatError, match=message):
-        plan_from_dict(data)
+        plan_from_dict(data, Plan)
 
 
 def test_tables_are_data_until_rendered():

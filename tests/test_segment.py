@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from nets import Net, transformer
 
-from hybridremat.graph.chain import Block, Chain
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.graph.segment import block_sizes, segment
-from hybridremat.graph.validate import validate_chain
+from hybridremat.graph.segmentation.chain import Block, Chain
+from hybridremat.graph.segmentation.segment import block_sizes, segment
+from hybridremat.graph.segmentation.validate import validate_chain
 
 SIZES = (1, 64, 1000, 4096, 10000)
 
@@ -387,7 +387,7 @@ def test_nonsense_is_refused():
 def test_the_chain_does_not_depend_on_the_hash_seed():
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); from nets import transformer;"
-        "from hybridremat.graph.segment import segment; c = segment(transformer(5), max_ops=11);"
+        "from hybridremat.graph.segmentation.segment import segment; c = segment(transformer(5), max_ops=11);"
         "sys.stdout.write(repr((c.blocks, [sorted(x) for x in c.boundary + c.gradient_boundary])))"
     )
     outputs = {

@@ -9,17 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sequence_schedules import training_chain
 
-from hybridremat.graph.far import MOST_FAR, FarValue, far_values
-from hybridremat.sequence import (
-    BlockFigures,
-    ChainProblem,
-    ForwardOption,
-    OptionFigures,
-    Rebuilder,
-    SoloFigures,
-    chain_table,
-    rows,
-)
+from hybridremat.graph.segmentation.skip_values import MOST_FAR, FarValue, far_values
+from hybridremat.sequence import states as rows
+from hybridremat.sequence.backtrack import Rebuilder
+from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures
+from hybridremat.sequence.decisions import ForwardOption
+from hybridremat.sequence.dynamic_program import chain_table
 
 NONE: frozenset[int] = frozenset()
 

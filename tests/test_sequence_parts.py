@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridremat.sequence.parts import Part, PartedStep, PartPoint, choose_points
+from hybridremat.sequence.joined_graphs import Part, PartedStep, PartPoint, choose_points
 
 BYTES = st.integers(0, 12)
 

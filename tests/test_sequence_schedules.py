@@ -14,25 +14,16 @@ from hypothesis import strategies as st
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.types import BlockBinding, BlockProblem, Option, OptionSet
-from hybridremat.graph.chain import Block, Chain
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
 from hybridremat.graph.memory import schedule_time, step_memory
-from hybridremat.sequence import (
-    Backward,
-    Flattener,
-    Forward,
-    ForwardOption,
-    Rebuilder,
-    SchedulePoint,
-    block_decisions,
-    chain_problem,
-    chain_table,
-    frontier,
-    merge_frontiers,
-    schedule_point,
-)
-from hybridremat.sequence.compare import per_block_checkpoint
-from hybridremat.sequence.frontier import spread
+from hybridremat.graph.segmentation.chain import Block, Chain
+from hybridremat.sequence.backtrack import Rebuilder
+from hybridremat.sequence.baselines import per_block_checkpoint
+from hybridremat.sequence.chain_problem import chain_problem
+from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, block_decisions
+from hybridremat.sequence.dynamic_program import chain_table
+from hybridremat.sequence.flatten import Flattener
+from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point, spread
 
 
 class Builder:

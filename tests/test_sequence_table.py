@@ -9,20 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridremat.graph.far import FarValue
-from hybridremat.sequence import (
-    BlockFigures,
-    ChainProblem,
-    ChainTable,
-    InfeasibleSlotError,
-    OptionFigures,
-    Rebuilder,
-    SoloFigures,
-    block_decisions,
-    chain_table,
-    rows,
-)
-from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, Solo
+from hybridremat.graph.segmentation.skip_values import FarValue
+from hybridremat.sequence import states as rows
+from hybridremat.sequence.backtrack import InfeasibleSlotError, Rebuilder
+from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures
+from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, Solo, block_decisions
+from hybridremat.sequence.dynamic_program import ChainTable, chain_table
 
 
 @dataclass

@@ -59,10 +59,12 @@ def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkey
     model = hybridremat.wrap(Transformer(), kwargs=tokens(24), memory_limit="65%", **HOW)
     assert not hybridremat.get_plan(model).reused_options
     solved = []
-    from hybridremat import planner
+    from hybridremat.planning import option_cache
 
-    original = planner.solve_blocks
-    monkeypatch.setattr(planner, "solve_blocks", lambda ps, **how: solved.extend(ps) or original(ps, **how))
+    original = option_cache.solve_blocks
+    monkeypatch.setattr(
+        option_cache, "solve_blocks", lambda ps, **how: solved.extend(ps) or original(ps, **how)
+    )
     plan = hybridremat.prepare(model, kwargs=tokens(20))
     assert plan.reused_options and not solved
     assert "reused" in str(plan)
@@ -128,7 +130,7 @@ def test_a_shape_that_cannot_be_planned_costs_no_other_its_plan(monkeypatch):
     hybridremat.wrap(model, kwargs=rows(64), memory_limit=limit, max_plans=1, **HOW)
     with pytest.raises(InfeasibleLimitError):
         model(**rows(640))
-    monkeypatch.setattr("hybridremat.step_making.capture", None)
+    monkeypatch.setattr("hybridremat.runtime.steps.capture", None)
     model(**rows(64)).backward()
 
 
@@ -259,8 +261,8 @@ class Counting(Mlp):
 
 
 def test_a_model_that_changes_in_each_step_is_told_of_and_refused_in_the_end(monkeypatch, caplog):
-    monkeypatch.setattr("hybridremat.capture.MOST_CAPTURES", 4)
-    monkeypatch.setattr("hybridremat.planned_call.MANY_CAPTURES", 3)
+    monkeypatch.setattr("hybridremat.compiler.capture.MOST_CAPTURES", 4)
+    monkeypatch.setattr("hybridremat.runtime.planned_call.MANY_CAPTURES", 3)
     model = hybridremat.wrap(Counting(layers=1), kwargs=rows(8), memory_limit="100%", **HOW)
     with (
         caplog.at_level(logging.WARNING, logger="hybridremat"),

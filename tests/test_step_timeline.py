@@ -12,11 +12,11 @@ from test_memory import random_step, small_graph
 from wrapping import HOW
 
 import hybridremat
-from hybridremat.graph.chain import Block, Chain
 from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
-from hybridremat.step_spans import Band
-from hybridremat.step_timeline import step_timeline
+from hybridremat.graph.segmentation.chain import Block, Chain
+from hybridremat.reports.spans import Band
+from hybridremat.reports.timeline import step_timeline
 
 
 def chain_of(graph, cut=0) -> Chain:

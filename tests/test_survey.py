@@ -12,8 +12,8 @@ from training import train, train_plain
 from wrapping import assert_untouched, state_of
 
 import hybridremat
+from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, ModelError
-from hybridremat.sample_inputs import copied
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False, "graph_breaks": "plan"}
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from hybridremat.errors import CaptureError, HybridRematError, InfeasibleLimitError, LimitError, OptionsError
-from hybridremat.torch_backend import OPTION_NAMES, read_options
+from hybridremat.integrations.torch_compile import OPTION_NAMES, read_options
 
 BACKEND = "hybridremat"
 QUICK = {"cost_model": "flops", "workers": 1, "progress": False}

@@ -283,7 +283,7 @@ def test_what_cannot_be_wrapped_is_an_error_before_training(
 
 def test_without_transformers_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "hybridremat.trainer_callback")
+    monkeypatch.delitem(sys.modules, "hybridremat.integrations.transformers_trainer")
     monkeypatch.delitem(vars(hybridremat), "HybridRematTrainerCallback", raising=False)
     with pytest.raises(hybridremat.MissingPackageError, match=r"pip install 'transformers\[torch\]"):
         hybridremat.HybridRematTrainerCallback  # noqa: B018

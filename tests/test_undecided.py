@@ -5,7 +5,7 @@ from html_pages import planned
 
 from hybridremat.blocks.types import BlockBinding, BlockProblem, ForwardOp
 from hybridremat.graph.joint import Schedule
-from hybridremat.undecided import option_of_schedule
+from hybridremat.plans.block_summary import option_of_schedule
 
 
 @pytest.fixture(scope="module")

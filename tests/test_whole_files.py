@@ -6,11 +6,11 @@ import threading
 import pytest
 from command_line import QUICK
 
-from hybridremat import cli
-from hybridremat.command_output import require_writable
+from hybridremat import Plan
+from hybridremat.cli import main as cli
+from hybridremat.cli.output import require_writable
 from hybridremat.errors import OutputError
-from hybridremat.graph.whole_files import write_whole
-from hybridremat.plan_file import read_plan
+from hybridremat.files import write_whole
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_command_writes_to_a_pipe(models, pipe):
     assert pipe.is_fifo()
     copy = pipe.with_name("copy.json")
     copy.write_bytes(found[0])
-    assert read_plan(copy).memory_limit > 0
+    assert Plan.load(copy).memory_limit > 0
 
 
 def test_a_link_stays_and_its_file_is_written(tmp_path):

@@ -211,8 +211,8 @@ def test_gradients_accumulate_over_steps():
 
 def test_plans_are_identical_twice():
     model, batch = small("running")
-    from hybridremat import session
-    from hybridremat.planner import OptionCache
+    from hybridremat.planning import session
+    from hybridremat.planning.option_cache import OptionCache
 
     with pytest.MonkeyPatch.context() as patch:
         plans = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hybridremat.errors import ModelError
-from hybridremat.zoo import REFERENCE_MODELS, reference_model
+from hybridremat.zoo.models import REFERENCE_MODELS, reference_model
 
 FRONTIERS = Path(__file__).parent.parent / "benchmarks" / "data" / "reference_frontiers.csv"
 

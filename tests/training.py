@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from hybridremat.backend import Backend
-from hybridremat.capture import capture, compile_step
-from hybridremat.graph.costs import FlopsCost, with_footprints, with_times
+from hybridremat.compiler.backend import Backend
+from hybridremat.compiler.capture import capture, compile_step
+from hybridremat.graph.costs.cost_models import FlopsCost, with_footprints, with_times
+from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import plain_schedule
-from hybridremat.graph.kernel_store import KernelStore
 
 torch.set_num_threads(1)
 

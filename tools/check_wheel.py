@@ -35,8 +35,8 @@ for name in sys.argv[1:]:
     module = importlib.import_module(name)
     if not pathlib.Path(module.__file__).is_relative_to(home):
         sys.exit(f"{name} came from {module.__file__}, not from the installed wheel")
-import hybridremat.html_report
-hybridremat.html_report.page_files()
+import hybridremat.reports.html_page
+hybridremat.reports.html_page.page_files()
 missing = [name for name in hybridremat.__all__ if not hasattr(hybridremat, name)]
 if missing:
     sys.exit(f"public names that cannot be loaded: {missing}")
@@ -61,7 +61,8 @@ def expected_files() -> set[str]:
         for folder, package in PACKAGES.items()
         for path in (ROOT / folder).rglob("*.py")
     }
-    page = {f"hybridremat/page/{path.name}" for path in (ROOT / "hybridremat" / "page").iterdir()}
+    pages = ROOT / "hybridremat" / "reports" / "page"
+    page = {f"hybridremat/reports/page/{path.name}" for path in pages.iterdir()}
     return files | page | {f"{package}/py.typed" for package in PACKAGES.values()}
 
 

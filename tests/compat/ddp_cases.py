@@ -17,8 +17,8 @@ from torch.nn import functional
 from training import Transformer, train
 
 import hybridremat
-from hybridremat import ranks as talk
-from hybridremat import session
+from hybridremat.planning import ranks as talk
+from hybridremat.planning import session
 
 CLONES = 128 * 16 * 4 + 512  # DistributedDataParallel's copies of the outputs, and small tensors
 

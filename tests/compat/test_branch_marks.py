@@ -18,7 +18,7 @@ from training import train, train_plain
 from vision_nets import GroupUNet
 
 import hybridremat
-from hybridremat.zoo import reference_model
+from hybridremat.zoo.models import reference_model
 
 
 @dataclass(frozen=True)

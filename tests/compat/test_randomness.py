@@ -11,7 +11,7 @@ from pairs import EQUAL, allocated_after, assert_equal_runs, batches, hold, lear
 from torch import nn
 from torch.nn import functional
 
-from hybridremat.replay import replay
+from hybridremat.compiler.rng_replay import replay
 
 GROUP = "Training habits"
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hybridremat.unet import UNet
+from hybridremat.zoo.unet import UNet
 
 
 class DropPathNet(nn.Module):

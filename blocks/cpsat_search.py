@@ -1,0 +1,93 @@
+"""Answers to "least time within these limits", with as few solves as possible.
+
+Least time falls as limits grow. So what is proved at one pair of limits says much about others: an option
+that fits tighter limits and is no slower than a bound proved at looser ones is optimal there too, and what is
+infeasible stays infeasible when limits tighten. Only questions left open by that go to CP-SAT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hybridremat.blocks.cpsat_model import BlockModel
+from hybridremat.blocks.cpsat_solve import Answer, minimize_time
+from hybridremat.blocks.scale import scale_block
+from hybridremat.blocks.types import BlockProblem, Option
+
+COPIES = (2, 3)
+"""C, the most recomputations of one op: the second only where the first leaves no option."""
+
+Limits = tuple[int, int]
+"""Most saved bytes, and most bytes at the peak of either phase."""
+
+
+@dataclass
+class BlockSearch:
+    """One block's models, its answers so far and the options found.
+
+    Attributes
+    ----------
+    tolerance
+        Nanoseconds by which an option may miss the least time before it is worth a solve.
+    """
+
+    problem: BlockProblem
+    solo: bool = False
+    tolerance: int = 0
+    effort: float = 1.0
+    options: list[Option] = field(default_factory=list)
+    solves: int = 0
+    unproved: int = 0
+    spent: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.scale = scale_block(self.problem)
+        self._models: dict[int, BlockModel] = {}
+        self._asked: set[Limits] = set()
+        self._bounds: dict[int, list[tuple[Limits, int]]] = {copies: [] for copies in COPIES}
+        self._infeasible: dict[int, list[Limits]] = {copies: [] for copies in COPIES}
+
+    def best(self, limits: Limits) -> Option | None:
+        """The fastest known option within ``limits`` (bytes)."""
+        fitting = [o for o in self.options if _fits(o, limits)]
+        return min(fitting, key=lambda o: (o.time, o.saved_bytes, o.backward_peak), default=None)
+
+    def query(self, limits: Limits) -> Option | None:
+        """The fastest option within ``limits``; None if there is none (or none was found in time)."""
+        if limits in self._asked:
+            # The search may have ended without a proof: asking again would end alike.
+            return self.best(limits)
+        self._asked.add(limits)
+        for copies in COPIES:
+            if any(_within(limits, known) for known in self._infeasible[copies]):
+                continue
+            best = self.best(limits)
+            floor = max((time for known, time in self._bounds[copies] if _within(limits, known)), default=0)
+            if best is not None and best.time <= floor * self.scale.tick + self.tolerance:
+                return best
+            answer = self._solve(limits, copies, floor)
+            if answer.option is not None or best is not None:
+                break
+        return self.best(limits)
+
+    def _solve(self, limits: Limits, copies: int, floor: int) -> Answer:
+        if copies not in self._models:
+            self._models[copies] = BlockModel(self.problem, self.scale, copies, solo=self.solo)
+        answer = minimize_time(self._models[copies], *limits, floor=floor, effort=self.effort)
+        self.solves += 1
+        self.unproved += not answer.proved
+        self.spent += answer.effort
+        if answer.option is not None:
+            self.options.append(answer.option)
+            self._bounds[copies].append((limits, answer.bound))
+        elif answer.proved:
+            self._infeasible[copies].append(limits)
+        return answer
+
+
+def _fits(option: Option, limits: Limits) -> bool:
+    return option.saved_bytes <= limits[0] and max(option.forward_peak, option.backward_peak) <= limits[1]
+
+
+def _within(limits: Limits, looser: Limits) -> bool:
+    return limits[0] <= looser[0] and limits[1] <= looser[1]

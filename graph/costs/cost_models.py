@@ -1,0 +1,170 @@
+"""Cost models: nanoseconds and temporary bytes for every op, behind one interface.
+
+- ``profile``: each distinct kernel is run and timed on the device, once per device, torch version and
+  thread count (kept on disk).
+- ``roofline``: flops and bytes over the device's rates. Nothing is timed.
+- ``flops``: flops and bytes over the rates of a nominal device. The same on every machine.
+
+Temporaries are measured whatever the source of time, by one run of each distinct kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from hybridremat.errors import CostModelError
+from hybridremat.graph.costs.kernel_benchmarks import measure_footprints, measure_times
+from hybridremat.graph.costs.kernel_store import KernelStore
+from hybridremat.graph.costs.kernels import Kernels, distinct_kernels
+from hybridremat.graph.joint import Op
+from hybridremat.graph.tracing.fx_nodes import has_effects
+from hybridremat.graph.tracing.trace import TracedStep
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """What a device does in a second: flops, bytes; and the nanoseconds that any call takes."""
+
+    flops: float
+    bytes: float
+    call_ns: float = 0.0
+
+
+# One multiply-add core's worth of flops for every two bytes of traffic, so that kernels without products
+# cost something, but little beside a product.
+NOMINAL = DeviceRates(flops=100e9, bytes=200e9)
+CPU_PER_THREAD = DeviceRates(flops=50e9, bytes=10e9, call_ns=2_000)
+CUDA_DEFAULT = DeviceRates(flops=60e12, bytes=1.5e12, call_ns=4_000)
+
+
+class CostModel(Protocol):
+    """Gives nanoseconds for every op of a traced step."""
+
+    @property
+    def name(self) -> str:
+        """What plans call it."""
+        ...
+
+    def times(self, step: TracedStep, kernels: Kernels, store: KernelStore, progress: Progress) -> list[int]:
+        """Nanoseconds per op, in op order."""
+        ...
+
+
+@dataclass(frozen=True)
+class FlopsCost:
+    """``flops / rate + bytes / rate`` on the nominal device."""
+
+    name: str = "flops"
+
+    def times(self, step: TracedStep, kernels: Kernels, store: KernelStore, progress: Progress) -> list[int]:
+        """See :class:`CostModel`; the sum of both terms."""
+        return [_sum_time(op, NOMINAL) for op in step.graph.ops]
+
+
+@dataclass(frozen=True)
+class RooflineCost:
+    """``max(flops / rate, bytes / rate)`` plus a call's overhead. ``rates=None``: those of the device."""
+
+    rates: DeviceRates | None = None
+    name: str = "roofline"
+
+    def times(self, step: TracedStep, kernels: Kernels, store: KernelStore, progress: Progress) -> list[int]:
+        """See :class:`CostModel`; the larger of both terms."""
+        rates = self.rates or device_rates(kernels.device)
+        return [roofline_time(op, rates) for op in step.graph.ops]
+
+
+@dataclass(frozen=True)
+class ProfileCost:
+    """Measured on the device; kernels already known to the store are not run again."""
+
+    name: str = "profile"
+
+    def times(self, step: TracedStep, kernels: Kernels, store: KernelStore, progress: Progress) -> list[int]:
+        """See :class:`CostModel`; kernels that cannot be tried (on ``meta`` all) get roofline times."""
+        guessed = RooflineCost().times(step, kernels, store, progress)
+        if kernels.device == "meta":
+            return guessed
+        missing = [key for key in kernels.node_of if store.time(key) is None]
+        store.add_times(measure_times(kernels, missing, progress))
+        pairs = zip(kernels.key_of, guessed, strict=True)
+        return [1 if not key else store.time(key) or guess for key, guess in pairs]
+
+
+def _sum_time(op: Op, rates: DeviceRates) -> int:
+    return max(1, round(1e9 * (op.flops / rates.flops + op.io_bytes / rates.bytes)))
+
+
+def roofline_time(op: Op, rates: DeviceRates) -> int:
+    """Nanoseconds of an op: the larger of both terms, and a call's overhead."""
+    return max(1, round(1e9 * max(op.flops / rates.flops, op.io_bytes / rates.bytes) + rates.call_ns))
+
+
+def device_rates(device: str) -> DeviceRates:
+    """Rates of the kind of device; for CPUs by the number of threads that torch uses."""
+    if device != "cpu":
+        return CUDA_DEFAULT
+    threads = torch.get_num_threads()
+    return DeviceRates(CPU_PER_THREAD.flops * threads, CPU_PER_THREAD.bytes * threads, CPU_PER_THREAD.call_ns)
+
+
+_MODELS: dict[str, Callable[[], CostModel]] = {
+    "profile": ProfileCost,
+    "roofline": RooflineCost,
+    "flops": FlopsCost,
+}
+
+
+def cost_model(name: str | CostModel) -> CostModel:
+    """The cost model of that name, or the object itself.
+
+    Raises
+    ------
+    CostModelError
+        If there is none of that name.
+    """
+    if not isinstance(name, str):
+        return name
+    if name not in _MODELS:
+        raise CostModelError(f"cost_model={name!r} is not known; use one of {', '.join(map(repr, _MODELS))}")
+    return _MODELS[name]()
+
+
+def with_footprints(step: TracedStep, store: KernelStore) -> TracedStep:
+    """The same step with ``temp`` of every op and the real sizes of its values, as they are here."""
+    kernels = distinct_kernels(step)
+    for node in filter(has_effects, step.op_nodes):
+        logger.warning(
+            "%s has effects and is not tried: its temporary memory is not counted", node.format_node()
+        )
+    missing = [key for key in kernels.node_of if store.temporary(key) is None or store.outputs(key) is None]
+    footprints = measure_footprints(kernels, missing)
+    store.add_temporaries({key: footprint.temporary for key, footprint in footprints.items()})
+    store.add_outputs({key: footprint.outputs for key, footprint in footprints.items()})
+    ops = tuple(
+        replace(op, temp=store.temporary(key) or 0 if key else 0)
+        for op, key in zip(step.graph.ops, kernels.key_of, strict=True)
+    )
+    values = list(step.graph.values)
+    for op, key in zip(ops, kernels.key_of, strict=True):
+        sizes = (store.outputs(key) if key else None) or ()
+        if len(sizes) == len(op.writes):
+            for value, size in zip(op.writes, sizes, strict=True):
+                values[value] = replace(values[value], bytes=max(size, values[value].bytes))
+    return replace(step, graph=replace(step.graph, ops=ops, values=tuple(values)))
+
+
+def with_times(step: TracedStep, model: CostModel, store: KernelStore, progress: Progress) -> TracedStep:
+    """The same step with ``time`` of every op."""
+    times = model.times(step, distinct_kernels(step), store, progress)
+    ops = tuple(replace(op, time=time) for op, time in zip(step.graph.ops, times, strict=True))
+    return replace(step, graph=replace(step.graph, ops=ops))

@@ -1,0 +1,136 @@
+"""What is known about kernels on this device, kept on disk between runs.
+
+One JSON file per device, torch version and thread count, below the user's cache folder
+(``HYBRIDREMAT_CACHE`` names another). Files are written whole under a temporary name and renamed; a
+damaged file is ignored and replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+from pathlib import Path
+
+import torch
+
+from hybridremat.files import cache_folder, write_whole
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 4
+
+
+def device_description(device: str) -> str:
+    """What figures depend on: device, torch and its switches, on CPU the instruction set and threads."""
+    if device == "cuda":
+        parts = [torch.cuda.get_device_name(), torch.__version__]
+    else:
+        cpu = torch.backends.cpu.get_cpu_capability()
+        parts = [platform.machine(), _cpu_name(), cpu, str(torch.get_num_threads()), torch.__version__]
+    return "|".join([*parts, *_switches(device)])
+
+
+def _switches(device: str) -> list[str]:
+    """PyTorch's global settings that choose among kernels, where they are not its defaults."""
+    gpu = device == "cuda"
+    library = torch.backends.cudnn if gpu else torch.backends.mkldnn
+    matmul = torch.backends.cuda.matmul if gpu else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    conv_defaults = ("tf32",) if gpu else ("none", "ieee")
+    changed = {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        f"{matmul.fp32_precision} products": matmul.fp32_precision not in ("none", "ieee"),
+        f"{library.conv.fp32_precision} convolutions": library.conv.fp32_precision not in conv_defaults,
+        "no cuDNN" if gpu else "no oneDNN": not library.enabled,
+    }
+    if gpu:
+        changed["cuDNN benchmark"] = torch.backends.cudnn.benchmark
+        changed["cuDNN deterministic"] = torch.backends.cudnn.deterministic
+    return [name for name, is_changed in changed.items() if is_changed]
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+class KernelStore:
+    """Times (ns), temporaries and output sizes (bytes) by kernel signature."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._times: dict[str, int] = {}
+        self._temporaries: dict[str, int] = {}
+        self._outputs: dict[str, tuple[int, ...]] = {}
+        self._changed = False
+        if path is not None:
+            self._load(path)
+
+    @classmethod
+    def for_device(cls, device: str) -> KernelStore:
+        """The store of this device on this machine."""
+        name = hashlib.sha256(device_description(device).encode()).hexdigest()[:16]
+        return cls(cache_folder() / f"kernels-{name}.json")
+
+    def time(self, key: str) -> int | None:
+        """Nanoseconds, or None if not known."""
+        return self._times.get(key)
+
+    def temporary(self, key: str) -> int | None:
+        """Bytes, or None if not known."""
+        return self._temporaries.get(key)
+
+    def outputs(self, key: str) -> tuple[int, ...] | None:
+        """Bytes of each output's real storage, or None if not known."""
+        return self._outputs.get(key)
+
+    def add_times(self, times: dict[str, int]) -> None:
+        """Remember measured times."""
+        self._times.update(times)
+        self._changed |= bool(times)
+
+    def add_temporaries(self, temporaries: dict[str, int]) -> None:
+        """Remember measured temporaries."""
+        self._temporaries.update(temporaries)
+        self._changed |= bool(temporaries)
+
+    def add_outputs(self, outputs: dict[str, tuple[int, ...]]) -> None:
+        """Remember the sizes of outputs."""
+        self._outputs.update(outputs)
+        self._changed |= bool(outputs)
+
+    def _load(self, path: Path) -> None:
+        try:
+            data = json.loads(path.read_text())
+            if data["version"] != _VERSION:
+                return
+            self._times = {str(k): int(v) for k, v in data["times"].items()}
+            self._temporaries = {str(k): int(v) for k, v in data["temporaries"].items()}
+            self._outputs = {str(k): tuple(map(int, v)) for k, v in data["outputs"].items()}
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            self._times, self._temporaries, self._outputs = {}, {}, {}
+            logger.warning("the kernel figures in %s cannot be read; they are measured again", path)
+
+    def save(self) -> None:
+        """Write the file if anything is new. A folder that cannot be written only costs time later."""
+        if self._path is None or not self._changed:
+            return
+        data = {
+            "version": _VERSION,
+            "times": self._times,
+            "temporaries": self._temporaries,
+            "outputs": self._outputs,
+        }
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps(data))
+        except OSError as error:
+            logger.warning("kernel figures could not be kept in %s: %s", self._path.parent, error)

@@ -1,0 +1,83 @@
+"""The distinct kernels among the ops of a joint graph, and real inputs for them.
+
+Two ops are the same kernel if target, scalar arguments, and shapes, strides and dtypes of their
+tensors are equal. A model has some tens of distinct kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from hybridremat.graph.private_torch import _neg_view
+from hybridremat.graph.tracing.flops import group_ends, grouped_rows
+from hybridremat.graph.tracing.fx_nodes import has_effects, tensors
+from hybridremat.graph.tracing.signature import meant_by, signature
+from hybridremat.graph.tracing.trace import TracedStep
+
+
+def _real(value: Any) -> Any:
+    """A real tensor like the fake one: any numbers that every kernel accepts."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.layout is torch.sparse_coo:
+        indices, values = map(_real, tensors(value))
+        return torch.sparse_coo_tensor(
+            indices, values, value.shape, is_coalesced=value.is_coalesced(), check_invariants=False
+        )
+    extent = int(value.untyped_storage().nbytes()) // value.element_size()
+    if value.dtype.is_floating_point:
+        base = torch.rand(extent, dtype=torch.float32, device=value.device).to(value.dtype)
+    elif value.dtype == torch.bool:
+        base = torch.ones(extent, dtype=torch.bool, device=value.device)
+    else:
+        base = torch.zeros(extent, dtype=value.dtype, device=value.device)
+    real = torch.as_strided(base, value.shape, value.stride(), int(value.storage_offset()))
+    # kernels that cannot read a conjugated or negated view make a copy first
+    real = real.conj() if value.is_conj() else real
+    return _neg_view(real) if value.is_neg() else real
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Distinct kernels of a traced step: ``key_of[op]`` is a signature, ``node_of[key]`` one node."""
+
+    key_of: tuple[str, ...]
+    node_of: dict[str, fx.Node]
+    device: str
+
+
+def distinct_kernels(step: TracedStep) -> Kernels:
+    """Group the ops of a step by kernel.
+
+    In-place updates are left out, since they only touch residents, and ops with effects: they run in the
+    step alone, never to be measured.
+    """
+    keys = tuple(
+        "" if op.mutates or has_effects(node) else signature(node)
+        for op, node in zip(step.graph.ops, step.op_nodes, strict=True)
+    )
+    nodes: dict[str, fx.Node] = {}
+    for key, node in zip(keys, step.op_nodes, strict=True):
+        if key:
+            nodes.setdefault(key, node)
+    devices = {t.device.type for n in step.op_nodes for t in tensors(n.meta.get("val"))}
+    return Kernels(keys, nodes, next(iter(sorted(devices - {"cpu"})), "cpu"))
+
+
+def prepared(node: fx.Node) -> partial[object]:
+    """Make real inputs; the result calls the node's kernel on them."""
+    assert callable(node.target)
+    ends = group_ends(node)
+
+    def made(source: fx.Node) -> Any:
+        real = _real(meant_by(source))
+        return real.fill_(grouped_rows(node)) if source is ends else real
+
+    args: Any = fx.map_arg(node.args, made)
+    kwargs: Any = fx.map_arg(node.kwargs, made)
+    return partial(node.target, *args, **kwargs)

@@ -1,0 +1,119 @@
+"""Which block each backward op runs in: successive minimum cuts in bytes.
+
+Ops with freedom (the add that accumulates a residual's gradient, the matrix product that makes a wide
+gradient) are placed so that few bytes of gradients are handed from block to block. From the last block to
+the first, one minimum cut decides what runs in that block ("early") and what runs below it ("late"). Only
+ops that may do either are nodes of the cut, so each is a graph of a few dozen nodes however large the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import networkx as nx
+from networkx.algorithms.flow import boykov_kolmogorov
+
+from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.segmentation.availability import Freedom
+
+EARLY_GRADIENT_SHARE = 50
+"""A parameter gradient made early costs its bytes divided by this: it lives to the end of the step."""
+
+EARLY, LATE = "early", "late"
+
+
+@dataclass
+class _Placement:
+    """State of the successive cuts: ``block`` maps the ops placed so far."""
+
+    graph: JointGraph
+    freedom: Freedom
+    readers: dict[int, list[int]]
+    block: dict[int, int] = field(default_factory=dict)
+
+
+def place_backward(
+    graph: JointGraph, backward: tuple[int, ...], freedom: Freedom, num_blocks: int
+) -> dict[int, int]:
+    """Block of every op in ``backward``, within ``freedom``.
+
+    Of all minimum cuts the one with most ops on the early side is taken, which makes the answer unique.
+    """
+    state = _Placement(graph, freedom, _backward_readers(graph, backward))
+    waiting = list(backward)
+    for block in range(num_blocks - 1, 0, -1):
+        for op in waiting:
+            if freedom.lowest[op] >= block:
+                state.block[op] = block
+        free = [op for op in waiting if op not in state.block and freedom.highest[op] >= block]
+        for op in _early_ops(state, free):
+            state.block[op] = block
+        waiting = [op for op in waiting if op not in state.block]
+    state.block.update((op, 0) for op in waiting)
+    return state.block
+
+
+def _backward_readers(graph: JointGraph, backward: tuple[int, ...]) -> dict[int, list[int]]:
+    """For each value that a backward op makes, its readers."""
+    readers: dict[int, list[int]] = {value: [] for op in backward for value in graph.ops[op].writes}
+    for op in backward:
+        for value in graph.ops[op].reads:
+            if value in readers:
+                readers[value].append(op)
+    return readers
+
+
+def _early_ops(state: _Placement, free: list[int]) -> list[int]:
+    """The free ops on the early side of the minimum cut."""
+    network = _cut_network(state, free)
+    if EARLY not in network and LATE not in network:
+        return free
+    network.add_nodes_from((EARLY, LATE))
+    _, (early, _) = nx.minimum_cut(network, EARLY, LATE, flow_func=boykov_kolmogorov)
+    return [op for op in free if op in early or op not in network]
+
+
+def _cut_network(state: _Placement, free: list[int]) -> nx.DiGraph[Hashable]:
+    """Cut edges are values read late but made early, and parameter gradients made early."""
+    network: nx.DiGraph[Hashable] = nx.DiGraph()
+    free_set = set(free)
+    charge = dict.fromkeys(free, 0)
+    for op in free:
+        for value in state.graph.ops[op].writes:
+            size = state.graph.values[value].bytes
+            if value in state.graph.gradients:
+                charge[op] += size // EARLY_GRADIENT_SHARE
+            elif any(reader not in free_set for reader in state.readers[value]):
+                charge[op] += size + 1
+            else:
+                _add_value(network, value, op, size + 1, state.readers[value])
+            for reader in state.readers[value]:
+                if reader in free_set:
+                    network.add_edge(reader, op)
+        for value in state.graph.ops[op].reads:
+            _add_incoming(network, state, value, free_set)
+    for op, cost in charge.items():
+        if cost:
+            network.add_edge(op, LATE, capacity=cost)
+    return network
+
+
+def _add_value(
+    network: nx.DiGraph[Hashable], value: int, source: Hashable, cost: int, readers: list[int]
+) -> None:
+    """Pay ``cost`` once if ``source`` is early and any reader late."""
+    if readers:
+        network.add_edge(source, ("value", value), capacity=cost)
+        network.add_edges_from((("value", value), reader) for reader in readers)
+
+
+def _add_incoming(network: nx.DiGraph[Hashable], state: _Placement, value: int, free: set[int]) -> None:
+    """A gradient that is early already crosses the cut unless all its waiting readers are early."""
+    if state.graph.values[value].producer not in state.block or value in state.graph.gradients:
+        return
+    if ("value", value) in network:
+        return
+    waiting = [reader for reader in state.readers.get(value, ()) if reader not in state.block]
+    if all(reader in free for reader in waiting):
+        _add_value(network, value, EARLY, state.graph.values[value].bytes + 1, waiting)

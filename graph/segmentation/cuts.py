@@ -1,0 +1,185 @@
+"""Where to cut the forward line into blocks: a dynamic program over positions.
+
+A block is a run of *groups*; a group is one real op (it makes a value that is not always kept) with the
+unreal ops behind it. The price of a block is the sum of
+
+- what its end costs: boundary bytes, number of boundary values, and a fixed charge for one more block;
+- the share of the forward's time that must be spent again to rebuild, from the block's input and
+  output alone, what its backward reads. Without this term a cut after the attention instead of after the
+  MLP forces a wide matrix product to be computed again.
+
+Prices do not depend on the position, so repeated layers are cut alike wherever the line allows it; see
+:mod:`hybridremat.graph.segmentation.repeated_layers` for what makes them alike for certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hybridremat.graph.joint import JointGraph, Phase
+from hybridremat.graph.segmentation.forward_order import (
+    ForwardLine,
+    Groups,
+    alive_after,
+    groups_of,
+    rebuilt_reads,
+)
+from hybridremat.graph.segmentation.repeated_layers import Stretch, group_kinds, repeated_stretches
+
+BYTES_WEIGHT = 4.0
+"""Price of a boundary of mean bytes."""
+
+COUNT_WEIGHT = 0.2
+"""Price of one more value in a boundary."""
+
+BLOCK_WEIGHT = 1.0
+"""Price of one more block."""
+
+SMALL_BLOCK_WEIGHT = 0.5
+"""Price of a block of at most :data:`SMALL_BLOCK` groups: it has nothing to trade."""
+
+SMALL_BLOCK = 2
+
+REBUILD_WEIGHT = 10.0
+"""Price of rebuilding the whole forward once."""
+
+KIND_WEIGHT = 1.0
+"""Price of one more kind of block: equal blocks are solved once."""
+
+REMADE_WEIGHT = 50.0
+"""Price of a cut that a value crosses which has to be made again."""
+
+PHASES = 4
+"""Places in a period that are tried for a periodic cut."""
+
+TOLERANCE = 1e-9
+"""Prices this close are equal."""
+
+
+def end_prices(
+    graph: JointGraph, line: ForwardLine, groups: Groups, remade: frozenset[int] = frozenset()
+) -> list[float]:
+    """Price of a cut before every group; the ends of the line cost nothing."""
+    sizes = np.array([value.bytes for value in graph.values], dtype=np.int64)
+    last_positions = np.array(groups.start[1:-1], dtype=np.int64) - 1
+    alive_bytes = alive_after(line, sizes)
+    mean = max(1.0, float(alive_bytes.mean())) if len(line.ops) else 1.0
+    count = alive_after(line, np.ones(len(graph.values), dtype=np.int64))
+    price = (
+        BYTES_WEIGHT * alive_bytes[last_positions] / mean
+        + COUNT_WEIGHT * count[last_positions]
+        + BLOCK_WEIGHT
+    )
+    if remade:
+        again = np.isin(np.arange(len(graph.values)), list(remade)).astype(np.int64)
+        price += REMADE_WEIGHT * alive_after(line, again)[last_positions]
+    return [0.0, *price.tolist(), 0.0]
+
+
+def block_prices(graph: JointGraph, line: ForwardLine, groups: Groups, max_ops: int) -> list[list[float]]:
+    """``prices[q][n-1]``: price of the block of the n groups before the cut at group q, its end excluded."""
+    backward_reads = _backward_reads(graph)
+    total = max(1, sum(graph.ops[op].time for op in line.ops))
+    prices: list[list[float]] = [[]]
+    for end in range(1, len(groups) + 1):
+        needed: set[int] = set()
+        copies: set[int] = set()
+        row: list[float] = []
+        again = 0
+        for size in range(1, min(max_ops, end) + 1):
+            first, stop = groups.start[end - size], groups.start[end - size + 1]
+            for position in range(stop - 1, first - 1, -1):
+                op = graph.ops[line.ops[position]]
+                copies.update(rebuilt_reads(graph, line, op))
+                if _must_run_again(op.writes, needed, backward_reads, line, groups.start[end]):
+                    again += op.time
+                    needed.update(value for value in op.reads if line.born[value] >= 0)
+            if row and size + len(copies) > max_ops:
+                break
+            small = SMALL_BLOCK_WEIGHT if size <= SMALL_BLOCK else 0.0
+            row.append(small + REBUILD_WEIGHT * again / total)
+        prices.append(row)
+    return prices
+
+
+def _backward_reads(graph: JointGraph) -> frozenset[int]:
+    """Values that backward or optional ops read."""
+    return frozenset(value for op in graph.ops if op.phase is not Phase.FORWARD for value in op.reads)
+
+
+def _must_run_again(
+    writes: tuple[int, ...], needed: set[int], backward_reads: frozenset[int], line: ForwardLine, end: int
+) -> bool:
+    """Whether an op of a block that ends before position ``end`` makes a value that must be rebuilt."""
+    return any(
+        value not in line.always and (value in needed or (value in backward_reads and line.last[value] < end))
+        for value in writes
+    )
+
+
+def cheapest_cuts(
+    prices: list[list[float]], ends: list[float], forced: frozenset[int] = frozenset()
+) -> tuple[float, tuple[int, ...]]:
+    """Cheapest way to cut groups 0…n into blocks: its price and the cuts (the last is n, 0 is left out).
+
+    No block runs over a cut in ``forced``. Ties go to the larger block, then to the earlier cut.
+    """
+    best = [0.0] + [np.inf] * (len(prices) - 1)
+    origin = [0] * len(prices)
+    for end in range(1, len(prices)):
+        for size, price in enumerate(prices[end], start=1):
+            total = best[end - size] + price + ends[end]
+            if total <= best[end] + TOLERANCE:
+                best[end], origin[end] = min(total, best[end]), end - size
+            if end - size in forced:
+                break
+    cuts = []
+    at = len(prices) - 1
+    while at > 0:
+        cuts.append(at)
+        at = origin[at]
+    return best[-1], tuple(reversed(cuts))
+
+
+def choose_cuts(
+    graph: JointGraph, line: ForwardLine, max_ops: int, remade: frozenset[int] = frozenset()
+) -> tuple[int, ...]:
+    """Positions where blocks end (exclusive), the last one being the length of the line.
+
+    Cuts that a value in ``remade`` crosses are avoided.
+    """
+    groups = groups_of(line)
+    kinds = group_kinds(graph, line.ops, groups)
+    ends = end_prices(graph, line, groups, remade)
+    prices = block_prices(graph, line, groups, max_ops)
+    forced: frozenset[int] = frozenset()
+    best_price, best = _priced(prices, ends, kinds, forced)
+    for stretch in repeated_stretches(kinds):
+        found = forced
+        for candidate in _periodic_cuts(stretch, ends, max_ops):
+            price, cuts = _priced(prices, ends, kinds, forced | candidate)
+            if price < best_price - TOLERANCE:
+                best_price, best, found = price, cuts, forced | candidate
+        forced = found
+    return tuple(groups.start[cut] for cut in best)
+
+
+def _priced(
+    prices: list[list[float]], ends: list[float], kinds: tuple[int, ...], forced: frozenset[int]
+) -> tuple[float, tuple[int, ...]]:
+    """The cheapest cuts under ``forced``, with the charge for every kind of block."""
+    price, cuts = cheapest_cuts(prices, ends, forced)
+    distinct = {kinds[start:end] for start, end in zip((0, *cuts), cuts, strict=False)}
+    return price + KIND_WEIGHT * len(distinct), cuts
+
+
+def _periodic_cuts(stretch: Stretch, ends: list[float], max_ops: int) -> Iterator[frozenset[int]]:
+    """Ways to cut a stretch at the same cheap places, every period or every few that fit a block."""
+    inner = stretch.start + (stretch.stop - stretch.start) // stretch.period // 2 * stretch.period
+    places = sorted(range(stretch.period), key=lambda phase: (ends[min(inner + phase, stretch.stop)], phase))
+    for periods in range(1, max(1, max_ops // stretch.period) + 1):
+        step = periods * stretch.period
+        for phase in places[:PHASES]:
+            yield frozenset(range(stretch.start + phase, stretch.stop + 1, step))

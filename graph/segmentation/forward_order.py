@@ -1,0 +1,107 @@
+"""The forward ops as a line of positions, and what is alive between any two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridremat.graph.joint import JointGraph, Op, Phase
+from hybridremat.graph.segmentation.always_saved import Kept
+
+
+@dataclass(frozen=True)
+class ForwardLine:
+    """Forward ops in execution order.
+
+    Attributes
+    ----------
+    ops
+        Global op ids: the forward ops, and the optional ops that run in the forward.
+    rebuilt
+        Ops that every block that reads what they make runs for itself: they have no place on the line.
+        For each the position from which on it can run.
+    born, last
+        For every value id, the positions of its producer and of its last reader on the line; −1
+        for values that the line does not make. A value without readers has ``last == born``.
+    always
+        Values kept to the end of the step: part of no boundary.
+    real
+        For every position, whether the op makes a value that is not always kept.
+    """
+
+    ops: tuple[int, ...]
+    rebuilt: dict[int, int]
+    born: tuple[int, ...]
+    last: tuple[int, ...]
+    always: frozenset[int]
+    real: tuple[bool, ...]
+
+
+def forward_line(graph: JointGraph, kept: Kept) -> ForwardLine:
+    """Lay the forward ops out; an optional op among them follows the last op that it reads from."""
+    order = _execution_order(graph, kept.forward_optional)
+    ops = tuple(op for op in order if op not in kept.rebuilt)
+    rebuilt = {op: at - earlier for earlier, (at, op) in enumerate(_places(order, kept.rebuilt))}
+    born = [-1] * len(graph.values)
+    last = [-1] * len(graph.values)
+    for position, op_id in enumerate(ops):
+        op = graph.ops[op_id]
+        for value in op.writes:
+            born[value] = last[value] = position
+        for value in op.reads:
+            if born[value] >= 0:
+                last[value] = position
+    real = tuple(any(value not in kept.values for value in graph.ops[op].writes) for op in ops)
+    return ForwardLine(ops, rebuilt, tuple(born), tuple(last), kept.values, real)
+
+
+def _places(order: tuple[int, ...], chosen: frozenset[int]) -> list[tuple[int, int]]:
+    return [(at, op) for at, op in enumerate(order) if op in chosen]
+
+
+def _execution_order(graph: JointGraph, forward_optional: frozenset[int]) -> tuple[int, ...]:
+    forward = graph.phase_ops(Phase.FORWARD)
+    rank = {op: float(position) for position, op in enumerate(forward)}
+    for op in graph.ops:
+        if op.id in forward_optional:
+            producers = (graph.values[value].producer for value in op.reads)
+            rank[op.id] = max((rank[made] for made in producers if made is not None), default=-1.0)
+    return tuple(sorted(rank, key=lambda op: (rank[op], op)))
+
+
+def rebuilt_reads(graph: JointGraph, line: ForwardLine, op: Op) -> list[int]:
+    """The rebuilt ops that make what ``op`` reads."""
+    if not line.rebuilt:
+        return []
+    producers = (graph.values[value].producer for value in op.reads)
+    return [made for made in producers if made is not None and made in line.rebuilt]
+
+
+def alive_after(line: ForwardLine, weight: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For every position p, the total ``weight`` (by value id) of the boundary after p."""
+    change = np.zeros(len(line.ops) + 1, dtype=np.int64)
+    carried = np.array(
+        [v for v, p in enumerate(line.born) if p >= 0 and v not in line.always], dtype=np.int64
+    )
+    if carried.size:
+        np.add.at(change, np.asarray(line.born)[carried], weight[carried])
+        np.subtract.at(change, np.asarray(line.last)[carried], weight[carried])
+    return np.cumsum(change)[:-1]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The line as groups: ``start[k]`` is the first position of group k; ``start[-1]`` the line's length."""
+
+    start: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+
+def groups_of(line: ForwardLine) -> Groups:
+    """One group per real op; unreal ops ahead of the first real op belong to the first group."""
+    starts = [position for position, real in enumerate(line.real) if real]
+    return Groups((0, *starts[1:], len(line.ops)))

@@ -1,0 +1,90 @@
+"""Stretches of the forward line that repeat: the layers of a Transformer, the blocks of one ResNet stage.
+
+Two groups of ops are alike if their ops have the same kernels, costs and bytes. A stretch with period P is a
+run of groups each alike to the one P before it. Blocks cut at the same places of each period are
+equal in canonical form, so that one solve serves them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.segmentation.forward_order import Groups
+
+MAX_PERIOD = 256
+"""Longest period looked for, in groups."""
+
+MAX_STRETCHES = 8
+"""Most stretches looked for."""
+
+MIN_STRETCH = 8
+"""Least number of groups of a stretch: below this there is little to share."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Groups ``start``…``stop − 1``, in which group k is alike to group k − ``period``."""
+
+    start: int
+    stop: int
+    period: int
+
+
+def group_kinds(graph: JointGraph, line_ops: tuple[int, ...], groups: Groups) -> tuple[int, ...]:
+    """A number for every group, equal for groups that are alike."""
+    numbers: dict[tuple[object, ...], int] = {}
+    kinds = []
+    for first, stop in zip(groups.start, groups.start[1:], strict=False):
+        ops = [graph.ops[op] for op in line_ops[first:stop]]
+        kind = tuple(
+            (
+                op.target,
+                op.time,
+                op.temp,
+                op.recomputable,
+                tuple(graph.values[value].bytes for value in op.reads),
+                tuple(graph.values[value].bytes for value in op.writes),
+            )
+            for op in ops
+        )
+        kinds.append(numbers.setdefault(kind, len(numbers)))
+    return tuple(kinds)
+
+
+def repeated_stretches(kinds: tuple[int, ...]) -> tuple[Stretch, ...]:
+    """Disjoint stretches, longest first; each holds at least two whole periods."""
+    remaining = np.array(kinds, dtype=np.int64)
+    found: list[Stretch] = []
+    while len(found) < MAX_STRETCHES:
+        stretch = _longest_stretch(remaining)
+        if stretch is None:
+            break
+        found.append(stretch)
+        # Numbers that occur once: the stretch is spent.
+        remaining[stretch.start : stretch.stop] = -1 - np.arange(stretch.start, stretch.stop)
+    return tuple(found)
+
+
+def _longest_stretch(kinds: NDArray[np.int64]) -> Stretch | None:
+    """The longest stretch; of equal ones that of the shortest period, then the first."""
+    best: Stretch | None = None
+    for period in range(1, min(MAX_PERIOD, len(kinds) // 2) + 1):
+        start, length = _longest_run(kinds[period:] == kinds[:-period])
+        covered = length + period
+        if length >= period and covered >= MIN_STRETCH and (best is None or covered > best.stop - best.start):
+            best = Stretch(start, start + covered, period)
+    return best
+
+
+def _longest_run(alike: NDArray[np.bool_]) -> tuple[int, int]:
+    """Start and length of the longest run of True, the first of several."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], alike.astype(np.int8), [0]))))
+    starts, stops = edges[::2], edges[1::2]
+    if not starts.size:
+        return 0, 0
+    longest = int(np.argmax(stops - starts))
+    return int(starts[longest]), int(stops[longest] - starts[longest])

@@ -1,0 +1,70 @@
+"""When two calls are the same kernel: equal target, scalar arguments, and layouts of all tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from operator import attrgetter
+
+import torch
+from torch import fx
+
+from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.tracing.fx_nodes import storage_bytes, tensors
+
+
+def meant_by(node: fx.Node) -> object:
+    """What a node stands for: its fake tensors, or the subgraph that an op is to run."""
+    if node.op == "get_attr" and "val" not in node.meta:
+        assert node.graph.owning_module is not None
+        return attrgetter(str(node.target))(node.graph.owning_module)
+    return node.meta.get("val")
+
+
+def signature(node: fx.Node) -> str:
+    """What distinguishes one kernel from another, as text (a cache key)."""
+    keywords = ",".join(f"{name}={_described(item)}" for name, item in sorted(node.kwargs.items()))
+    return f"{node.target}({_described(node.args)};{keywords})"
+
+
+def layout(node: fx.Node) -> str:
+    """The signature but for fractional numbers (a dropout rate, a scale): on these no memory depends."""
+    keywords = ",".join(f"{name}={_described(item, _FRACTION)}" for name, item in sorted(node.kwargs.items()))
+    return f"{node.target}({_described(node.args, _FRACTION)};{keywords})"
+
+
+_FRACTION = "<fraction>"
+
+
+def _described(item: object, fraction: str = "") -> str:
+    if isinstance(item, float) and fraction:
+        return fraction
+    if isinstance(item, fx.Node):
+        value = meant_by(item)
+        if isinstance(value, fx.GraphModule):
+            return hashlib.sha256(value.code.encode()).hexdigest()
+        return _described_tensor(value) if isinstance(value, torch.Tensor) else str(value)
+    if isinstance(item, (list, tuple)):
+        return "[" + ",".join(_described(each, fraction) for each in item) + "]"
+    return str(item)
+
+
+def _described_tensor(value: torch.Tensor) -> str:
+    if value.layout is not torch.strided:
+        return f"{value.layout}{tuple(value.shape)}[{','.join(map(_described_tensor, tensors(value)))}]"
+    lazy = ("~" if value.is_conj() else "") + ("-" if value.is_neg() else "")
+    extent = storage_bytes(value)
+    return f"{lazy}{value.dtype}{tuple(value.shape)}{value.stride()}@{value.storage_offset()}/{extent}"
+
+
+def fingerprint(graph: JointGraph, op_nodes: Sequence[fx.Node]) -> str:
+    """A hash of ops, edges, phases, and the layouts of all tensors; of nothing that is measured."""
+    digest = hashlib.sha256()
+    for op, node in zip(graph.ops, op_nodes, strict=True):
+        parts = layout(node), op.phase.value, op.reads, op.writes, op.random, op.recomputable
+        digest.update(repr(parts).encode())
+    for value in graph.values:
+        digest.update(repr((value.producer, value.shape, value.dtype, value.tangent)).encode())
+    for group in (graph.held_outputs, graph.released_outputs, graph.gradients):
+        digest.update(repr(sorted(group)).encode())
+    return digest.hexdigest()[:32]

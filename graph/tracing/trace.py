@@ -1,0 +1,219 @@
+"""From AOTAutograd's joint graph to a :class:`~hybridremat.graph.joint.JointGraph`.
+
+The joint graph is functional ATen: forward, explicit backward, and in-place writes to resident
+buffers as ``copy_`` nodes. :func:`trace_joint` groups its nodes into ops (a kernel call with its
+getitems and every view of its outputs) and values (storages), and says for each op in which phase it
+belongs, whether it may run again, and whether it draws random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from hybridremat.graph.joint import JointGraph, Op, Phase
+from hybridremat.graph.private_torch import (
+    CheckpointPolicy,
+    HigherOrderOperator,
+    force_save_bw_mutation_src,
+    force_save_collectives,
+    force_save_effectful_ops,
+    overwritten_inputs,
+    with_effects,
+)
+from hybridremat.graph.tracing.alias_analysis import NodeGroups, TraceError
+from hybridremat.graph.tracing.cse import merge_common
+from hybridremat.graph.tracing.flops import node_flops
+from hybridremat.graph.tracing.fx_nodes import (
+    ignored_statistics,
+    is_mutation,
+    is_random,
+    is_scalar,
+    joint_outputs,
+    tensors,
+    updated_statistics,
+)
+from hybridremat.graph.tracing.gradient_copies import own_gradients
+from hybridremat.graph.tracing.provenance import module_path, source_line
+from hybridremat.graph.tracing.signature import fingerprint
+
+RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A joint GraphModule and what its nodes mean.
+
+    Attributes
+    ----------
+    module
+        The joint graph, common subexpressions merged.
+    graph
+        Its ops and values.
+    op_nodes
+        ``op_nodes[i]`` is the call node of op i.
+    node_values
+        For every node, the values (storages) that its tensors live in.
+    num_outputs
+        How many of the joint outputs belong to the forward.
+    """
+
+    module: fx.GraphModule
+    graph: JointGraph
+    op_nodes: tuple[fx.Node, ...]
+    node_values: Mapping[fx.Node, tuple[int, ...]]
+    num_outputs: int
+
+    @property
+    def op_of(self) -> dict[fx.Node, int]:
+        """Call node → op id."""
+        return {node: op for op, node in enumerate(self.op_nodes)}
+
+
+def prepare(module: fx.GraphModule, num_outputs: int) -> None:
+    """Drop dead code, merge common subexpressions, own the gradients, mark what PyTorch wants saved."""
+    module.graph.eliminate_dead_code()
+    merge_common(module, num_outputs)
+    own_gradients(module, num_outputs)
+    force_save_collectives(module)
+    force_save_effectful_ops(module)
+    force_save_bw_mutation_src(module)
+    module.recompile()
+
+
+def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def _mutated_values(groups: NodeGroups, module: fx.GraphModule) -> set[int]:
+    """Values that some node overwrites in the forward, or PyTorch at its end."""
+    writes = [*filter(is_mutation, groups.op_nodes), *overwritten_inputs(module)]
+    return {v for n in writes for v in groups.node_values[n]}
+
+
+def _runs_once(groups: NodeGroups, node: fx.Node, mutated: set[int]) -> bool:
+    """Whether a second run of the node would be wrong, or is forbidden."""
+    if is_mutation(node) or node.target is with_effects:
+        return True
+    if isinstance(node.target, HigherOrderOperator):
+        return True
+    if node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE:
+        return True
+    overwritten = {n for n in node.all_input_nodes if mutated.intersection(groups.node_values[n])}
+    if not overwritten:
+        return False
+    return not overwritten <= set(ignored_statistics(node)) or _statistics_matter(node)
+
+
+def _statistics_matter(node: fx.Node) -> bool:
+    """Whether anything but the update itself reads what a normalization makes of its running statistics."""
+    return any(
+        not is_mutation(user) and user.op != "output" and item not in ignored_statistics(user)
+        for item in updated_statistics(node)
+        for user in item.users
+    )
+
+
+def _refuse_branches(nodes: Iterable[fx.Node]) -> None:
+    """A branch on data takes memory that nobody knows before it is taken."""
+    for node in nodes:
+        if node.target in (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop):
+            raise TraceError(
+                f"{node.name} chooses by the data what it runs, so its memory is not known before. Compute "
+                "both branches and choose with torch.where, or wrap the part of the model without such a "
+                "branch."
+            )
+
+
+def _make_op(groups: NodeGroups, index: int, needed: set[fx.Node], mutated: set[int]) -> Op:
+    node = groups.op_nodes[index]
+    reads = groups.input_values(node)
+    writes = () if is_mutation(node) else groups.node_values[node]
+    once, random = _runs_once(groups, node, mutated), is_random(node)
+    if groups.backward[node]:
+        phase = Phase.BACKWARD
+    elif node in needed or once or random:
+        phase = Phase.FORWARD
+    else:
+        phase = Phase.OPTIONAL
+    touched = [t for n in (node, *node.all_input_nodes) for t in tensors(n.meta.get("val"))]
+    return Op(
+        id=index,
+        name=node.name,
+        phase=phase,
+        reads=reads,
+        writes=writes,
+        target=str(node.target),
+        flops=node_flops(node),
+        io_bytes=0 if is_mutation(node) else sum(t.numel() * t.element_size() for t in touched),
+        random=random,
+        mutates=is_mutation(node),
+        recomputable=not once,
+        module=module_path(node),
+        source=source_line(node),
+    )
+
+
+def _made(groups: NodeGroups, nodes: Iterable[fx.Node]) -> frozenset[int]:
+    """The values of ``nodes`` that some op makes (an output may also be an input handed through)."""
+    return frozenset(v for n in nodes for v in groups.node_values[n] if groups.values[v].producer is not None)
+
+
+def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool) -> TracedStep:
+    """Read a joint graph.
+
+    Parameters
+    ----------
+    module
+        AOTAutograd's joint graph; it is prepared in place (:func:`prepare`).
+    num_outputs
+        How many of its outputs belong to the forward.
+    hold_outputs
+        Whether the caller keeps all outputs to the end of the step. Otherwise only the scalar ones
+        (losses) are kept, and the others are dropped once the forward has returned.
+
+    Raises
+    ------
+    TraceError
+        For symbolic shapes, branches on data, and ops that return a view of what the step has made
+        together with a new tensor.
+    """
+    prepare(module, num_outputs)
+    groups = NodeGroups()
+    for node in module.graph.nodes:
+        if node.op != "output":
+            groups.add(node)
+    _refuse_branches(groups.op_nodes)
+    outputs = [o if isinstance(o, fx.Node) else None for o in joint_outputs(module)]
+    forward = [node for node in outputs[:num_outputs] if node is not None]
+    gradients = [node for node in outputs[num_outputs:] if node is not None]
+    mutations = [n for n in groups.op_nodes if is_mutation(n) and not groups.backward[n]]
+    mutated = _mutated_values(groups, module)
+    once = [
+        n
+        for n in groups.op_nodes
+        if not groups.backward[n] and (is_random(n) or _runs_once(groups, n, mutated))
+    ]
+    needed = _ancestors([*forward, *mutations, *once])
+    ops = tuple(_make_op(groups, index, needed, mutated) for index in range(len(groups.op_nodes)))
+    held = [n for n in forward if hold_outputs or is_scalar(n)]
+    graph = JointGraph(
+        ops=ops,
+        values=tuple(groups.values),
+        held_outputs=_made(groups, held),
+        released_outputs=_made(groups, forward) - _made(groups, held),
+        gradients=_made(groups, gradients),
+        rng_state_bytes=RNG_STATE_BYTES.get(groups.device, RNG_STATE_BYTES["cpu"]),
+    )
+    graph = replace(graph, fingerprint=fingerprint(graph, groups.op_nodes))
+    return TracedStep(module, graph, tuple(groups.op_nodes), groups.node_values, num_outputs)

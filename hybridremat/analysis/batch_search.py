@@ -1,0 +1,186 @@
+"""The largest batch that fits a memory limit, with as few plans as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Unpack
+
+from hybridremat.analysis.batch_size import BatchSize
+from hybridremat.analysis.batch_steps import Batches, Factory
+from hybridremat.errors import InfeasibleLimitError, LimitError, TargetError
+from hybridremat.planning.settings import AskedOfBatch, Settings
+from hybridremat.units import format_bytes
+
+
+def max_batch_size(
+    model_factory: Factory,
+    memory_limit: int | str,
+    *,
+    start: int = 1,
+    most: int = 65536,
+    progress: bool = True,
+    **settings: Unpack[AskedOfBatch],
+) -> BatchSize:
+    """The largest batch whose training step fits a memory limit, and what that costs in time.
+
+    Parameters
+    ----------
+    model_factory
+        Called with a batch size; returns ``(model, kwargs)`` or ``(model, args, kwargs)``, what one training
+        step of that batch passes. It is called once for each batch that is tried, some five in all.
+    memory_limit
+        Bytes of step memory, or a size (``"6GiB"``). Inputs, which grow with the batch, are not part of it.
+    start
+        Tried first: a guess that fits, if you have one.
+    most
+        The largest batch to try.
+    progress
+        Whether to show a progress bar on a terminal.
+    **settings
+        As of :func:`hybridremat.wrap`: ``max_overhead`` (against the plain step of the same batch),
+        ``reserve``, ``forwards``, ``cost_model``, ``hold_outputs``, ``grad_outputs``, ``workers``, ``cache``.
+
+    Raises
+    ------
+    InfeasibleLimitError
+        If batch 1 does not fit; ``least`` is what it needs.
+    LimitError
+        If the limit, ``start`` or ``most`` cannot be used.
+    TargetError
+        If the factory is none, or returns something else.
+    ModelError, InputError, CaptureError
+        As :func:`hybridremat.wrap`.
+
+    Notes
+    -----
+    A batch fits by a real plan, and the next one is refused only after its blocks were solved for it. Steps
+    are taken to need more with each sample; where one needs less than a smaller one, as kernels with other
+    algorithms may, the result is one end of the batches that fit.
+
+    Examples
+    --------
+    ``make(batch)`` returns a model and its inputs.
+
+    >>> found = hybridremat.max_batch_size(make, "1MiB", cost_model="flops", progress=False)
+    >>> found.batch_size > found.plain_batch_size
+    True
+    """
+    _validate(model_factory, memory_limit, start, most)
+    asked = Settings(memory_limit=memory_limit, **settings).validated(need_limit=True)
+    batches = Batches(model_factory, asked, show=progress)
+    guess = {0: batches.constant(start)}
+    found = largest_fitting(batches.need, batches.limit, known=guess, start=start, most=most)
+    if found == 0:
+        raise _infeasible(batches)
+    known = {n: batches.plain_need(n) for n, _, _ in batches.tried()}
+    plain = largest_fitting(batches.plain_need, batches.limit, known=guess | known, start=1, most=found)
+    plan = batches.plan(found)
+    return BatchSize(
+        batch_size=found,
+        memory_limit=batches.limit,
+        plan=plan,
+        plain_batch_size=plain,
+        overhead=plan.overhead,
+        per_sample=_per_sample(batches, found, plan.overhead, plain),
+        tried=batches.tried(),
+        reached_most=found == most,
+    )
+
+
+def _validate(model_factory: Factory, memory_limit: int | str, start: int, most: int) -> None:
+    if not callable(model_factory):
+        raise TargetError(
+            f"model_factory is a {type(model_factory).__name__}: give a function that takes a batch size and "
+            "returns (model, kwargs) or (model, args, kwargs)"
+        )
+    if isinstance(memory_limit, str) and "%" in memory_limit:
+        raise LimitError(
+            f"memory_limit={memory_limit!r} is a share of the plain step's memory, which grows with the "
+            'batch: give bytes (6442450944) or a size ("6GiB")'
+        )
+    for name, value in (("start", start), ("most", most)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise LimitError(f"{name}={value!r} is out of range: give a batch size ≥ 1")
+    if start > most:
+        raise LimitError(f"start={start} is beyond most={most}: give a start of at most that, or raise most")
+
+
+def _infeasible(batches: Batches) -> InfeasibleLimitError:
+    (one,) = (tried for tried in batches.tried() if tried.batch == 1)
+    assert one.least_peak is not None
+    within = batches.settings.overhead_limit()
+    kept = "" if within is None else f" with no more than {within:.1%} extra time"
+    return InfeasibleLimitError(
+        f"no batch fits memory_limit {format_bytes(batches.limit)} ({batches.limit} bytes): batch 1 needs "
+        f"{format_bytes(one.least_peak)} ({one.least_peak} bytes) at least{kept}, and "
+        f"{format_bytes(one.plain_peak)} without a plan. Raise the limit, or make the samples smaller.",
+        limit=batches.limit,
+        least=one.least_peak,
+    )
+
+
+def _per_sample(batches: Batches, found: int, overhead: float, plain: int) -> float | None:
+    """Extra time a sample, as a fraction, against the plain step at its own largest batch."""
+    alone = batches.plain_time(plain) if plain else 0
+    if not alone:
+        return None
+    planned = batches.plain_time(found) * (1 + overhead)
+    return planned / found / (alone / plain) - 1.0
+
+
+GROWTH = 32  # times the largest that fits: how far a secant through small answers is trusted
+PATIENCE = 3  # secants that do not halve the bracket
+
+
+def largest_fitting(
+    need: Callable[[int], int], limit: int, *, known: Mapping[int, int], start: int, most: int
+) -> int:
+    """The largest n from 0 to ``most`` that fits, or one whose successor does not if needs do not rise.
+
+    Parameters
+    ----------
+    need
+        What n needs; asked once for each n, and always for the n that is returned and its successor, unless
+        they are known, 0 or beyond ``most``.
+    limit
+        n fits if its need is no more than that.
+    known
+        Needs known already. That of 0 may be a guess of the constant part; 0 is taken to fit.
+    start
+        Asked first, if there is nothing to go by.
+    """
+    answers = dict(known)
+    low = max((n for n, size in answers.items() if size <= limit), default=0)
+    high = min((n for n, size in answers.items() if size > limit and n > low), default=most + 1)
+    low = min(low, most)
+    guess = min(start, most) if set(answers) <= {0} else _guess(answers, limit, low, high, most)
+    stalled, width = 0, high - low
+    while high - low > 1:
+        answers[guess] = need(guess)
+        stalled += 1
+        if answers[guess] > limit:
+            high = guess
+        else:
+            stalled = 0 if high > most and guess >= 2 * low else stalled  # still growing
+            low = guess
+        if 2 * (high - low) <= width and high <= most:
+            stalled, width = 0, high - low
+        guess = _guess(answers, limit, low, high, most)
+        if stalled >= PATIENCE:
+            guess = (low + high) // 2 if high <= most else min(most, max(guess, low + 4**stalled))
+    return low
+
+
+def _guess(answers: Mapping[int, int], limit: int, low: int, high: int, most: int) -> int:
+    """Where the secant through the two nearest answers meets the limit, inside the bracket."""
+    below = sorted(n for n in answers if n <= low)
+    if high <= most:
+        first, second = below[-1] if below else 0, high
+    else:
+        first, second = (below[-2], below[-1]) if len(below) > 1 else (0, low)
+    rise = answers.get(second, limit) - answers.get(first, 0)
+    if second <= first or rise <= 0:
+        meets = high - 1
+    else:
+        meets = first + (limit - answers.get(first, 0)) * (second - first) // rise
+    return max(low + 1, min(meets, high - 1, GROWTH * max(1, low)))

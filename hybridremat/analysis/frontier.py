@@ -1,0 +1,205 @@
+"""The frontier as data: step memory against overhead, to decide with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybridremat.analysis.frontier_data import FrontierData
+from hybridremat.analysis.frontier_measure import measured_points
+from hybridremat.analysis.frontier_plot import plotted
+from hybridremat.analysis.frontier_rows import curve_csv, curve_dict, curve_text
+from hybridremat.analysis.sample_step import SampleStep
+from hybridremat.errors import LimitError
+from hybridremat.files import write_whole
+from hybridremat.planning.choose import chosen_plan
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.settings import Settings
+from hybridremat.planning.step_frontier import StepFrontier, checkpointed, frontier_point, frontier_points
+from hybridremat.plans.origin import Origin
+from hybridremat.plans.records import FrontierPoint
+from hybridremat.units import parse_overhead, resolve_limit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import nn
+
+    from hybridremat.analysis.measure import LossFunction
+
+
+@dataclass(frozen=True)
+class Frontier(FrontierData):
+    """Pareto points by rising peak; each is the exact figure of a schedule.
+
+    Attributes
+    ----------
+    points
+        The curve.
+    plain_peak
+        Step memory of the plain step in bytes.
+    checkpointed
+        For orientation: each block keeps only its input, as per-layer checkpointing does. None without
+        blocks.
+    measurements
+        What :meth:`measured` measured.
+    origin
+        What the curve belongs to.
+    cost_model
+        The source of times.
+    """
+
+    _planning: StepFrontier = field(repr=False, compare=False, kw_only=True)
+    _settings: Settings = field(repr=False, compare=False, kw_only=True)
+
+    def at(
+        self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None
+    ) -> FrontierPoint:
+        """The fastest point under a limit, or the smallest within an overhead.
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If no point satisfies what was asked.
+        LimitError
+            If it cannot be read.
+        """
+        limit = None if memory_limit is None else resolve_limit(memory_limit, self.plain_peak)
+        overhead = None if max_overhead is None else parse_overhead(max_overhead)
+        return frontier_point(self._planning, self._planning.choose(limit, overhead).point)
+
+    def plan(self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None) -> Plan:
+        """The plan of that point, as :func:`hybridremat.plan` makes it; nothing is solved again.
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If no point satisfies what was asked.
+        LimitError
+            If it cannot be read, or neither is given.
+
+        Examples
+        --------
+        >>> curve = hybridremat.frontier(model, kwargs=batch)
+        >>> plan = curve.plan(max_overhead=0.05)
+        >>> model = hybridremat.wrap(model, kwargs=batch, plan=plan)
+        """
+        settings = replace(self._settings, memory_limit=memory_limit, max_overhead=max_overhead)
+        settings = settings.validated(need_limit=True)
+        return chosen_plan(self._planning, settings, self.origin, on_infeasible="error")
+
+    def measured(
+        self,
+        model: nn.Module,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        count: int = 5,
+        loss_fn: LossFunction | None = None,
+        progress: bool = True,
+    ) -> Frontier:
+        """The same curve with measurements: of the plain step, and of ``count`` points spread over it.
+
+        Each point's plan runs in a copy of the model; nothing is solved again, and the model stays as it is.
+
+        Parameters
+        ----------
+        model, args, kwargs
+            What the curve was made for.
+        count
+            Points to be measured, the least and the fastest among them.
+        loss_fn
+            From the model's output to the loss, as in :func:`hybridremat.measure`.
+        progress
+            Whether to show a progress bar on a terminal.
+
+        Raises
+        ------
+        PlanMismatchError
+            If the curve was made for another model or input.
+        LimitError
+            If ``count`` is no number of 1 or more, or the curve is one of another device (``device_spec``).
+        InputError
+            If the output holds no loss and no ``loss_fn`` is given.
+        ModelError
+            If the model cannot be copied.
+        """
+        if (spec := self._settings.spec) is not None:
+            raise LimitError(f"this curve is one of {spec.name}; what is measured here does not belong on it")
+        found = measured_points(
+            self,
+            lambda point: self.plan(memory_limit=point.peak),
+            SampleStep(model, args, kwargs or {}),
+            count=count,
+            loss_fn=loss_fn,
+            show=progress,
+        )
+        return replace(self, measurements=found)
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        *,
+        memory_limit: int | str | None = None,
+        max_overhead: float | str | None = None,
+        ax: Axes | None = None,
+    ) -> Figure:
+        """Draw the curve, with the point that a limit or an overhead chooses.
+
+        Parameters
+        ----------
+        path
+            Where to write the picture: ``.png``, ``.svg`` or ``.pdf``. It appears complete or not at all.
+        memory_limit, max_overhead
+            As in :meth:`at`.
+        ax
+            Axes to draw on, instead of a figure of its own.
+
+        Raises
+        ------
+        PlotError
+            If the suffix is another.
+        MissingPackageError
+            If matplotlib is not installed.
+        InfeasibleLimitError, LimitError
+            As :meth:`at`.
+        OSError
+            If the file cannot be written.
+        """
+        chosen = None
+        if memory_limit is not None or max_overhead is not None:
+            chosen = self.at(memory_limit=memory_limit, max_overhead=max_overhead)
+        limit = None if memory_limit is None else resolve_limit(memory_limit, self.plain_peak)
+        return plotted(self, path, chosen=chosen, limit=limit, ax=ax)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON types; ``pandas.DataFrame(curve.to_dict()["points"])`` is a table."""
+        return curve_dict(self)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the points as a table; the file appears complete or not at all.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        write_whole(Path(path), curve_csv(self))
+
+    def __str__(self) -> str:
+        return curve_text(self)
+
+
+def make_frontier(planning: StepFrontier, settings: Settings, origin: Origin) -> Frontier:
+    """The curve of a planning run."""
+    return Frontier(
+        points=frontier_points(planning),
+        plain_peak=planning.plain.peak,
+        checkpointed=checkpointed(planning),
+        origin=origin,
+        cost_model=settings.costs().name,
+        _planning=planning,
+        _settings=settings,
+    )

@@ -1,0 +1,81 @@
+"""The frontier of a step as plain data: its points, and what was measured beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hybridremat.plans.origin import Origin
+from hybridremat.plans.records import FrontierPoint
+
+TOLERANCE = 0.001  # of the prediction: scalars of the measuring code itself are a few bytes
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """A step that was run and measured.
+
+    Attributes
+    ----------
+    predicted
+        The point of the frontier whose plan ran; None for the plain step, run by PyTorch without a plan.
+    peak
+        Bytes of step memory, with what a loss outside the model allocated.
+    outside
+        Most bytes that code outside the model allocated between forward and backward.
+    seconds
+        Wall time of a step.
+    overhead
+        Extra time as a fraction of the plain step's: median over pairs of steps taken in turn, less 1.
+    """
+
+    predicted: FrontierPoint | None
+    peak: int
+    outside: int
+    seconds: float
+    overhead: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the peak is the predicted one (within 0.1 %). The plain step has no prediction."""
+        if self.predicted is None:
+            return True
+        return abs(self.peak - self.predicted.peak) <= TOLERANCE * self.predicted.peak
+
+
+@dataclass(frozen=True)
+class FrontierData:
+    """Pareto points by rising peak; each is the exact figure of a schedule.
+
+    Attributes
+    ----------
+    points
+        The curve.
+    plain_peak
+        Step memory of the plain step in bytes.
+    checkpointed
+        For orientation: each block keeps only its input, as per-layer checkpointing does. None without
+        blocks.
+    measurements
+        What :meth:`measured` measured.
+    origin
+        What the curve belongs to.
+    cost_model
+        The source of times.
+    """
+
+    points: tuple[FrontierPoint, ...]
+    plain_peak: int
+    checkpointed: FrontierPoint | None = None
+    measurements: tuple[MeasuredPoint, ...] = ()
+    origin: Origin = field(default_factory=Origin)
+    cost_model: str = ""
+
+    @property
+    def least(self) -> FrontierPoint:
+        """The point of least memory."""
+        return self.points[0]
+
+    @property
+    def plain(self) -> FrontierPoint:
+        """The plain step."""
+        return FrontierPoint(self.plain_peak, 0.0, 0.0)

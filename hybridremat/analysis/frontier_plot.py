@@ -1,0 +1,212 @@
+"""The frontier as the file of a picture. matplotlib loads here alone.
+
+Figures are made without pyplot, so nothing is registered, and no window or backend of the caller changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, cast
+
+from hybridremat.errors import MissingPackageError, PlotError
+from hybridremat.files import write_whole
+from hybridremat.plans.records import FrontierPoint
+from hybridremat.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from hybridremat.analysis.frontier_data import FrontierData
+
+
+
+
+SUFFIXES = (".png", ".svg", ".pdf")
+# No dates in the files: the same curve is the same file.
+_METADATA: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def require_suffix(path: str | Path) -> str:
+    """The suffix of a picture's file.
+
+    Raises
+    ------
+    PlotError
+        If it is none of :data:`SUFFIXES`.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise PlotError(f"{str(path)!r} has no suffix of a picture: use {', '.join(SUFFIXES)}")
+    return suffix
+
+
+def plotted(
+    curve: FrontierData,
+    path: str | Path | None,
+    *,
+    chosen: FrontierPoint | None = None,
+    limit: int | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw the curve on ``ax`` or a figure of its own, and write the file if there is a path.
+
+    Parameters
+    ----------
+    chosen
+        A point to be marked.
+    limit
+        Bytes; drawn as a line.
+
+    Raises
+    ------
+    PlotError, MissingPackageError
+        Before anything is drawn.
+    """
+    suffix = None if path is None else require_suffix(path)
+    axes = ax if ax is not None else new_figure().add_subplot()
+    draw_curve(axes, curve, chosen, limit)
+    figure = cast("Figure", axes.get_figure(root=True))
+    if path is not None and suffix is not None:
+        write_whole(Path(path), _picture(figure, suffix))
+    return figure
+
+
+def new_figure() -> Figure:
+    """An empty figure that nothing else knows of.
+
+    Raises
+    ------
+    MissingPackageError
+        If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackageError(
+            "a curve is drawn by matplotlib, which is not installed: pip install 'hybridremat[plots]'. "
+            "Without it, to_csv and to_dict give the points."
+        ) from error
+    figure = Figure(figsize=(8, 5.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _picture(figure: Figure, suffix: str) -> bytes:
+    from matplotlib import rc_context
+
+    content = BytesIO()
+    with rc_context({"svg.hashsalt": "hybridremat", "svg.fonttype": "none"}):
+        figure.savefig(content, format=suffix[1:], dpi=150, metadata=_METADATA[suffix])
+    return content.getvalue()
+
+
+TITLE_WIDTH = 80  # characters
+BLUE, ORANGE, GREEN, VERMILION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
+_POINT: dict[str, Any] = {
+    "linestyle": "none",
+    "markersize": 9,
+    "markeredgecolor": "black",
+    "markeredgewidth": 0.8,
+}
+
+
+def draw_curve(axes: Axes, curve: FrontierData, chosen: FrontierPoint | None, limit: int | None) -> None:
+    """The curve, its marked points, both scales of memory, and a legend that holds the figures."""
+    unit, size = _unit(curve.plain_peak)
+    peaks = [point.peak / size for point in curve.points]
+    overheads = [100 * point.overhead for point in curve.points]
+    # A limit between two points gets the smaller one's plan: a step, not a slope.
+    axes.plot(peaks, overheads, drawstyle="steps-post", color=BLUE, linewidth=1.8, label="fastest plan")
+    _draw_points(axes, curve, size)
+    _draw_measurements(axes, curve, size)
+    if limit is not None:
+        label = f"limit {format_bytes(limit)}"
+        axes.axvline(limit / size, color="0.35", linestyle="--", linewidth=1.2, label=label)
+    if chosen is not None:
+        _mark(axes, chosen, "chosen", size, marker="*", color=ORANGE, markersize=17, zorder=6)
+    _label(axes, curve, unit, size)
+
+
+def _draw_points(axes: Axes, curve: FrontierData, size: int) -> None:
+    _mark(axes, curve.least, "least feasible", size, marker="v", color=VERMILION, zorder=5)
+    if curve.checkpointed is not None:
+        _mark(axes, curve.checkpointed, "each block checkpointed", size, marker="s", color=PURPLE, zorder=4)
+    _mark(axes, curve.plain, "plain step", size, marker="D", color=GREEN, zorder=5)
+
+
+def _draw_measurements(axes: Axes, curve: FrontierData, size: int) -> None:
+    """Measured points hollow, each joined to its prediction; a cross where the peak was another."""
+    label = "measured: time against the plain step, in turn"
+    for each in curve.measurements:
+        x, y = each.peak / size, 100 * each.overhead
+        if each.predicted is not None:
+            line = ([each.predicted.peak / size, x], [100 * each.predicted.overhead, y])
+            axes.plot(*line, color="0.6", linewidth=0.9, zorder=2)
+        hollow = {**_POINT, "markersize": 7, "markerfacecolor": "white", "zorder": 7}
+        if each.predicted is None:
+            axes.plot([x], [y], marker="D", label=f"measured plain step: {format_bytes(each.peak)}", **hollow)
+            continue
+        axes.plot([x], [y], marker="o", label=label, **hollow)
+        label = "_nolegend_"
+    differing = [each for each in curve.measurements if not each.agrees]
+    if differing:
+        axes.plot(
+            [each.peak / size for each in differing],
+            [100 * each.overhead for each in differing],
+            linestyle="none", marker="x", markersize=11, color=VERMILION, zorder=8,
+            label="peak not as predicted",
+        )  # fmt: skip
+
+
+def _mark(
+    axes: Axes,
+    point: FrontierPoint,
+    name: str,
+    size: int,
+    *,
+    marker: str,
+    color: str,
+    zorder: int,
+    markersize: float = 9,
+) -> None:
+    axes.plot(
+        [point.peak / size],
+        [100 * point.overhead],
+        label=f"{name}: {format_bytes(point.peak)}, {100 * point.overhead:+.1f} % time",
+        **{**_POINT, "marker": marker, "color": color, "zorder": zorder, "markersize": markersize},
+    )
+
+
+def _label(axes: Axes, curve: FrontierData, unit: str, size: int) -> None:
+    share = size / max(1, curve.plain_peak) * 100
+    top = axes.secondary_xaxis("top", functions=(_times(share), _times(1 / share)))
+    top.set_xlabel("% of the plain step's memory")
+    axes.set_xlabel(f"step memory ({unit})")
+    axes.set_ylabel(f"extra time (%, cost model {curve.cost_model})")
+    axes.set_title(_title(curve), fontsize=11, pad=10)
+    axes.grid(color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.legend(loc="best", fontsize=9, framealpha=0.95)
+
+
+def _times(factor: float) -> Callable[[Any], Any]:
+    return lambda positions: factor * positions
+
+
+def _title(curve: FrontierData) -> str:
+    """The model, and below it what it is called with, as far as it has room."""
+    title = f"{curve.origin.model or 'one step'}: time against memory"
+    inputs = shorten(", ".join(map(str, curve.origin.inputs)), width=TITLE_WIDTH, placeholder=" …")
+    return f"{title}\n{inputs}" if inputs else title
+
+
+def _unit(plain_peak: int) -> tuple[str, int]:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if plain_peak >= size:
+            return unit, size
+    return "bytes", 1

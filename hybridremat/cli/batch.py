@@ -1,0 +1,52 @@
+"""The command ``batch``: the largest batch that fits a limit, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+
+from hybridremat.analysis.batch_search import max_batch_size
+from hybridremat.cli.inputs import limit_value, load, overhead_value, shared_settings
+from hybridremat.cli.output import require_writable, results_apart
+from hybridremat.errors import TargetError, UsageError
+from hybridremat.plans.codec import write_plan
+
+
+def run_batch(options: Namespace) -> int:
+    """Search, write the plan if a file is named, and print the batch.
+
+    Raises
+    ------
+    TargetError
+        Without a limit, or if the function takes no argument ``batch``.
+    HybridRematError
+        As :func:`hybridremat.max_batch_size`.
+    """
+    limit = limit_value(options.limit)
+    if limit is None:
+        raise TargetError(f"say what the batches of {options.target} are to fit: --limit 6GiB")
+
+    if options.device_spec is not None:
+        raise UsageError("--device-spec: the search for a batch measures kernels here; use plan or frontier")
+
+    def made(batch: int) -> tuple[object, ...]:
+        target = load(options, batch=batch)
+        return target.model, target.args, target.kwargs
+
+    require_writable(options.output)
+    with results_apart(active=options.json):
+        found = max_batch_size(
+            made,
+            limit,
+            start=options.start,
+            most=options.most,
+            max_overhead=overhead_value(options.max_overhead),
+            reserve=options.reserve,
+            progress=not options.quiet,
+            **shared_settings(options),
+        )
+    if options.output is not None:
+        write_plan(found.plan, options.output)
+    sys.stdout.write((json.dumps(found.to_dict(), indent=1) if options.json else str(found)) + "\n")
+    return 0

@@ -1,0 +1,89 @@
+"""``hybridremat cache``: what is kept on disk between runs, and how to be rid of it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hybridremat.cli.output import print_json
+from hybridremat.files import cache_folder
+from hybridremat.units import format_bytes
+
+# Complete files, and what a process that was killed while it wrote one left. Nothing else is ever deleted.
+_PLAN = re.compile(r"(?:\.)?[0-9a-f]{32}\.json\.gz(?:\.\w+\.tmp)?")
+_KERNELS = re.compile(r"(?:\.)?kernels-[0-9a-f]{16}\.json(?:\.\w+\.tmp)?")
+
+
+@dataclass(frozen=True)
+class CacheContent:
+    """Files of ours in the cache folder; sizes in bytes."""
+
+    folder: str
+    plans: int
+    plan_bytes: int
+    kernel_files: int
+    kernel_bytes: int
+
+
+def cache_content(folder: Path) -> CacheContent:
+    """Count what is kept; a folder that does not exist holds nothing."""
+    plans, kernels = (tuple(_sizes(files)) for files in _files(folder))
+    return CacheContent(str(folder), len(plans), sum(plans), len(kernels), sum(kernels))
+
+
+def clear_cache(folder: Path) -> None:
+    """Delete the files of ours, and nothing else.
+
+    Raises
+    ------
+    OSError
+        If one cannot be deleted.
+    """
+    for files in _files(folder):
+        for path in files:
+            path.unlink(missing_ok=True)  # another process may clear, too
+
+
+def run_cache(options: Namespace) -> int:
+    """Print what is kept, and delete it if that was asked for."""
+    folder = cache_folder()
+    content = cache_content(folder)
+    if options.clear:
+        clear_cache(folder)
+    if options.json:
+        print_json({**asdict(content), "cleared": options.clear})
+    else:
+        sys.stdout.write(_text(content, cleared=options.clear))
+    return 0
+
+
+def _files(folder: Path) -> tuple[list[Path], list[Path]]:
+    return list(_matching(folder / "plans", _PLAN)), list(_matching(folder, _KERNELS))
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (
+            path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name) and path.is_file()
+        )
+
+
+def _sizes(files: list[Path]) -> Iterator[int]:
+    for path in files:
+        try:
+            yield path.stat().st_size
+        except FileNotFoundError:  # given up by another process meanwhile
+            continue
+
+
+def _text(content: CacheContent, *, cleared: bool) -> str:
+    done = "deleted" if cleared else "kept"
+    return (
+        f"folder        {content.folder}\n"
+        f"plans         {content.plans} {done}, {format_bytes(content.plan_bytes)}\n"
+        f"kernel files  {content.kernel_files} {done}, {format_bytes(content.kernel_bytes)}\n"
+    )

@@ -1,0 +1,203 @@
+"""``hybridremat demo``: real models trained plainly and under limits, side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from torch import Tensor
+
+from hybridremat.analysis.measure import measure
+from hybridremat.analysis.paired_steps import Subject, differences, time_ratio, train
+from hybridremat.api import get_plan, unwrap, wrap
+from hybridremat.cli.demo_models import DEMO_MODELS, DemoModel
+from hybridremat.cli.demo_table import DemoRow, demo_table, verdict
+from hybridremat.errors import InfeasibleLimitError, TargetError
+from hybridremat.planning.plan import Plan
+from hybridremat.reports.text import render
+from hybridremat.units import format_bytes
+
+EASY = "60%"
+TIGHT = 1.03  # times the least feasible
+PAIRS = 3
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model trained plainly: what every planned training is held against."""
+
+    subject: Subject
+    tensors: list[dict[str, Tensor]]
+    peak: int
+
+
+def run_demo(options: Namespace) -> int:
+    """Run the demo, print its table, and return 1 if numbers differ or a limit was passed."""
+    names = options.models.split(",") if options.models else list(DEMO_MODELS)
+    unknown = [name for name in names if name not in DEMO_MODELS]
+    if unknown:
+        raise TargetError(f"no demo model {', '.join(unknown)}; there are {', '.join(DEMO_MODELS)}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise TargetError("--device cuda: torch sees no CUDA device here")
+    if options.steps < 1 or options.threads < 1:
+        raise TargetError("--steps and --threads are 1 or more")
+    # One thread: on a machine that does something else too, more of them mostly wait for one another, and the
+    # ratios of times say little. Planning uses all cores, in processes of its own.
+    torch.set_num_threads(options.threads)
+    models = [DEMO_MODELS[name] for name in names]
+    rows = run_models(models, options.steps, options.cost_model, options.device, quiet=options.quiet)
+    if options.json:
+        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    else:
+        render([demo_table(rows), *verdict(rows, options.steps)], sys.stdout)
+    return 0 if all(row.passed for row in rows) else 1
+
+
+def run_models(
+    models: list[DemoModel],
+    steps: int,
+    cost_model: str = "profile",
+    device: str = "cpu",
+    *,
+    quiet: bool = False,
+) -> list[DemoRow]:
+    """Train each model plainly, then under an easy and a tight limit; one row for each limit."""
+    rows: list[DemoRow] = []
+    for number, model in enumerate(models, start=1):
+        title = f"{number}/{len(models)} {model.name}"
+        rows += Demonstration(model, steps, cost_model, device, title, quiet=quiet).rows()
+    return rows
+
+
+class Demonstration:
+    """One model of the demo."""
+
+    def __init__(
+        self, model: DemoModel, steps: int, cost_model: str, device: str, title: str, *, quiet: bool = False
+    ) -> None:
+        self.model, self.steps, self.cost_model, self.device = model, steps, cost_model, device
+        self.title = title
+        self.quiet = quiet
+        self.console = Console(stderr=True, quiet=quiet)
+
+    def rows(self) -> list[DemoRow]:
+        """Train plainly, then at both limits."""
+        reference = self._train_plainly()
+        started = time.perf_counter()
+        subject = self._fresh()
+        reserve = self._reserve(subject)
+        plan, note = self._easy_plan(subject, reserve)
+        rows = [self._row(reference, subject, time.perf_counter() - started, note)]
+        started = time.perf_counter()
+        subject = self._fresh()
+        plan = self._wrap(subject, int(TIGHT * plan.least_peak), reserve)
+        note = "least feasible + 3 %"
+        return [*rows, self._row(reference, subject, time.perf_counter() - started, note)]
+
+    def _fresh(self) -> Subject:
+        model, batch, loss_fn = self.model.make()
+        return Subject(model.to(self.device), {k: t.to(self.device) for k, t in batch.items()}, loss_fn)
+
+    def _train_plainly(self) -> Reference:
+        subject = self._fresh()
+        tensors, peaks = [], []
+        with self._bar("training plainly", self.steps) as advance:
+            for kept, peak in train(subject, self.steps):
+                tensors.append(kept)
+                peaks.append(peak)
+                advance()
+        self._say(f"trained {self.steps} steps plainly, peak {format_bytes(max(peaks))}")
+        return Reference(subject, tensors, max(peaks))
+
+    def _reserve(self, subject: Subject) -> int:
+        """Bytes, in whole MiB, that the loss outside the model needs: measured, as a user would."""
+        if not self.model.loss_outside:
+            return 0
+        self._wrap(subject, "100%", 0)
+        outside = measure(subject.model, kwargs=subject.batch, loss_fn=subject.loss_fn, repeats=1).outside
+        unwrap(subject.model)
+        reserve = -(-outside // MEBIBYTE) * MEBIBYTE
+        self._say(f"the loss outside takes {format_bytes(outside)}: reserve {format_bytes(reserve)}")
+        return reserve
+
+    def _easy_plan(self, subject: Subject, reserve: int) -> tuple[Plan, str]:
+        try:
+            return self._wrap(subject, EASY, reserve), EASY
+        except InfeasibleLimitError as error:
+            plain = self._wrap(subject, "1000%", reserve).plain_peak
+            unwrap(subject.model)
+            middle = (error.least + max(plain, error.least)) // 2
+            return self._wrap(subject, middle, reserve), f"half-way: {EASY} is not feasible"
+
+    def _wrap(self, subject: Subject, limit: int | str, reserve: int) -> Plan:
+        started = time.perf_counter()
+        wrap(
+            subject.model,
+            kwargs=subject.batch,
+            memory_limit=limit,
+            reserve=reserve,
+            cost_model=self.cost_model,
+            progress=not self.quiet,
+        )
+        plan = get_plan(subject.model)
+        assert plan.memory_limit is not None
+        self._say(f"planned for {format_bytes(plan.memory_limit)} in {time.perf_counter() - started:.1f} s")
+        return plan
+
+    def _row(self, reference: Reference, planned: Subject, seconds: float, note: str) -> DemoRow:
+        plan = get_plan(planned.model)
+        assert plan.memory_limit is not None
+        differing: list[str] = []
+        peaks = []
+        with self._bar(f"training under {format_bytes(plan.memory_limit)}", self.steps + PAIRS) as advance:
+            for number, (tensors, peak) in enumerate(train(planned, self.steps)):
+                names = differences(tensors, reference.tensors[number])
+                differing += [f"step {number + 1}: {name}" for name in names]
+                peaks.append(peak)
+                advance()
+            ratio = time_ratio(reference.subject, planned, PAIRS, advance)
+        self._say(f"trained {self.steps} steps under it, peak {format_bytes(max(peaks))}")
+        return DemoRow(
+            model=self.model.name,
+            note=note,
+            plain_eager_peak=reference.peak,
+            plain_peak=plan.plain_peak,
+            limit=plan.memory_limit,
+            reserve=plan.reserve,
+            predicted_peak=plan.predicted_peak,
+            needed=plan.needed,
+            measured_peak=max(peaks),
+            overhead=plan.overhead,
+            extra_flops=plan.extra_flops,
+            time_ratio=ratio,
+            planning_seconds=seconds,
+            differing=tuple(differing),
+        )
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"{self.title}: {text}", highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def _bar(self, what: str, total: int) -> Iterator[Callable[[], None]]:
+        text = TextColumn("{task.description}")
+        columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        hidden = self.quiet or not self.console.is_terminal
+        with Progress(*columns, console=self.console, transient=True, disable=hidden) as bar:
+            task = bar.add_task(f"{self.title}: {what}", total=total)
+            yield lambda: bar.advance(task)

@@ -1,0 +1,258 @@
+"""The command ``hybridremat``: its commands, and how each of them ends.
+
+Only argparse and the errors load here; a command loads what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+import hybridremat
+from hybridremat.cli.interrupts import prompt_interrupts
+from hybridremat.cli.options import (
+    TARGET_HELP,
+    Parser,
+    add_batch_options,
+    add_demo_options,
+    add_frontier_options,
+    limit_options,
+    no_such_command,
+    no_such_option,
+    shared_options,
+)
+from hybridremat.cli.output import drop_output, report_failure, talking
+from hybridremat.errors import HybridRematError, UsageError
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+EXAMPLES = """\
+examples:
+  hybridremat demo                                      train three real models under a limit, side by side
+  hybridremat plan gpt2 --limit 60%                     what the limit costs in time
+  hybridremat plan train.py:make --limit 6GiB -o p.json your own: make() returns (model, kwargs)
+  hybridremat inspect p.json                            what the plan keeps and makes again, block by block
+  hybridremat inspect p.json --block 3                  every value of one block
+  hybridremat inspect p.json --html p.html              all of it, with charts, as one file for the browser
+  hybridremat frontier gpt2 -o curve.png --limit 60%    overhead against memory, with that plan marked
+  hybridremat batch train.py:make --limit 6GiB          the largest batch that fits; yours: make(batch)
+  hybridremat cache                                     what is kept on disk, and how much
+
+exit status:
+  0  done
+  1  the demo found a difference or a limit that was passed
+  2  not understood, or it cannot be done: one line on the standard error says why (-v: with a traceback);
+     with --json the standard output then holds {"error": …, "message": …}
+  130  interrupted (Ctrl-C)
+"""
+PLAN_EXAMPLES = """\
+examples:
+  hybridremat plan gpt2 --limit 60%
+  hybridremat plan gpt2 --limit 60% --set n_layer=24 --set batch=8 --set length=1024
+  hybridremat plan train.py:make --set depth=48 --limit 6GiB -o plan.json
+  hybridremat plan llama --max-overhead 10% --json | jq .predicted_peak
+  hybridremat plan gpt2 --limit 60% --set dtype=bfloat16 --device-spec h200
+"""
+INSPECT_EXAMPLES = """\
+examples:
+  hybridremat inspect plan.json
+  hybridremat inspect plan.json --block 3
+  hybridremat inspect plan.json --block 3 --json
+  hybridremat inspect plan.json --explain transformer.h.0.attn
+  hybridremat inspect plan.json --html plan.html
+  hybridremat inspect gpt2 --limit 60%
+"""
+FRONTIER_EXAMPLES = """\
+examples:
+  hybridremat frontier gpt2
+  hybridremat frontier gpt2 --limit 60% -o curve.png -o curve.csv
+  hybridremat frontier llama --set num_hidden_layers=2 --measure 5 --json
+"""
+BATCH_EXAMPLES = """\
+examples:
+  hybridremat batch gpt2 --limit 1GiB
+  hybridremat batch train.py:make --limit 6GiB --max-overhead 10% -o plan.json
+"""
+CACHE_EXAMPLES = """\
+examples:
+  hybridremat cache
+  hybridremat cache --json
+  hybridremat cache --clear
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: where it is run (``module:function``), what it takes, and what its help says."""
+
+    help: str
+    home: str
+    parents: Callable[[], list[Parser]]
+    add: Callable[[argparse.ArgumentParser], None]
+    description: str = ""
+    examples: str = ""
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")
+
+
+def _add_inspect(parser: argparse.ArgumentParser) -> None:
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--block", type=int, metavar="N", help="one block: its values, what binds, its options")
+    one.add_argument("--explain", metavar="MODULE", help="one module: what becomes of each of its values")
+    parser.add_argument("--all", action="store_true", help="each block, or each option, by itself")
+    parser.add_argument("--html", metavar="FILE", help="also write a report for the browser to this file")
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--clear", action="store_true", help="delete the kept plans and kernel figures")
+
+
+COMMANDS = {
+    "demo": Command(
+        "train real models, plain and planned side by side",
+        "hybridremat.cli.demo:run_demo",
+        lambda: shared_options(target=False),
+        add_demo_options,
+        "Trains GPT-2, ResNet-50 and Llama models (small, random weights, nothing downloaded) for several\n"
+        "optimizer steps, plain and under two limits each, and compares numbers, memory and time.",
+        "examples:\n  hybridremat demo\n  hybridremat demo --models gpt2 --steps 1 --json\n",
+    ),
+    "plan": Command(
+        "plan a model's training step",
+        "hybridremat.cli.plan:run_plan",
+        lambda: [*shared_options(), limit_options()],
+        _add_plan,
+        TARGET_HELP,
+        PLAN_EXAMPLES,
+    ),
+    "inspect": Command(
+        "show a plan block by block",
+        "hybridremat.cli.plan:run_inspect",
+        lambda: [*shared_options(), limit_options()],
+        _add_inspect,
+        f"{TARGET_HELP}\nOr TARGET is a file that `hybridremat plan -o` wrote.",
+        INSPECT_EXAMPLES,
+    ),
+    "frontier": Command(
+        "show overhead against memory",
+        "hybridremat.cli.frontier:run_frontier",
+        shared_options,
+        add_frontier_options,
+        TARGET_HELP,
+        FRONTIER_EXAMPLES,
+    ),
+    "batch": Command(
+        "find the largest batch that fits a limit",
+        "hybridremat.cli.batch:run_batch",
+        shared_options,
+        add_batch_options,
+        f"{TARGET_HELP}\nA function of yours is given the batch size as its argument batch.",
+        BATCH_EXAMPLES,
+    ),
+    "cache": Command(
+        "show or empty what is kept on disk between runs",
+        "hybridremat.cli.cache:run_cache",
+        lambda: shared_options(target=False),
+        _add_cache,
+        "Plans and kernel figures are kept in one folder, which HYBRIDREMAT_CACHE names.",
+        CACHE_EXAMPLES,
+    ),
+}
+
+
+def build_parser() -> Parser:
+    """The command line's grammar."""
+    return _build()[0]
+
+
+def _build() -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(
+        prog="hybridremat",
+        description="Train PyTorch models under a memory limit, with bit for bit the same numbers.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=shared_options(target=False),
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"hybridremat {hybridremat.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    return parser, {name: _added(commands, name, command) for name, command in COMMANDS.items()}
+
+
+def _added(commands: argparse._SubParsersAction[Parser], name: str, command: Command) -> Parser:
+    parser = commands.add_parser(
+        name,
+        help=command.help,
+        description=command.description or command.help,
+        epilog=command.examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=command.parents(),
+        allow_abbrev=False,
+    )
+    command.add(parser)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments.
+
+    Raises
+    ------
+    UsageError
+        If no command takes them.
+    """
+    parser, commands = _build()
+    named = next((word for word in arguments if not word.startswith("-")), None)
+    if named is not None and named not in commands:
+        raise no_such_command(named, tuple(commands))
+    flags = argparse.Namespace(verbose=False, quiet=False, json=False)
+    options, unknown = parser.parse_known_args(arguments, flags)
+    if unknown:
+        raise no_such_option(unknown, commands.get(options.command, parser))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status.
+
+    0; 1 if the demo found a difference or a limit that was passed; 2 for an error; 130 after Ctrl-C.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        return _ended(words)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+
+
+def _ended(words: Sequence[str]) -> int:
+    # as far as is known where the arguments themselves are the error
+    options = argparse.Namespace(verbose="-v" in words or "--verbose" in words, json="--json" in words)
+    try:
+        options = parse(words)
+        if options.command is None:
+            known = ", ".join(COMMANDS)
+            raise UsageError(f"no command is given. Commands: {known}.", usage=build_parser().format_help())
+        with prompt_interrupts(), talking(verbose=options.verbose, quiet=options.quiet):
+            status = _run(options)
+        sys.stdout.flush()  # a full disk is told here, not by the interpreter at its end
+        return status
+    except BrokenPipeError:  # `| head`: nobody reads any more
+        drop_output()
+        return FAILED
+    except (HybridRematError, OSError) as error:
+        if isinstance(error, UsageError):
+            sys.stderr.write(error.usage)
+        report_failure(error, verbose=options.verbose, as_json=options.json)
+        return MISUSED
+
+
+def _run(options: argparse.Namespace) -> int:
+    module, _, function = COMMANDS[options.command].home.partition(":")
+    run: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
+    return run(options)

@@ -1,0 +1,147 @@
+"""The options that commands share, and a parser whose errors can be told as JSON too.
+
+Only argparse loads here: ``--help`` and a mistyped option answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn
+
+from hybridremat.errors import UsageError
+
+COST_MODELS = "source of times: profile (default), roofline or flops"
+TARGET_HELP = """\
+TARGET is a built-in model (gpt2, llama, bert, t5, vit, resnet50, unet), module:function or file.py:function.
+The function returns (model, kwargs) or (model, args, kwargs): what one training step passes."""
+SET_HELP = "field of a built-in model's config, or argument of your function; repeatable (n_layer=24)"
+PIN_HELP = "MODULE[:OP]=must_save or =must_recompute, both globs: h.*.mlp.act=must_recompute; repeatable"
+DEVICE_HELP = "plan for another device: h200, a100-80g, rtx4090, … or a JSON or TOML file"
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises a :class:`~hybridremat.errors.UsageError` where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments.
+
+        Raises
+        ------
+        UsageError
+        """
+        raise UsageError(message, usage=self.format_usage())
+
+
+def shared_options(*, target: bool = True, required: bool = True) -> list[Parser]:
+    """Parent parsers with what every command takes alike.
+
+    Parameters
+    ----------
+    target
+        Whether the command plans something: ``TARGET`` and how it is made, costs, workers, cache, device.
+    required
+        Whether ``TARGET`` must be given.
+    """
+    parents = [_talking()]
+    if target:
+        parents += [_target(required=required), _planning()]
+    return parents
+
+
+def limit_options() -> Parser:
+    """What to plan for: the limit, and what the caller does beside one forward and its backward."""
+    parser = Parser(add_help=False)
+    group = parser.add_argument_group("limit")
+    group.add_argument("--limit", metavar="SIZE", help="most step memory: 6GiB, 6442450944, or 50%% of plain")
+    group.add_argument("--max-overhead", metavar="SHARE", help="most extra time: 0.1 or 10%%")
+    group.add_argument("--reserve", metavar="SIZE", default="0", help="bytes of the limit kept for your code")
+    group.add_argument(
+        "--on-infeasible", metavar="WHAT", default="error", help="error (default), or least: the leanest plan"
+    )
+    step = parser.add_argument_group("step")
+    step.add_argument("--hold-outputs", action="store_true", help="your code keeps all outputs")
+    step.add_argument("--forwards", type=int, metavar="N", default=1, help="forwards that wait at one time")
+    step.add_argument("--graph-breaks", metavar="WHAT", default="error", help="error (default), or plan")
+    return parser
+
+
+def _talking() -> Parser:
+    # Suppressed defaults: what was said before the command stays unless it is said again after it.
+    parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("-v", "--verbose", action="store_true", help="tracebacks of errors, and the log")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no warnings")
+    parser.add_argument("--json", action="store_true", help="only JSON on the standard output")
+    return parser
+
+
+def _target(*, required: bool) -> Parser:
+    parser = Parser(add_help=False)
+    count = None if required else "?"
+    parser.add_argument("target", metavar="TARGET", nargs=count, help="what to plan (gpt2, train.py:make, …)")
+    group = parser.add_argument_group("model")
+    group.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="sets", help=SET_HELP)
+    group.add_argument("--dropout", type=float, metavar="P", help="every dropout of a built-in model")
+    return parser
+
+
+def _planning() -> Parser:
+    parser = Parser(add_help=False)
+    group = parser.add_argument_group("planning")
+    group.add_argument("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
+    group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
+    group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)
+    group.add_argument("--no-cache", action="store_true", help="neither read nor keep plans, kernel figures")
+    group.add_argument("--device-spec", metavar="NAME|FILE", help=DEVICE_HELP)
+    return parser
+
+
+def no_such_command(name: str, commands: Sequence[str]) -> UsageError:
+    """The error for a word that is no command."""
+    close = get_close_matches(name, commands, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    if not close and (":" in name or name.endswith((".json", ".py")) or Path(name).is_file()):
+        hint = f"to plan or show it: hybridremat plan {name} …, hybridremat inspect {name}. "
+    return UsageError(f"there is no command {name!r}; {hint}Commands: {', '.join(commands)}.")
+
+
+def no_such_option(words: Sequence[str], parser: argparse.ArgumentParser) -> UsageError:
+    """The error for arguments that a command does not take."""
+    known = sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help())))
+    hints = []
+    for word in words:
+        close = get_close_matches(word.partition("=")[0], known, n=1)
+        hints.append(f"{word} (did you mean {close[0]}?)" if word.startswith("-") and close else word)
+    return UsageError(f"not understood: {' '.join(hints)}", usage=parser.format_usage())
+
+
+def add_demo_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the demo alone."""
+    parser.add_argument("--models", metavar="A,B", help="some of gpt2, resnet50, llama (default: all)")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps (default: 3)")
+    parser.add_argument("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads (default: 1)")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+
+
+def add_batch_options(parser: argparse.ArgumentParser) -> None:
+    """What ``hybridremat batch`` takes beside the target and how it is planned."""
+    add = parser.add_argument
+    add("--limit", metavar="SIZE", help="most step memory: 6GiB or 6442450944")
+    add("--max-overhead", metavar="SHARE", help="most extra time against the plain step of that batch")
+    add("--reserve", metavar="SIZE", default="0", help="bytes of the limit kept free for your own code")
+    add("--start", type=int, default=1, metavar="N", help="the batch to try first (default: 1)")
+    add("--most", type=int, default=65536, metavar="N", help="the largest batch to try (default: 65536)")
+    add("-o", "--output", metavar="FILE", help="write the plan of that batch as JSON to this file")
+
+
+def add_frontier_options(parser: argparse.ArgumentParser) -> None:
+    """What ``hybridremat frontier`` takes beside the target and how it is planned."""
+    add = parser.add_argument
+    add("-o", "--output", metavar="FILE", action="append", help=".png, .svg, .pdf, .csv or .json; repeatable")
+    add("--limit", metavar="SIZE", help="mark the fastest plan under this limit: 6GiB, or 50%% of plain")
+    add("--max-overhead", metavar="SHARE", help="mark the smallest plan within this extra time: 0.1 or 10%%")
+    add("--measure", type=int, metavar="K", help="run and measure the plain step and K plans of the curve")

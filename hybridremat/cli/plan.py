@@ -1,0 +1,96 @@
+"""The commands ``plan`` and ``inspect``."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from hybridremat.api import plan as make_plan
+from hybridremat.cli.inputs import limit_value, load, overhead_value, shared_settings
+from hybridremat.cli.output import print_json, require_writable, results_apart
+from hybridremat.errors import TargetError, UsageError
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.settings import Settings
+from hybridremat.plans.codec import write_plan
+from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation, block_text, module_text
+from hybridremat.reports.text import plan_tables, render, summary
+
+
+def run_plan(options: Namespace) -> int:
+    """Plan, print the summary (or all of it as JSON), and write the file that was asked for."""
+    require_writable(options.output)
+    plan = _planned(options)
+    if options.output is not None:
+        write_plan(plan, options.output)
+    if options.json:
+        print_json(plan.to_dict())
+    else:
+        render([summary(plan)], sys.stdout)
+    return 0
+
+
+def run_inspect(options: Namespace) -> int:
+    """Print the blocks of a plan, made now or read from a file; or one block, or one module, in full."""
+    require_writable(options.html, option="--html")
+    plan = _read(options) if _is_plan_file(options.target) else _planned(options)
+    if options.html is not None:
+        plan.to_html(options.html)
+    shown = _shown(plan, options)
+    if options.json:
+        print_json(shown.to_dict())
+    elif isinstance(shown, Plan):
+        render(plan_tables(shown, everything=options.all), sys.stdout)
+    elif isinstance(shown, BlockExplanation):
+        render(block_text(shown, everything=options.all), sys.stdout)
+    else:
+        render(module_text(shown), sys.stdout)
+    return 0
+
+
+def _shown(plan: Plan, options: Namespace) -> Plan | BlockExplanation | ModuleExplanation:
+    if options.block is not None:
+        return plan.inspect(options.block)
+    return plan.explain(options.explain) if options.explain is not None else plan
+
+
+def _is_plan_file(target: str) -> bool:
+    return target.endswith(".json") or (":" not in target and Path(target).is_file())
+
+
+def _read(options: Namespace) -> Plan:
+    asked = {
+        "--limit": options.limit,
+        "--max-overhead": options.max_overhead,
+        "--set": options.sets,
+        "--dropout": options.dropout,
+        "--device-spec": options.device_spec,
+        "--pin": options.pin,
+    }
+    if given := [name for name, value in asked.items() if value]:
+        raise UsageError(f"{options.target} is a plan already made: {', '.join(given)} cannot change it")
+    return Plan.load(options.target)
+
+
+def _planned(options: Namespace) -> Plan:
+    if options.limit is None and options.max_overhead is None:
+        raise TargetError(
+            f"say what to plan {options.target} for: --limit 6GiB, --limit 50% (of the plain step's memory), "
+            "or --max-overhead 10% (least memory at no more than 10 % more time)"
+        )
+    asked: dict[str, Any] = {
+        "memory_limit": limit_value(options.limit),
+        "max_overhead": overhead_value(options.max_overhead),
+        "reserve": options.reserve,
+        "on_infeasible": options.on_infeasible,
+        "hold_outputs": options.hold_outputs,
+        "forwards": options.forwards,
+        "graph_breaks": options.graph_breaks,
+        "device_spec": options.device_spec,
+        **shared_settings(options),
+    }
+    Settings(**asked).validated(need_limit=True)  # a mistyped limit is told before a large model is made
+    target = load(options)
+    with results_apart(active=options.json):
+        return make_plan(target.model, target.args, target.kwargs, progress=not options.quiet, **asked)

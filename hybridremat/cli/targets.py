@@ -1,0 +1,125 @@
+"""What the command line plans: a built-in model by name, or a user's function that makes one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hybridremat.analysis.sample_step import RETURNS, SampleStep, sample_step
+from hybridremat.cli.user_code import user_code
+from hybridremat.errors import TargetError
+from hybridremat.zoo.models import REFERENCE_MODELS, has_dropout, reference_model
+
+
+def load_target(
+    text: str, *, dropout: float | None = None, changes: Mapping[str, object] | None = None
+) -> SampleStep:
+    """Make the model that ``text`` names: ``gpt2``, ``package.module:function`` or ``path/file.py:function``.
+
+    Parameters
+    ----------
+    dropout
+        Of built-in models; for a function its argument of that name.
+    changes
+        Fields of a built-in model's config; for a function its keyword arguments.
+
+    Raises
+    ------
+    TargetError
+        If there is no such model, module or function, it does not take what is changed, it fails, or it
+        returns something else.
+    """
+    if text in REFERENCE_MODELS:
+        return _built_in(text, dropout, changes or {})
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise TargetError(_no_target(text))
+    folder = (Path(place).parent if place.endswith(".py") else Path.cwd()).resolve()
+    function = getattr(_module(place, folder), name, None)
+    if not callable(function):
+        raise TargetError(f"{place} has no function {name!r}; it should {RETURNS}")
+    given = {**({} if dropout is None else {"dropout": dropout}), **(changes or {})}
+    _require_parameters(function, text, given)
+    with user_code(text, folder):
+        made = function(**given)
+    return sample_step(made, text)
+
+
+def _built_in(name: str, dropout: float | None, changes: Mapping[str, object]) -> SampleStep:
+    if dropout is not None and not 0 <= dropout < 1:
+        raise TargetError(f"--dropout {dropout}: give a probability of at least 0 and below 1")
+    if dropout and not has_dropout(name):
+        raise TargetError(f"--dropout {dropout}: {name} has no dropout")
+    model, batch = reference_model(name, dropout or 0.0, changes)
+    return SampleStep(model, (), batch)
+
+
+def _no_target(text: str) -> str:
+    close = get_close_matches(text, REFERENCE_MODELS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return (
+        f"{text!r} is no built-in model ({', '.join(REFERENCE_MODELS)}){hint} and does not name a function: "
+        "give module:function or file.py:function"
+    )
+
+
+def _module(place: str, folder: Path) -> ModuleType:
+    if not place.endswith(".py"):
+        return _by_name(place, folder)
+    path = Path(place)
+    if not path.is_file():
+        raise TargetError(f"there is no file {place}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses and pickles of the file's classes look it up
+    sys.path.insert(0, str(folder))
+    try:
+        with user_code(f"importing {place}", folder):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]  # as an import that failed leaves it
+        raise
+    return module
+
+
+def _by_name(place: str, folder: Path) -> ModuleType:
+    sys.path.insert(0, str(folder))
+    with user_code(f"importing {place}", folder):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                raise  # found, but something that it needs is missing
+            missing = TargetError(f"there is no module {place!r} here or among the installed packages")
+            raise missing from error
+
+
+def _require_parameters(function: Callable[..., Any], text: str, given: Mapping[str, object]) -> None:
+    """Refuse keyword arguments that the function does not take, and the lack of those that it needs."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # it has none to read: the call will tell
+    named = {n: p for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    takes = ", ".join(named) or "no arguments"
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        unknown = [key for key in given if key not in named]
+        lacking = [n for n, p in named.items() if p.default is p.empty and n not in given]
+        if unknown:
+            lacks = f"{text} should take an argument named {' and '.join(unknown)}"
+            raise TargetError(f"{lacks}; it takes {takes}") from error
+        if lacking:
+            needs = " ".join(f"--set {name}=…" for name in lacking)
+            raise TargetError(f"{text} needs {needs}; it takes {takes}") from error
+        raise TargetError(f"{text}: {error}; it takes {takes}") from error

@@ -1,0 +1,261 @@
+"""Compile a model's training step without running it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from hybridremat.compiler.backend import Backend, CaptureComplete
+from hybridremat.errors import CaptureError, HybridRematError, InputError, ModelError
+from hybridremat.graph.private_torch import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+    TorchRuntimeError,
+    dynamo_config,
+    reset_code,
+)
+
+_LOG_METHODS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
+
+
+def _logging_methods() -> set[Callable[..., Any]]:
+    """What writes a log line: the standard methods, and those that libraries add to ``Logger``."""
+    added = [m for n, m in vars(logging.Logger).items() if getattr(m, "__module__", "logging") != "logging"]
+    standard = [getattr(logging.Logger, name) for name in _LOG_METHODS]
+    return {method for method in (*standard, *added) if callable(method)}
+
+
+MOST_CAPTURES: Final = 256
+"""Of one piece of code for one input shape, under different states of the model."""
+
+MOST_GRAPHS: Final = 16384
+"""Of one piece of code that many modules share, for all shapes; torch counts them together."""
+
+
+@contextmanager
+def dynamo_settings() -> Iterator[None]:
+    """Dynamo as a planned step needs it.
+
+    Log lines in the model's code do not break the graph; they are left out of the compiled step. Hooks are
+    guarded, so that one registered later takes part: the step is then planned anew. Inside
+    DistributedDataParallel the graph stays whole; it is not split at gradient buckets. What has been captured
+    too often is an error: it would run unplanned.
+    """
+    with dynamo_config.patch(
+        ignore_logging_functions=dynamo_config.ignore_logging_functions | _logging_methods(),
+        skip_nnmodule_hook_guards=False,
+        optimize_ddp=False,
+        fail_on_recompile_limit_hit=True,
+        accumulated_recompile_limit=MOST_GRAPHS,
+    ):
+        yield
+
+
+def fresh_call(model: nn.Module) -> Callable[..., Any]:
+    """A function that runs the model, with a code object of its own.
+
+    Dynamo keeps compiled code, and counts recompilations, by code object; ``Module._call_impl`` is one
+    object for all models of the process.
+    """
+
+    def run_model(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)
+
+    code = run_model.__code__.replace(co_name=f"run_{type(model).__name__}")
+    fresh = FunctionType(code, run_model.__globals__, closure=run_model.__closure__)
+    fresh.__kwdefaults__ = run_model.__kwdefaults__
+    return fresh
+
+
+@contextmanager
+def training_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model in train mode unless it is; every submodule's own flag comes back afterwards."""
+    if model.training:
+        yield
+        return
+    flags = {module: module.training for module in model.modules()}
+    model.train()
+    try:
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+def model_device(model: nn.Module) -> str:
+    """The kind of device that holds the model's first parameter."""
+    return next((parameter.device.type for parameter in model.parameters()), "cpu")
+
+
+def require_trainable(model: object) -> None:
+    """Refuse what is no module, and a module without trainable parameters.
+
+    Raises
+    ------
+    ModelError
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ModelError(
+            f"{type(model).__name__} has no trainable parameters, so it has no backward pass to plan. "
+            "Set requires_grad on the parameters to be trained before planning."
+        )
+
+
+def require_traceable(model: nn.Module) -> None:
+    """Refuse modules that PyTorch does not trace, with a way out.
+
+    Dynamo can be told to trace ``nn.LSTM`` and its kind (``allow_rnn``). Their fused kernels hand opaque
+    workspaces to their backward, which crash the process when they are tried alone on made-up numbers, and
+    dropout between layers draws other masks than plain PyTorch (torch 2.13).
+
+    Raises
+    ------
+    CaptureError
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            kind = type(module).__name__
+            raise CaptureError(
+                f"{name or 'the model'} is an nn.{kind}, which PyTorch cannot trace into a graph whose "
+                "memory is known. Run its steps yourself with nn.LSTMCell, nn.GRUCell or nn.RNNCell in a "
+                "loop, or wrap the part of the model without it."
+            )
+
+
+def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse sample inputs that the model's ``forward`` does not take.
+
+    Raises
+    ------
+    InputError
+    """
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"the sample inputs do not fit {type(model).__name__}.forward: {error}. Pass what one "
+            "training step "
+            "passes: args=(…) and kwargs={…}."
+        ) from error
+    except ValueError:
+        return  # a forward without a signature: the capture itself will tell
+
+
+def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
+    """The model's call, compiled by ``backend``: one graph, or several if the backend takes parts."""
+    limits: dict[str, Any] = {"recompile_limit": MOST_CAPTURES}  # not in torch.compile's published overloads
+    call = fresh_call(model)
+    # Dynamo keeps what it compiled as long as the code object, which that holds in turn.
+    weakref.finalize(call, reset_code, call.__code__).atexit = False
+    compiled: Callable[..., Any] = torch.compile(
+        call, backend=backend, dynamic=False, fullgraph=not backend.parted, **limits
+    )
+    return compiled
+
+
+def capture(
+    model: nn.Module,
+    compiled: Callable[..., Any],
+    backend: Backend,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Compile for these sample inputs without running anything.
+
+    Raises
+    ------
+    CaptureError
+        If the model breaks the graph. ``backend.captured`` says whether there is a backward.
+    InputError
+        If the inputs' shapes, dtypes or devices do not fit.
+    HybridRematError
+        Whatever planning raised.
+    """
+    backend.armed = False
+    try:
+        run_once(model, compiled, backend, args, kwargs)
+    except CaptureComplete:
+        pass
+    finally:
+        backend.armed = True
+
+
+def run_once(
+    model: nn.Module,
+    compiled: Callable[..., Any],
+    backend: Backend,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Call the compiled step as in training, and return its output."""
+    with training_mode(model), torch.enable_grad(), translated_errors(model, backend):
+        return compiled(*args, **kwargs)
+
+
+def nothing_captured(model: nn.Module) -> CaptureError:
+    """The error for a model that breaks in a place from which Dynamo gives up on the whole forward."""
+    return CaptureError(
+        f"nothing of {type(model).__name__}.forward could be captured: a graph break inside a loop (or a "
+        "with or try statement) makes PyTorch give up on the function that holds it. Move the body of the "
+        "loop into a submodule with a forward of its own, or the break out of the loop. The forward has been "
+        "run once on these inputs; parameters, gradients, buffers and random state are as they were."
+    )
+
+
+def no_backward(model: nn.Module) -> CaptureError:
+    """The error for a model of which no backward graph was captured."""
+    return CaptureError(
+        f"no backward graph was captured for {type(model).__name__}: none of its outputs depends on a "
+        "trainable parameter for these inputs"
+    )
+
+
+@contextmanager
+def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
+    """Dynamo's errors as ours; errors of planning come out as they were raised."""
+    backend.error = None
+    try:
+        with dynamo_settings():
+            yield
+    except BackendCompilerFailed as error:
+        inner = backend.error or error.inner_exception
+        if isinstance(inner, HybridRematError):
+            raise inner from None
+        raise CaptureError(f"{type(model).__name__} could not be captured: {_first_lines(inner)}") from error
+    except TorchRuntimeError as error:
+        raise InputError(
+            f"{type(model).__name__} fails on these inputs: {_first_lines(error)}. Check their "
+            "shapes, dtypes "
+            "and devices against what a training step passes."
+        ) from error
+    except FailOnRecompileLimitHit as error:
+        raise CaptureError(
+            f"a part of {type(model).__name__} has been captured {MOST_CAPTURES} times for equal input "
+            f"shapes, or {MOST_GRAPHS} times in all: something that its forward reads is new in each step. "
+            "Often that is a Python number on a module (self.calls += 1): keep it in a buffer, or out of the "
+            'forward. TORCH_LOGS="recompiles" names it.'
+        ) from error
+    except TorchDynamoException as error:  # a break, an unbacked size in a branch
+        raise CaptureError(
+            f"the graph of {type(model).__name__} breaks, so the memory of the whole step cannot be "
+            f"planned. Nothing has been run. {_first_lines(error, 12)}\n"
+            "Remove the break (often a print, a call of .item(), or a branch on a tensor's value), wrap the "
+            'part of the model that has none, or wrap with graph_breaks="plan", which plans the graphs on '
+            "both sides of it together."
+        ) from error
+
+
+def _first_lines(error: object, count: int = 3) -> str:
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    return "\n".join(lines[:count]) if count > 3 else " ".join(line.strip() for line in lines[:count])

@@ -1,0 +1,190 @@
+"""The independent check of two emitted graphs against the joint graph. A plan that fails never runs.
+
+It knows nothing of schedules. Every node of the joint graph gets a *term*: its target, its constants
+and the terms of its inputs; equal terms are equal numbers. A random node's term also holds which draw of
+the step it is. The emitted graphs are read the same way, and must
+
+- make every forward output, every gradient and every in-place update as the same term, updates once and
+  in the forward only;
+- draw random numbers in the joint graph's order, and otherwise only replay them;
+- read no buffer after it has been overwritten (:mod:`hybridremat.compiler.buffer_hazards`);
+- stay under the limit, by the storages alive at each node (:mod:`hybridremat.compiler.emitted_memory`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+
+from torch import fx
+
+from hybridremat.compiler.buffer_hazards import refuse_late_reads, refuse_stale_reads, refused
+from hybridremat.compiler.emitted_memory import EmittedMemory, emitted_memory
+from hybridremat.compiler.rng_replay import replay
+from hybridremat.graph.joint import Phase
+from hybridremat.graph.private_torch import run_and_save_rng_state
+from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs
+from hybridremat.graph.tracing.trace import TracedStep
+
+Term = int
+Key = tuple[Hashable, ...]
+
+
+class _Terms:
+    """Hash-consed terms, shared by the three graphs."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, Term] = {}
+
+    def of(self, *key: Hashable) -> Term:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+
+class _Reader:
+    """Reads one graph in execution order and gives every node its term."""
+
+    def __init__(self, terms: _Terms) -> None:
+        self.terms = terms
+        self.term: dict[fx.Node, Term] = {}
+        self.drawn: list[Term] = []
+        self.call_of: dict[Term, Key] = {}  # result of a draw -> the call that drew it
+        self.state_of: dict[Term, Term] = {}  # generator state -> result of the draw that it precedes
+        self.pairs: dict[fx.Node, Term] = {}  # run_and_save node -> result of its draw
+        self.updates: Counter[Term] = Counter()
+
+    def read(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            self.term[node] = self.terms.of("attribute", str(node.target))
+        elif node.target is run_and_save_rng_state:
+            target, *args = node.args
+            self.pairs[node] = self._draw(self._call(target, args, node.kwargs))
+            self.state_of[self.terms.of("state", self.pairs[node])] = self.pairs[node]
+            self.term[node] = self.terms.of("pair", self.pairs[node])
+        elif node.target is replay:
+            self.term[node] = self._replay(node)
+        elif node.target is operator.getitem:
+            self.term[node] = self._item(node)
+        elif is_random(node):
+            self.term[node] = self._draw(self._call(node.target, node.args, node.kwargs))
+        else:
+            self.term[node] = self.terms.of(*self._call(node.target, node.args, node.kwargs))
+            if is_mutation(node):
+                self.updates[self.term[node]] += 1
+
+    def _call(self, target: object, args: Iterable[object], kwargs: Mapping[str, object]) -> Key:
+        return (str(target), self._frozen(tuple(args)), self._frozen(kwargs))
+
+    def _frozen(self, item: object) -> Hashable:
+        if isinstance(item, fx.Node):
+            return ("term", self.term[item])
+        if isinstance(item, (list, tuple)):
+            return tuple(self._frozen(entry) for entry in item)
+        if isinstance(item, dict):
+            return tuple((name, self._frozen(entry)) for name, entry in sorted(item.items()))
+        return (type(item).__name__, repr(item))
+
+    def _draw(self, call: Key) -> Term:
+        result = self.terms.of("draw", len(self.drawn), call)
+        self.drawn.append(result)
+        self.call_of[result] = call
+        return result
+
+    def _replay(self, node: fx.Node) -> Term:
+        state, target, *args = node.args
+        assert isinstance(state, fx.Node)
+        result = self.state_of.get(self.term[state])
+        if result is None or self.call_of[result] != self._call(target, args, node.kwargs):
+            raise refused(f"{node.name} replays another random call than the one whose state it reads")
+        return result
+
+    def _item(self, node: fx.Node) -> Term:
+        source, index = node.args
+        assert isinstance(source, fx.Node) and isinstance(index, int)
+        if source in self.pairs:
+            return self.pairs[source] if index == 1 else self.terms.of("state", self.pairs[source])
+        return self.terms.of("item", self.term[source], index)
+
+    def outputs(self, module: fx.GraphModule, start: int, end: int | None) -> list[Term | None]:
+        """Terms of the module's outputs; None for outputs that are no tensors."""
+        nodes = joint_outputs(module)[start:end]
+        return [self.term[node] if isinstance(node, fx.Node) else None for node in nodes]
+
+
+def _read_from_inputs(module: fx.GraphModule, reader: _Reader) -> _Reader:
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            reader.term[node] = reader.terms.of("input", node.name)
+        elif node.op != "output":
+            reader.read(node)
+    return reader
+
+
+def _read_backward(module: fx.GraphModule, forward: _Reader, saved: list[Term | None]) -> _Reader:
+    reader = _Reader(forward.terms)
+    reader.drawn, reader.call_of = list(forward.drawn), dict(forward.call_of)
+    reader.state_of = forward.state_of
+    inputs = list(module.graph.find_nodes(op="placeholder"))
+    for node, term in zip(inputs, saved, strict=False):
+        if term is None:
+            raise refused(f"{node.name} is saved but is no tensor")
+        reader.term[node] = term
+    for node in inputs[len(saved) :]:
+        if not node.name.startswith("tangents_"):
+            raise refused(f"the backward takes {node.name}, which the forward does not save")
+        reader.term[node] = reader.terms.of("input", node.name)
+    for node in module.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            reader.read(node)
+    return reader
+
+
+def _check_updates(step: TracedStep, joint: _Reader, forward: _Reader, backward: _Reader) -> None:
+    updates = [op for op in step.graph.ops if op.mutates]
+    late = Counter(joint.term[step.op_nodes[op.id]] for op in updates if op.phase is Phase.BACKWARD)
+    if backward.updates - late:
+        raise refused("the backward repeats or makes an in-place update of the forward")
+    if forward.updates != joint.updates - late or backward.updates != late:
+        raise refused("an in-place update is missing, repeated or different")
+
+
+def _check_outputs_apart(step: TracedStep, forward: fx.GraphModule) -> None:
+    """Outputs that are computed alike are tensors of their own: the caller may change one in place."""
+    joint_of: dict[fx.Node, fx.Node] = {}
+    count = step.num_outputs
+    for joint, node in zip(joint_outputs(step.module)[:count], joint_outputs(forward)[:count], strict=True):
+        if isinstance(node, fx.Node) and joint_of.setdefault(node, joint) is not joint:
+            raise refused(f"{node.name} is returned as two outputs that are two in the joint graph")
+
+
+def check(
+    step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule, *, limit: int | None = None
+) -> EmittedMemory:
+    """Check two emitted graphs against the joint graph of ``step`` and return their exact memory.
+
+    Raises
+    ------
+    PlanError
+        Naming the first rule that is broken, or the peak if it passes ``limit`` (bytes).
+    """
+    terms = _Terms()
+    joint = _read_from_inputs(step.module, _Reader(terms))
+    first = _read_from_inputs(forward, _Reader(terms))
+    count = step.num_outputs
+    second = _read_backward(backward, first, first.outputs(forward, count, None))
+    if first.outputs(forward, 0, count) != joint.outputs(step.module, 0, count):
+        raise refused("a forward output is not computed as in the joint graph")
+    _check_outputs_apart(step, forward)
+    if second.outputs(backward, 0, None) != joint.outputs(step.module, count, None):
+        raise refused("a gradient is not computed as in the joint graph")
+    _check_updates(step, joint, first, second)
+    if second.drawn != joint.drawn:
+        raise refused("random numbers are not drawn in the order of the joint graph")
+    refuse_stale_reads(step, (forward, backward), joint.term, (first.term, second.term))
+    refuse_late_reads(step, joint.term, backward, second.term)
+    memory = emitted_memory(
+        step, forward, backward, joint.term, first.term | first.pairs, second.term | second.pairs
+    )
+    if limit is not None and memory.peak > limit:
+        raise refused(f"its peak of {memory.peak} bytes passes the limit of {limit} bytes")
+    return memory

@@ -1,0 +1,183 @@
+"""From a schedule to the forward graph and the backward graph that PyTorch runs.
+
+The joint graph is written anew in schedule order, with a fresh clone for every execution, and cut into
+two by PyTorch's own extractor. What is freed when follows from last use. A random op that runs more
+than once saves the generator's state the first time and replays it each further time.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import fx
+
+from hybridremat.compiler.rng_replay import replay
+from hybridremat.graph.joint import Schedule
+from hybridremat.graph.private_torch import (
+    _extract_fwd_bwd_modules,
+    _make_graph_module,
+    detect_fake_mode,
+    run_and_save_rng_state,
+)
+from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs, tensors
+from hybridremat.graph.tracing.trace import TracedStep
+
+
+class _Writer:
+    """Writes executions into a new joint graph.
+
+    ``current`` maps a node of the old graph to its latest version in the new one, ``first`` to the
+    version that the forward made. Views are written where a reader first needs them.
+    """
+
+    def __init__(self, step: TracedStep, runs: Counter[int]) -> None:
+        self.step, self.runs = step, runs
+        self.graph = fx.Graph()
+        self.current: dict[fx.Node, fx.Node] = {}
+        self.first: dict[fx.Node, fx.Node] = {}
+        self.views: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}
+        self.states: dict[int, fx.Node] = {}
+        self.forward_nodes: set[fx.Node] = set()
+        self.items: dict[fx.Node, list[fx.Node]] = {}
+        calls = set(step.op_nodes)
+        for node in step.module.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self.current[node] = self.graph.node_copy(node, lambda source: self.current[source])
+            elif node.target is operator.getitem and node.args[0] in calls:
+                self.items.setdefault(node.args[0], []).append(node)
+        self.first.update(self.current)
+
+    def resolve(self, node: fx.Node, versions: dict[fx.Node, fx.Node]) -> fx.Node:
+        """The new node that stands for ``node`` given the versions of calls; writes views as needed."""
+        if node in versions:
+            return versions[node]
+        sources = tuple(self.resolve(source, versions) for source in node.all_input_nodes)
+        key = (node, sources)
+        if key not in self.views:
+            mapping = dict(zip(node.all_input_nodes, sources, strict=True))
+            self.views[key] = self.graph.node_copy(node, lambda source: mapping[source])
+        return self.views[key]
+
+    def execute(self, op: int, *, forward: bool) -> None:
+        """Write one execution of an op."""
+        node = self.step.op_nodes[op]
+        mapping = {source: self.resolve(source, self.current) for source in node.all_input_nodes}
+        if is_random(node) and self.runs[op] > 1:
+            call = self._random_call(op, node, mapping)
+        else:
+            call = self.graph.node_copy(node, lambda source: mapping[source])
+        call.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
+        written = {node: call}
+        for item in self.items.get(node, ()):
+            copy = self.graph.create_node("call_function", operator.getitem, (call, item.args[1]))
+            copy.meta = dict(item.meta)
+            written[item] = copy
+        self.current.update(written)
+        if forward:
+            self.forward_nodes.update(written.values())
+            for old, new in written.items():
+                self.first.setdefault(old, new)
+
+    def _random_call(self, op: int, node: fx.Node, mapping: dict[fx.Node, fx.Node]) -> fx.Node:
+        args: Any = fx.map_arg(node.args, lambda source: mapping[source])
+        kwargs: Any = fx.map_arg(node.kwargs, lambda source: mapping[source])
+        target: Any = node.target
+        if op in self.states:
+            return self.graph.create_node("call_function", replay, (self.states[op], target, *args), kwargs)
+        pair = self.graph.create_node("call_function", run_and_save_rng_state, (target, *args), kwargs)
+        state = self.graph.create_node("call_function", operator.getitem, (pair, 0))
+        state.meta["val"] = self._fake_state()
+        pair.meta["val"] = (state.meta["val"], node.meta["val"])
+        self.states[op] = state
+        self.forward_nodes.add(state)
+        return self.graph.create_node("call_function", operator.getitem, (pair, 1))
+
+    def _fake_state(self) -> torch.Tensor:
+        fake = [n.meta["val"] for n in self.graph.nodes if n.op == "placeholder" and "val" in n.meta]
+        mode = detect_fake_mode(fake)
+        assert mode is not None
+        with mode:
+            return torch.empty(self.step.graph.rng_state_bytes, dtype=torch.uint8)
+
+    def finish(self) -> fx.GraphModule:
+        """Write the outputs and return the module."""
+        results: list[Any] = []
+        for index, output in enumerate(joint_outputs(self.step.module)):
+            if isinstance(output, fx.Node):
+                versions = self.first if index < self.step.num_outputs else self.current
+                results.append(self.resolve(output, versions))
+            else:
+                results.append(output)
+        written = self.graph.output(tuple(results))
+        old = next(iter(self.step.module.graph.find_nodes(op="output")))
+        written.meta = dict(old.meta)
+        return _make_graph_module(self.step.module, self.graph)
+
+    def saved_nodes(self, backward_roots: list[fx.Node]) -> list[fx.Node]:
+        """Forward nodes that the backward part reads, in graph order; views are made again there."""
+        found: set[fx.Node] = set()
+        seen: set[fx.Node] = set()
+        stack = list(backward_roots)
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node not in self.forward_nodes:
+                stack.extend(node.all_input_nodes)
+            elif tensors(node.meta.get("val")):
+                found.add(node)
+        return [node for node in self.graph.nodes if node in found]
+
+
+def emit(step: TracedStep, schedule: Schedule) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward GraphModule that execute ``schedule``.
+
+    They follow AOTAutograd's contract for a partition function: the forward returns its outputs, then
+    the saved tensors; the backward takes the saved tensors, then the tangents.
+    """
+    writer = _Writer(step, Counter(schedule.steps))
+    backward_calls: list[fx.Node] = []
+    for position, op in enumerate(schedule.steps):
+        forward = position < schedule.num_forward
+        writer.execute(op, forward=forward)
+        if not forward:
+            backward_calls.append(writer.current[step.op_nodes[op]])
+    module = writer.finish()
+    outputs = joint_outputs(module)
+    gradients = [node for node in outputs[step.num_outputs :] if isinstance(node, fx.Node)]
+    saved = writer.saved_nodes(backward_calls + gradients)
+    primals = [n for n in module.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
+    _exempt_overwritten(primals)
+    forward_module, backward_module = _extract_fwd_bwd_modules(
+        module, primals + saved, saved_sym_nodes=[], num_fwd_outputs=step.num_outputs
+    )
+    _drop_dead(forward_module, keep_random=True)
+    _drop_dead(backward_module, keep_random=False)
+    return forward_module, backward_module
+
+
+def _exempt_overwritten(primals: list[fx.Node]) -> None:
+    """Save inputs that the step overwrites without autograd's version check.
+
+    Only the running statistics of normalizations in training mode are read again after their update, and no
+    result depends on them (the checker holds this); a second forward may update them before the backward.
+    """
+    for node in primals:
+        if any(is_mutation(user) and user.args[0] is node for user in node.users):
+            node.meta["saved_tensor_with_no_vc_check"] = True
+
+
+def _drop_dead(module: fx.GraphModule, *, keep_random: bool) -> None:
+    """Remove dead nodes. fx itself keeps random ops, and so would draw the forward's again."""
+
+    def must_stay(node: fx.Node) -> bool:
+        if node.op in ("placeholder", "output") or is_mutation(node):
+            return True
+        return keep_random and (is_random(node) or node.target is run_and_save_rng_state)
+
+    module.graph.eliminate_dead_code(is_impure_node=must_stay)
+    module.recompile()

@@ -1,0 +1,173 @@
+"""Exact memory of two emitted graphs, by the storages that are alive at each node.
+
+Written apart from :mod:`hybridremat.graph.memory`, which replays schedules: the two must agree.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from hybridremat.compiler.rng_replay import replay
+from hybridremat.graph.private_torch import run_and_save_rng_state
+from hybridremat.graph.tracing.fx_nodes import joint_outputs
+from hybridremat.graph.tracing.trace import TracedStep
+
+
+@dataclass(frozen=True)
+class EmittedMemory:
+    """Bytes: peak of each phase, and what is alive between them."""
+
+    forward_peak: int
+    backward_peak: int
+    saved: int
+
+    @property
+    def peak(self) -> int:
+        """Peak of the step."""
+        return max(self.forward_peak, self.backward_peak)
+
+
+@dataclass
+class _Storages:
+    """Storages that nodes hold: for each node, joint value → storage number. ``size[s]`` in bytes.
+
+    Joint nodes that compute alike (outputs, which stay apart) have one term, and count as the first of them:
+    ``alike`` gives the value of the first for that of another.
+    """
+
+    step: TracedStep
+    joint_node: dict[int, fx.Node]
+    op_of: dict[fx.Node, int]
+    alike: dict[int, int]
+    size: list[int] = field(default_factory=list)
+    held: dict[fx.Node, dict[int, int]] = field(default_factory=dict)
+    temporary: dict[fx.Node, int] = field(default_factory=dict)
+
+    def new(self, size: int) -> int:
+        self.size.append(size)
+        return len(self.size) - 1
+
+    def add(self, node: fx.Node, term: int) -> None:
+        """Work out what a call node holds, and what it allocates while it runs."""
+        rng = self.step.graph.rng_state_bytes
+        source = node.args[0] if node.target is operator.getitem else None
+        if isinstance(source, fx.Node) and source.target is run_and_save_rng_state:
+            kept = self.held[source]
+            self.held[node] = (
+                {-1: kept[-1]} if node.args[1] == 0 else {v: s for v, s in kept.items() if v >= 0}
+            )
+            return
+        joint = self.joint_node.get(term)
+        op = self.op_of.get(joint) if joint is not None else None
+        if op is None:
+            inputs = {v: s for n in node.all_input_nodes for v, s in self.held[n].items()}
+            wanted = self.values(joint) if joint is not None else ()
+            self.held[node] = {v: inputs[v] for v in wanted if v in inputs}
+            return
+        traced = self.step.graph.ops[op]
+        writes = [self.alike.get(v, v) for v in traced.writes]
+        self.held[node] = {v: self.new(self.step.graph.values[v].bytes) for v in writes}
+        self.temporary[node] = traced.temp + (rng if node.target is replay else 0)
+        if node.target is run_and_save_rng_state:
+            self.held[node][-1] = self.new(rng)
+
+    def values(self, joint: fx.Node) -> list[int]:
+        """The values of a joint node, those of the first that computes alike."""
+        return [self.alike.get(v, v) for v in self.step.node_values[joint]]
+
+
+def _peak(module: fx.GraphModule, storages: _Storages, start: set[int], stays: set[int]) -> int:
+    """Highest bytes over the nodes; ``start`` is alive at first, ``stays`` to the end."""
+    nodes = list(module.graph.nodes)
+    last: dict[int, int] = {}
+    for position, node in enumerate(nodes):
+        for used in (node, *node.all_input_nodes):
+            last.update(dict.fromkeys(storages.held.get(used, {}).values(), position))
+    alive = set(start)
+    level = sum(storages.size[s] for s in alive)
+    dying: dict[int, list[int]] = {}
+    for storage, position in last.items():
+        dying.setdefault(position, []).append(storage)
+    highest = level
+    for position, node in enumerate(nodes):
+        for storage in storages.held.get(node, {}).values():
+            if storage not in alive:
+                alive.add(storage)
+                level += storages.size[storage]
+        highest = max(highest, level + storages.temporary.get(node, 0))
+        for storage in dying.get(position, ()):
+            if storage not in stays and storage in alive:
+                alive.discard(storage)
+                level -= storages.size[storage]
+    return highest
+
+
+def _storages(step: TracedStep, joint_terms: Mapping[fx.Node, int]) -> _Storages:
+    """Nothing held yet, and which joint nodes compute alike."""
+    first: dict[int, fx.Node] = {}
+    alike: dict[int, int] = {}
+    for joint, term in joint_terms.items():
+        earlier = first.setdefault(term, joint)
+        pairs = zip(step.node_values[joint], step.node_values[earlier], strict=False)
+        alike |= {v: alike.get(w, w) for v, w in pairs if v != w}
+    return _Storages(step, first, step.op_of, alike)
+
+
+def _held_outputs(step: TracedStep, forward: fx.GraphModule, storages: _Storages) -> set[int]:
+    """Storages of outputs that the caller holds to the end of the step."""
+    count = step.num_outputs
+    stay: set[int] = set()
+    for joint, node in zip(joint_outputs(step.module)[:count], joint_outputs(forward)[:count], strict=True):
+        if isinstance(node, fx.Node) and not step.graph.held_outputs.isdisjoint(step.node_values[joint]):
+            held = storages.held[node]
+            stay |= {held[v] for v in storages.values(joint) if v in held}
+    return stay
+
+
+def emitted_memory(
+    step: TracedStep,
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    joint_terms: Mapping[fx.Node, int],
+    forward_terms: Mapping[fx.Node, int],
+    backward_terms: Mapping[fx.Node, int],
+) -> EmittedMemory:
+    """Replay both graphs.
+
+    The terms are the checker's: they say which joint node a node computes. A node that draws and saves the
+    generator's state has the term of what it draws.
+    """
+    storages = _storages(step, joint_terms)
+    for node in forward.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            storages.held[node] = {}
+        elif node.op != "output":
+            storages.add(node, forward_terms[node])
+    results = [node for node in joint_outputs(forward) if isinstance(node, fx.Node)]
+    after = {s for node in results for s in storages.held[node].values()}
+    forward_peak = _peak(forward, storages, set(), after)
+
+    saved = joint_outputs(forward)[step.num_outputs :]
+    inputs = list(backward.graph.find_nodes(op="placeholder"))
+    for node, source in zip(inputs, saved, strict=False):
+        storages.held[node] = storages.held[source]
+    tangents = sum(value.bytes for value in step.graph.values if value.tangent)
+    stays = {storages.new(tangents), *_held_outputs(step, forward, storages)}
+    for node in backward.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            storages.held.setdefault(node, {})
+        elif node.op != "output":
+            storages.add(node, backward_terms[node])
+    start = stays | {s for node in inputs for s in storages.held[node].values()}
+    gradients = {
+        s
+        for node in joint_outputs(backward)
+        if isinstance(node, fx.Node)
+        for s in storages.held[node].values()
+    }
+    backward_peak = _peak(backward, storages, start, stays | gradients)
+    return EmittedMemory(forward_peak, backward_peak, sum(storages.size[s] for s in after))

@@ -1,0 +1,59 @@
+"""Files that appear complete or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write under a temporary name and rename: readers see the old file or the new one.
+
+    A symbolic link stays, and the file that it leads to is written. What is there and is no file (a pipe,
+    ``/dev/null``, ``/dev/stdout``) is written to as it is: a rename would put a file in a device's place.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; no temporary file stays.
+    """
+    if is_special(path):
+        with path.open("wb") as special:
+            special.write(_bytes(content))
+        return
+    path = path.resolve()
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_bytes(content))
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def is_special(path: Path) -> bool:
+    """Whether something is there that is neither a file nor a folder: a device or a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def cache_folder() -> Path:
+    """Where files are kept: ``HYBRIDREMAT_CACHE``, or the platform's cache folder."""
+    if named := os.environ.get("HYBRIDREMAT_CACHE"):
+        return Path(named)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("hybridremat"))

@@ -1,0 +1,180 @@
+"""Choose a point for each graph of a step that comes in several, and figure the whole step."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hybridremat.errors import InfeasibleLimitWarning
+from hybridremat.graph.joint import Schedule
+from hybridremat.graph.memory import Replay
+from hybridremat.graph_breaks.limits import Asked, refusal
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.settings import OnInfeasible, Settings
+from hybridremat.planning.step_frontier import Candidate, StepFrontier
+from hybridremat.plans.policy import total_records
+from hybridremat.sequence.joined_graphs import Part, PartedStep, PartPoint, choose_points
+
+
+@dataclass(frozen=True)
+class PartedProblem:
+    """The distinct graphs of a step with the points that each may take.
+
+    Attributes
+    ----------
+    keys
+        Fingerprints of the distinct graphs.
+    order
+        Indices into ``keys``, in the order of the forward.
+    plannings
+        Of each distinct graph.
+    offered
+        Points of each distinct graph: its frontier, or the one that it runs already.
+    between
+        The code before each graph of ``order``, and after the last one.
+    joined_bytes
+        As in :class:`~hybridremat.sequence.joined_graphs.PartedStep`.
+    """
+
+    keys: tuple[str, ...]
+    order: tuple[int, ...]
+    plannings: tuple[StepFrontier, ...]
+    offered: tuple[tuple[Candidate, ...], ...]
+    between: tuple[Part | None, ...]
+    joined_bytes: int
+
+    @staticmethod
+    def of(
+        order: Sequence[str],
+        plannings: Mapping[str, StepFrontier],
+        fixed: Mapping[str, Candidate],
+        between: tuple[Part | None, ...],
+        joined_bytes: int,
+    ) -> PartedProblem:
+        """The problem of a step whose graphs run in ``order``."""
+        keys = tuple(dict.fromkeys(order))
+        return PartedProblem(
+            keys,
+            tuple(keys.index(key) for key in order),
+            tuple(plannings[key] for key in keys),
+            tuple((fixed[key],) if key in fixed else plannings[key].candidates for key in keys),
+            between,
+            joined_bytes,
+        )
+
+    def step(self, offered: Sequence[Sequence[Candidate]]) -> PartedStep:
+        """The integers of the problem for some points of each graph, which come first among its parts."""
+        parts = [_part(planning, group) for planning, group in zip(self.plannings, offered, strict=True)]
+        order = list(self.order)
+        for place, code in reversed(list(enumerate(self.between[: len(order) + 1]))):
+            if code is not None:
+                order.insert(place, len(parts))
+                parts.append(code)
+        return PartedStep(tuple(parts), tuple(order), self.joined_bytes)
+
+    def plain(self) -> PartedStep:
+        """The step with each graph plain."""
+        return self.step([[Candidate(planning.plain, None)] for planning in self.plannings])
+
+    def fingerprint(self) -> str:
+        """Identifies the step: its graphs in order."""
+        text = ",".join(self.keys[index] for index in self.order)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Points of the distinct graphs, and bytes: what they keep to, what was asked, what is least."""
+
+    points: tuple[int, ...]
+    limit: int | None
+    asked: int | None
+    least: int
+
+
+def choose_parts(
+    problem: PartedProblem, settings: Settings, cost_model: str
+) -> tuple[dict[str, Candidate], Plan]:
+    """A point for each distinct graph, and the plan of the whole step (without parts, blocks and breaks).
+
+    Raises
+    ------
+    InfeasibleLimitError
+        If nothing fits, unless ``on_infeasible="least"``.
+    """
+    step, asked = problem.step(problem.offered), Asked.of(problem.plain(), settings)
+    choice = _choose(step, asked, settings.on_infeasible)
+    taken = zip(problem.keys, problem.offered, choice.points[: len(problem.keys)], strict=True)
+    chosen = {key: group[point] for key, group, point in taken}
+    peak = step.peak(choice.points)
+    whole = Plan(
+        memory_limit=choice.limit,
+        asked_limit=choice.asked,
+        reserve=asked.reserve,
+        forwards=1,
+        predicted_peak=peak,
+        needed=peak + asked.reserve,
+        plain_peak=asked.plain_peak,
+        least_peak=choice.least,
+        overhead=asked.takes(step, choice.points),
+        extra_flops=_extra_flops(problem, chosen),
+        saved_bytes=sum(step.parts[g].points[choice.points[g]].saved for g in step.order),
+        blocks=(),
+        cost_model=cost_model,
+        fingerprint=problem.fingerprint(),
+        schedule=Schedule((), 0),
+        pins=total_records(r for g in problem.order for r in problem.plannings[g].pins),
+        reused_options=any(planning.reused_options for planning in problem.plannings),
+        timings=_summed(planning.timings for planning in problem.plannings),
+    )
+    return chosen, whole
+
+
+def _choose(step: PartedStep, asked: Asked, on_infeasible: OnInfeasible) -> _Choice:
+    leanest = choose_points(step)
+    assert leanest is not None, "every graph can run in some way"
+    least = step.peak(leanest) + asked.reserve
+    points = choose_points(step, limit=asked.memory, most_time=asked.most_time)
+    if points is not None:
+        return _Choice(points, asked.limit, asked.limit, least)
+    error = refusal(step, asked, least)
+    too_slow = asked.limit is None or least <= asked.limit  # max_overhead alone cannot be kept
+    if on_infeasible == "error" or too_slow:
+        raise error
+    warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
+    return _Choice(leanest, least, asked.limit, least)
+
+
+def _part(planning: StepFrontier, offered: Sequence[Candidate]) -> Part:
+    graph = planning.graph
+    replay = Replay(graph)
+    released = sum(graph.values[value].bytes for value in graph.released_outputs)
+    points = []
+    for candidate in offered:
+        schedule = candidate.point.schedule
+        memory, split = replay(schedule), schedule.num_forward
+        points.append(
+            PartPoint(
+                forward_peak=max(memory.profile[:split], default=0),
+                backward_peak=max(memory.profile[split:], default=0),
+                saved=memory.saved + released,
+                time=candidate.point.time,
+            )
+        )
+    return Part(tuple(points), sum(graph.values[value].bytes for value in graph.gradients))
+
+
+def _extra_flops(problem: PartedProblem, chosen: Mapping[str, Candidate]) -> float:
+    flops = sum(chosen[problem.keys[g]].point.flops for g in problem.order)
+    plain = sum(problem.plannings[g].plain.flops for g in problem.order)
+    return flops / plain - 1.0 if plain else 0.0
+
+
+def _summed(timings: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for stages in timings:
+        total.update(stages)
+    return dict(total)

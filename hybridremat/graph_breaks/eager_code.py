@@ -1,0 +1,167 @@
+"""Memory of the code that runs between the graphs of a step, op by op under plain autograd.
+
+It is in no graph, so it is measured: the forward runs once more as a ``Survey`` left
+it, with what the graphs hand on kept alive, as in training. What happens between two graphs then shows in
+the allocation records; a backward through just that code, with gradients of ones, shows the rest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from hybridremat.graph.costs.memory_windows import Windows
+from hybridremat.graph.private_torch import new_node_number, node_number, ones_for_result, tree_leaves
+from hybridremat.graph.tracing.non_leaf import is_handed
+from hybridremat.sequence.joined_graphs import Part, PartPoint
+
+# A result of a node of an autograd graph: what a gradient is made for.
+Edge = tuple[Node, int]
+
+
+@dataclass
+class Recorder:
+    """Told when a graph of the step starts and ends, while the forward runs.
+
+    Attributes
+    ----------
+    starts
+        A number for the code before each graph, and after the last one: its autograd nodes are not below.
+    results
+        For each such code, what is taken from it under autograd; None for what later such code alone takes.
+    waiting
+        For each such code, the results of earlier such code that its backward is the first to make gradients
+        for.
+    uses
+        In how many graphs each leaf is used, and each tensor that a graph handed on. What the code between
+        graphs made is not counted: autograd adds up its gradients in place.
+    """
+
+    windows: Windows
+    starts: list[int] = field(default_factory=list)
+    results: list[dict[Edge, torch.Tensor | None]] = field(default_factory=list)
+    waiting: list[set[Edge]] = field(default_factory=list)
+    uses: Counter[Edge] = field(default_factory=Counter)
+    held: list[object] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """The forward starts."""
+        self._open()
+
+    def enter(self, args: Sequence[object]) -> None:
+        """A graph starts."""
+        self.uses.update(edge for edge in self._close(args) if _ends(edge[0]))
+
+    def leave(self, outputs: Sequence[object]) -> None:
+        """A graph ends."""
+        self.held.append(outputs)
+        self._open()
+
+    def end(self, outputs: Sequence[object]) -> None:
+        """The model returns."""
+        self._close(outputs)
+
+    def _open(self) -> None:
+        self.starts.append(new_node_number())
+        self.results.append({})
+        self.waiting.append(set())
+        self.windows.open(f"forward {len(self.starts) - 1}")
+
+    def _close(self, args: Sequence[object]) -> set[Edge]:
+        self.windows.close()
+        self.held.append(args)
+        taken = {}
+        for tensor in args:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                node, index, *_ = get_gradient_edge(tensor)
+                taken[node, index] = tensor
+        for edge, tensor in taken.items():
+            self._note_root(edge, tensor)
+        return set(taken)
+
+    def _note_root(self, edge: Edge, tensor: torch.Tensor | None) -> None:
+        """Note that a gradient arrives at a result of the code between graphs, in the code that made it."""
+        maker = bisect_right(self.starts, node_number(edge[0])) - 1
+        if maker >= 0 and not _ends(edge[0]):
+            self.results[maker].setdefault(edge, tensor)
+
+    def backward(self) -> None:
+        """Go backward through the code before each graph, the last first."""
+        for index in reversed(range(len(self.results))):
+            roots = self.results[index]
+            if not roots:
+                continue
+            earlier = {edge for edge in _leaving(roots, self.starts[index]) if not _ends(edge[0])}
+            self.waiting[index] = earlier.difference(*self.waiting)
+            for edge in earlier:
+                self._note_root(edge, None)
+            edges = [GradientEdge(*edge) for edge in roots]
+            ones = [ones_for_result(*e) if t is None else torch.ones_like(t) for e, t in roots.items()]
+            self.windows.open(f"backward {index}")
+            torch.autograd.backward(edges, ones, retain_graph=True)
+            self.windows.close()
+
+    def waiting_bytes(self, index: int) -> int:
+        """Gradients that wait, while graphs go backward, for the code before them that made the tensors."""
+        return sum(ones_for_result(*edge).nbytes for edge in self.waiting[index])
+
+    @property
+    def joined_bytes(self) -> int:
+        """The largest gradient that several graphs make and autograd adds up."""
+        return max((ones_for_result(*edge).nbytes for edge, runs in self.uses.items() if runs > 1), default=0)
+
+
+def _ends(node: Node) -> bool:
+    """Whether a backward through the code between graphs ends here: at a leaf, or where a graph handed on."""
+    return not node.next_functions or is_handed(node)
+
+
+def _leaving(roots: Iterable[Edge], start: int) -> set[Edge]:
+    """The results from before ``start`` that the nodes made since then, up to these roots, have used."""
+    left: set[Edge] = set()
+    seen = {node for node, _ in roots}
+    stack = list(seen)
+    while stack:
+        for node, index in stack.pop().next_functions:
+            if node is None or node in seen:
+                continue
+            if _ends(node) or node_number(node) < start:
+                left.add((node, index))
+            else:
+                seen.add(node)
+                stack.append(node)
+    return left
+
+
+def measure_between(recorder: Recorder, forward: Callable[[], Any]) -> list[Part | None]:
+    """The code before each graph and after the last one, as parts with one point; None where nothing is.
+
+    Parameters
+    ----------
+    forward
+        Runs the surveyed forward and returns the model's output.
+    """
+
+    def run() -> None:
+        recorder.begin()
+        recorder.end(tree_leaves(forward()))
+        recorder.backward()
+
+    recorder.windows.record(run)
+    figures = recorder.windows.figures
+    parts: list[Part | None] = []
+    for index in range(len(recorder.results)):
+        waiting = recorder.waiting_bytes(index)
+        forward_peak, saved = figures[f"forward {index}"]
+        above, gradients = figures.get(f"backward {index}", (0, 0))
+        saved = max(0, saved)
+        point = PartPoint(forward_peak, saved + above, saved, time=0)
+        nothing = not (forward_peak or saved or above or waiting)
+        parts.append(None if nothing else Part((point,), max(0, gradients) + waiting))
+    return parts

@@ -1,0 +1,95 @@
+"""What a step of several graphs is asked to keep to, and the errors where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridremat.errors import InfeasibleLimitError
+from hybridremat.planning.settings import Settings
+from hybridremat.planning.step_frontier import too_slow
+from hybridremat.sequence.joined_graphs import PartedStep, choose_points
+from hybridremat.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The limits of one step: ``limit`` and ``reserve`` in bytes, ``overhead`` a fraction; None: any.
+
+    ``plain_peak`` (bytes) and ``plain_time`` (nanoseconds) are those of the step with each graph plain;
+    ``pinned`` says whether a policy is to be kept too.
+    """
+
+    limit: int | None
+    reserve: int
+    overhead: float | None
+    plain_peak: int
+    plain_time: int
+    pinned: bool = False
+
+    @staticmethod
+    def of(plain: PartedStep, settings: Settings) -> Asked:
+        """What settings ask of the step whose plain figures are given."""
+        first = (0,) * len(plain.parts)
+        peak = plain.peak(first)
+        return Asked(
+            settings.limit_bytes(peak),
+            settings.reserve_bytes(),
+            settings.overhead_limit(),
+            peak,
+            plain.time(first),
+            bool(settings.policy),
+        )
+
+    @property
+    def memory(self) -> int | None:
+        """Most bytes of the step itself."""
+        return None if self.limit is None else self.limit - self.reserve
+
+    @property
+    def most_time(self) -> int | None:
+        """Most nanoseconds of the step."""
+        return None if self.overhead is None else int(self.plain_time * (1 + self.overhead))
+
+    def takes(self, step: PartedStep, points: Sequence[int]) -> float:
+        """Extra time of some points, as a fraction of the plain step's."""
+        return step.time(points) / self.plain_time - 1.0 if self.plain_time else 0.0
+
+
+def refusal(step: PartedStep, asked: Asked, least: int) -> InfeasibleLimitError:
+    """The error for a step of which no points keep to what was asked; ``least`` bytes are feasible."""
+    if asked.limit is not None and asked.limit < least:
+        return _no_memory(asked, asked.limit, least, len(step.order))
+    assert asked.overhead is not None, "a step that fits in memory can only take too long"
+    within = choose_points(step, most_time=asked.most_time)
+    fastest = choose_points(step, limit=step.loosest() if asked.memory is None else asked.memory)
+    assert fastest is not None, "a step that fits in memory has a fastest way to run"
+    takes = asked.takes(step, fastest)
+    if within is None:
+        return _no_time(asked, asked.overhead, takes, least)
+    assert asked.limit is not None, "only a limit can exclude points within the overhead"
+    return too_slow(asked.limit, asked.overhead, takes=takes, least=step.peak(within) + asked.reserve)
+
+
+def _no_memory(asked: Asked, limit: int, least: int, count: int) -> InfeasibleLimitError:
+    under, plain_peak = " under policy=" if asked.pinned else "", asked.plain_peak
+    return InfeasibleLimitError(
+        f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes) for this step of {count} graphs: "
+        f"the least feasible limit{under} is {format_bytes(least)} ({least} bytes, "
+        f"{100 * least / max(1, plain_peak):.1f} % of the plain step's {format_bytes(plain_peak)}). Raise "
+        "the limit, or remove graph breaks: what crosses one is kept to the end of the step, and nothing is "
+        "recomputed across it.",
+        limit=limit,
+        least=least,
+    )
+
+
+def _no_time(asked: Asked, overhead: float, takes: float, least: int) -> InfeasibleLimitError:
+    recomputed = "what policy= says is recomputed in any case, and " if asked.pinned else ""
+    return InfeasibleLimitError(
+        f"no plan keeps max_overhead {overhead:.1%} on this path of the model: {recomputed}graphs that it "
+        f"shares with other paths run as was chosen for those, and the fastest plan takes {takes:.1%} more "
+        "time. Raise max_overhead, or wrap with inputs that take this path.",
+        limit=0,
+        least=least,
+    )

@@ -1,0 +1,168 @@
+"""A callback that makes Lightning's Trainer train under a memory limit."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, Unpack
+
+from hybridremat.errors import MissingPackageError, ModelError
+from hybridremat.integrations.loop import LoopWatch
+from hybridremat.integrations.loop_options import WrapOptions, loop_options
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # one code under two names, two sets of classes
+
+
+def _callback_classes() -> tuple[Any, ...]:
+    """The Callback of each package that is in use; of the first one that is installed if none is yet."""
+    loaded = [sys.modules[name] for name in PACKAGES if sys.modules.get(name) is not None]
+    if loaded:
+        return tuple(package.Callback for package in loaded)
+    failures = []
+    for name in PACKAGES:
+        try:
+            return (import_module(name).Callback,)
+        except ImportError as error:
+            failures.append(str(error))
+    raise MissingPackageError(
+        f"HybridRematLightningCallback needs Lightning, and it cannot be imported ({'; '.join(failures)}); "
+        "pip install lightning, or pip install pytorch-lightning"
+    )
+
+
+class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc]  # chosen when it is imported
+    """Wraps a module when training begins, logs what was measured, unwraps it at the end or on an exception.
+
+    The plan is made in the first training step for exactly what the loop passes, and one more for each
+    further input shape. A module that is wrapped already stays so, and is only watched. With
+    DistributedDataParallel a submodule has to be named, and each rank plans for itself.
+
+    Parameters
+    ----------
+    module
+        Name of the submodule to be wrapped. None: the LightningModule itself, whose ``training_step`` then
+        has to call ``self(…)``; what it does beside that is outside of the plan.
+    measure_every
+        Batches between measurements. By default every batch on CUDA, where the caching allocator counts
+        anyway (its peak is reset each time), and one on CPU, the second planned one, where measuring takes
+        the profiler.
+    plain_steps
+        How many batches first run plain and are timed, so that ``measured_overhead`` can be logged. The limit
+        does not hold in them.
+    tolerance
+        By which fraction a measured peak may leave the prediction without a warning.
+    wrap_options
+        ``memory_limit``, ``max_overhead``, ``reserve`` and the other keyword arguments of
+        :func:`hybridremat.wrap`, except sample inputs and ``across_ranks``.
+
+    Raises
+    ------
+    LimitError, CostModelError, OptionsError
+        For an option that cannot be used.
+    MissingPackageError
+        When the name is first used, without Lightning.
+
+    Notes
+    -----
+    ``hybridremat/predicted_peak_bytes``, ``hybridremat/predicted_overhead`` (a fraction), and once there are
+    any ``hybridremat/measured_peak_bytes`` and ``hybridremat/measured_overhead`` go to all loggers of the
+    Trainer and to its ``callback_metrics``: after the first planned batch, after each measurement (on CUDA at
+    ``log_every_n_steps``, the largest since the last time) and when as many planned batches as plain ones
+    have been timed. A peak that leaves the prediction is a :class:`~hybridremat.PredictionWarning`, once.
+
+    Examples
+    --------
+    >>> from hybridremat import HybridRematLightningCallback
+    >>> callback = HybridRematLightningCallback(module="body", memory_limit="60%")
+
+    ``Trainer(callbacks=[callback])`` wraps ``pl_module.body`` and plans it in the first training step.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: str | None = None,
+        measure_every: int | None = None,
+        plain_steps: int = 0,
+        tolerance: float = 0.03,
+        **wrap_options: Unpack[WrapOptions],
+    ) -> None:
+        options = loop_options(
+            wrap_options,
+            module=module,
+            measure_every=measure_every,
+            plain_steps=plain_steps,
+            tolerance=tolerance,
+        )
+        super().__init__()
+        self._watch = LoopWatch(options)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check and wrap the module.
+
+        Raises
+        ------
+        HybridRematError
+            If it cannot be wrapped; no step has run, and nothing has changed.
+        """
+        self._watch.begin(pl_module)
+        whole = self._watch.target is pl_module
+        if whole and trainer.model is not pl_module:
+            self._watch.end()
+            children = ", ".join(name for name, _ in pl_module.named_children())
+            raise ModelError(
+                f"{type(trainer.model).__name__} calls training_step through the LightningModule's own call, "
+                "which can therefore not be planned here. Name the submodule that training_step calls with "
+                f"module=; there are {children}."
+            )
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """A batch comes."""
+        self._watch.step_begins()
+
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Lightning drops the gradients between forward and backward: they are no part of the step."""
+        self._watch.pause()
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """The gradients of the step before are gone."""
+        self._watch.resume()
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """A backward is over; with manual optimization there may be several in a batch."""
+        self._watch.backward_ends()
+        self._watch.step_ends()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log what is new."""
+        log = self._watch.log
+        regular = trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0
+        if not log.due and not (log.waiting and regular):
+            return
+        entry = log.entry()
+        _to_loggers(trainer, entry)
+        if not trainer.barebones:
+            pl_module.log_dict(entry, on_step=True, on_epoch=False, logger=False)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log what waits, and unwrap the module."""
+        if self._watch.log.waiting:
+            _to_loggers(trainer, self._watch.log.entry())
+        self._watch.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Unwrap the module: training has failed or was interrupted."""
+        self._watch.end()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Unwrap the module, if nothing else has come to it."""
+        if stage == "fit":
+            self._watch.end()
+
+
+def _to_loggers(trainer: Any, entry: dict[str, float]) -> None:
+    """All of it now, whatever ``log_every_n_steps``: ``log_dict`` would drop what falls between."""
+    for logger in trainer.loggers:
+        logger.log_metrics(entry, step=trainer.global_step)

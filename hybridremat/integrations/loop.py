@@ -1,0 +1,180 @@
+"""What the callbacks for training loops share: wrap, watch, compare, warn, unwrap.
+
+A callback tells when training begins and ends, when a step begins, and when the backward of a micro-batch is
+over; the wrapped model itself tells when its forward begins. In return it gets figures for the loop's logger.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from torch import nn
+
+from hybridremat.compiler.capture import model_device
+from hybridremat.errors import PredictionWarning
+from hybridremat.integrations.loop_figures import StepFigures, StepLog
+from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
+from hybridremat.integrations.loop_options import LoopOptions, find_target
+from hybridremat.runtime.planned_call import PlannedCall, planned_call
+from hybridremat.runtime.prepare import remove_call, require_wrappable, wrap_at_first_step
+
+logger = logging.getLogger(__name__)
+
+
+class LoopWatch:
+    """Plans and watches one training run at a time; :meth:`begin` starts a new one, :meth:`end` undoes it.
+
+    Attributes
+    ----------
+    target
+        The module that is planned, while a run lasts.
+    log
+        Figures for the loop's logger.
+    """
+
+    def __init__(self, options: LoopOptions) -> None:
+        self.options = options
+        self.target: nn.Module | None = None
+        self._reset()
+
+    def _reset(self, device: str = "cpu") -> None:
+        self.log = StepLog()
+        self._times = StepTimes(self.options.plain_steps)
+        self._peaks = StepPeaks(device, self.options.measure_every)
+        self._call: PlannedCall | None = None
+        self._wrapped_here = self._measured = self._warned = False
+        self._forwards = 0  # planned ones of the micro-batch that runs
+        self._planned = 0  # micro-batches that ran planned
+        self._captures = 0  # graphs that had come when the last forward was over
+        self._pure = True  # whether nothing but training took time in the step that runs
+
+    def begin(self, model: nn.Module) -> None:
+        """Training begins: wrap the module that is asked for, unless its owner has.
+
+        Raises
+        ------
+        HybridRematError
+            As ``wrap_at_first_step`` and :func:`find_target`; nothing has changed.
+        """
+        self.end()
+        target = find_target(model, self.options.module)
+        call = planned_call(target)
+        if call is None:
+            require_wrappable(target, self.options.settings)
+        self._reset(model_device(target))
+        self.target = target
+        if call is not None:
+            self._times = StepTimes(0)  # the owner wants it planned from the start
+            self._watch(call)
+        elif not self._times.in_plain_steps:
+            self._wrap()
+
+    def end(self) -> None:
+        """Training is over or has failed: unwrap what was wrapped here. May be called at any time."""
+        self._peaks.give_up()
+        call, self._call = self._call, None
+        if call is not None:
+            call.around_forward = nullcontext
+            # Someone may have unwrapped the model meanwhile, or wrapped it anew.
+            if self._wrapped_here and planned_call(call.model) is call:
+                remove_call(call.model)
+        self.target = None
+
+    def step_begins(self) -> None:
+        """The loop begins a step; what of it is timed lasts until :meth:`step_ends`."""
+        if self.target is None:
+            return
+        if self._call is None and not self._times.in_plain_steps:
+            self._wrap()
+        self._pure = True
+        self._times.begin()
+
+    def backward_ends(self) -> None:
+        """The backward of a micro-batch is over: what was measured is compared."""
+        call, forwards = self._call, self._forwards
+        self._forwards = 0
+        if call is None:
+            return
+        if not forwards:
+            self._warn_unplanned()
+            return
+        self._pure = self._pure and self._planned > 0 and not self._peaks.slow
+        self._planned += 1
+        peak = self._peaks.end()
+        plan = call.session.plan
+        if plan is None:
+            return
+        self.log.ran(plan)
+        if peak is not None:
+            settings = call.session.settings
+            bound = bool(plan.parts) or settings.hold_outputs
+            self._compare(StepFigures(plan, peak, upper_bound=bound))
+
+    def step_ends(self) -> None:
+        """All forwards and backwards of the step are over."""
+        self._times.end(planned=self._call is not None, counts=self._pure)
+        overhead, count = self._times.overhead, len(self._times.planned)
+        if overhead is not None:
+            self.log.timed(overhead, due=count == self._times.plain_steps)
+
+    def pause(self) -> None:
+        """What is freed until :meth:`resume` is not the step's: gradients of the one before."""
+        self._peaks.pause()
+
+    def resume(self) -> None:
+        """See :meth:`pause`."""
+        self._peaks.resume()
+
+    @contextmanager
+    def _forward(self) -> Iterator[None]:
+        """Around each planned forward: a measurement begins, unless this forward has come to be planned."""
+        call = self._call
+        assert call is not None
+        if call.captures == self._captures:
+            self._peaks.begin()
+        try:
+            yield
+        except BaseException:
+            self._peaks.give_up()
+            raise
+        if call.captures != self._captures:
+            self._captures, self._pure = call.captures, False
+            self._peaks.give_up()
+        self._forwards += 1
+
+    def _wrap(self) -> None:
+        assert self.target is not None
+        self._wrapped_here = True
+        options = self.options
+        call = wrap_at_first_step(
+            self.target, options.settings, given=options.plan, progress=options.progress
+        )
+        self._watch(call)
+
+    def _watch(self, call: PlannedCall) -> None:
+        self._call, self._captures = call, call.captures
+        call.around_forward = self._forward
+
+    def _compare(self, figures: StepFigures) -> None:
+        self.log.measured(figures, due=self._peaks.rare or not self._measured)
+        self._measured = True
+        if abs(figures.deviation()) > self.options.tolerance:
+            self._warn(figures.warning(type(self.target).__name__))
+
+    def _warn_unplanned(self) -> None:
+        if self._planned == 0:
+            name = type(self.target).__name__
+            self._warn(
+                f"a training step ran without a planned forward of {name}, so the memory limit does not hold "
+                "for it. The loop has to call the module itself, in training mode and with gradients: name "
+                "the submodule that it calls with module=, or call self(…) instead of self.forward(…)."
+            )
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s", text)
+            warnings.warn(text, PredictionWarning, stacklevel=2)

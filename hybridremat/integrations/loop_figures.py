@@ -1,0 +1,123 @@
+"""What was measured in a loop beside what its plan predicted, and what to say if they differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridremat.planning.plan import Plan
+from hybridremat.units import format_bytes
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """One measured step beside its plan.
+
+    Attributes
+    ----------
+    plan
+        The plan that the step ran.
+    measured
+        Bytes allocated from the start of the model's forward to the end of the backward, at their most.
+    upper_bound
+        Whether the prediction is one that need not be reached.
+    """
+
+    plan: Plan
+    measured: int
+    upper_bound: bool = False
+
+    def deviation(self) -> float:
+        """How far the measured peak is from what was predicted, as a fraction of it; 0.0 where it agrees.
+
+        What ``reserve`` and further ``forwards`` may take agrees, whether it is taken or not.
+        """
+        if self.measured > self.plan.needed:
+            return self.measured / self.plan.needed - 1
+        if self.measured < self.plan.predicted_peak and not self.upper_bound:
+            return self.measured / self.plan.predicted_peak - 1
+        return 0.0
+
+    def warning(self, model: str) -> str:
+        """What to say where the deviation is too large."""
+        share, plan = self.deviation(), self.plan
+        start = (
+            f"a training step of {model} took {format_bytes(self.measured)}, {abs(share):.1%} "
+            f"{'more' if share > 0 else 'less'} than the {format_bytes(self.expected)} that its plan predicts"
+        )
+        if share < 0:
+            return (
+                f"{start}. Nothing is wrong with the numbers; memory is left over. Kernels that need less on "
+                "real numbers than on made-up ones do this, and outputs that are counted as held but dropped."
+            )
+        if plan.memory_limit is not None:
+            passed = self.measured > plan.memory_limit
+            start += f" ({'beyond' if passed else 'within'} the limit of {format_bytes(plan.memory_limit)})"
+        room = plan.reserve + self.measured - plan.needed
+        return (
+            f"{start}. The step allocates what the plan does not know of. Likely causes: a loss outside of "
+            f"the model (keep room for it with reserve={room} or a little more, or compute it inside); "
+            "outputs that are held through the backward (drop them, or hold_outputs=True); a second forward "
+            "before the backward (forwards=2); DistributedDataParallel with find_unused_parameters=True, "
+            "which copies the outputs (the Trainer's ddp_find_unused_parameters=False turns it off); hooks "
+            "or metrics that allocate between forward and backward; gradients that are copied while they are "
+            "accumulated."
+        )
+
+    @property
+    def expected(self) -> int:
+        """The prediction in bytes that the measurement is nearest to."""
+        return self.plan.needed if self.measured > self.plan.needed else self.plan.predicted_peak
+
+
+PREFIX = "hybridremat/"
+
+
+class StepLog:
+    """What is new since the last entry: of several measurements the one with the largest peak.
+
+    Attributes
+    ----------
+    due
+        Whether something has come that is worth an entry of its own.
+    waiting
+        Whether something has come that has not been logged.
+    """
+
+    def __init__(self) -> None:
+        self.due = self.waiting = False
+        self._plan: Plan | None = None
+        self._figures: StepFigures | None = None
+        self._overhead: float | None = None
+
+    def ran(self, plan: Plan) -> None:
+        """A step has run under a plan."""
+        if self._plan is None:
+            self.due = self.waiting = True
+        self._plan = plan
+
+    def measured(self, figures: StepFigures, *, due: bool) -> None:
+        """A step has been measured."""
+        if self._figures is None or figures.measured > self._figures.measured:
+            self._figures = figures
+        self.waiting = True
+        self.due = self.due or due
+
+    def timed(self, overhead: float, *, due: bool) -> None:
+        """The measured overhead as a fraction has changed."""
+        self._overhead, self.waiting = overhead, True
+        self.due = self.due or due
+
+    def entry(self) -> dict[str, float]:
+        """Keys and figures to be logged: bytes, and overheads as fractions. Empty before there is a plan."""
+        figures, self._figures = self._figures, None
+        self.due = self.waiting = False
+        plan = figures.plan if figures is not None else self._plan
+        if plan is None:
+            return {}
+        entry: dict[str, float] = {f"{PREFIX}predicted_peak_bytes": plan.predicted_peak}
+        if figures is not None:
+            entry[f"{PREFIX}measured_peak_bytes"] = figures.measured
+        entry[f"{PREFIX}predicted_overhead"] = plan.overhead
+        if self._overhead is not None:
+            entry[f"{PREFIX}measured_overhead"] = self._overhead
+        return entry

@@ -1,0 +1,102 @@
+"""``torch.compile(model, backend="hybridremat", options={"memory_limit": "50%"})``.
+
+PyTorch finds this backend by its entry point, without ``import hybridremat``. Errors raised here come out
+of torch.compile wrapped in its ``BackendCompilerFailed``; ours is its ``inner_exception``.
+
+:func:`hybridremat.wrap` does more: it plans before the first step, leaves nothing to recompile, and lets log
+lines in the model's code pass, which break the graph here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from hybridremat.compiler.backend import Backend
+from hybridremat.errors import CaptureError, OptionsError
+from hybridremat.planning.progress import planning_progress
+from hybridremat.planning.session import Session
+from hybridremat.planning.settings import SETTING_NAMES, Settings
+from hybridremat.runtime.origin import graph_origin
+
+OPTION_NAMES = (*SETTING_NAMES, "on_plan", "progress")
+
+
+def hybridremat_backend(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one graph that Dynamo captured into a planned training step.
+
+    Parameters
+    ----------
+    options
+        The keyword arguments of :func:`hybridremat.wrap` from ``memory_limit`` to ``progress``, and
+        ``on_plan``, called with the :class:`~hybridremat.Plan` of each training graph once it is compiled.
+
+    Raises
+    ------
+    OptionsError
+        For an option that is not known, or a ``mode`` (there are none).
+    LimitError
+        For a limit, overhead or reserve that cannot be used, or neither limit nor overhead.
+    InfeasibleLimitError
+        If no plan fits.
+    CaptureError
+        If the graph breaks (before any of it has run), or has symbolic shapes.
+    """
+    settings, on_plan, show = read_options(mode, options or {})
+    _refuse_symbolic_shapes(example_inputs)
+    session = Session(settings)
+    session.origin = graph_origin(example_inputs)
+    backend = Backend(session, hold_outputs=settings.hold_outputs, all_outputs=settings.grad_outputs == "all")
+    started = time.perf_counter()
+    with planning_progress(show=show) as progress:
+        session.progress = progress
+        compiled = backend(module, example_inputs)
+    session.note_total(time.perf_counter() - started)
+    if on_plan is not None and session.plan is not None:
+        on_plan(session.plan)
+    return compiled
+
+
+def read_options(
+    mode: str | None, options: Mapping[str, Any]
+) -> tuple[Settings, Callable[[Any], None] | None, bool]:
+    """Validated settings, the callback and whether to show progress, out of torch.compile's arguments."""
+    if mode is not None:
+        raise OptionsError(f"mode={mode!r}: the backend hybridremat has no modes; use options= alone")
+    unknown = [name for name in options if name not in OPTION_NAMES]
+    if unknown:
+        raise OptionsError(
+            f"options of the backend hybridremat that are not known: {', '.join(map(repr, unknown))}; "
+            f"there are {', '.join(OPTION_NAMES)}"
+        )
+    given = dict(options)
+    on_plan, show = given.pop("on_plan", None), bool(given.pop("progress", True))
+    if on_plan is not None and not callable(on_plan):
+        raise OptionsError(f"option on_plan={on_plan!r} is no function; it is called with the plan")
+    if given.get("graph_breaks", "error") != "error":
+        raise OptionsError(
+            'graph_breaks="plan" needs hybridremat.wrap: torch.compile hands over one graph at a time, and '
+            "the graphs of a step are planned together"
+        )
+    return Settings(**given).validated(need_limit=True), on_plan, show
+
+
+def _refuse_symbolic_shapes(example_inputs: Sequence[Any]) -> None:
+    for value in example_inputs:
+        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+        if any(isinstance(size, torch.SymInt) for size in sizes):
+            raise CaptureError(
+                "the graph has symbolic shapes, and a plan is for one shape, to the byte. torch.compile "
+                "makes shapes symbolic when a second one arrives: pass torch.compile(…, dynamic=False), and "
+                "each shape gets a plan of its own."
+            )

@@ -1,0 +1,169 @@
+"""A callback that makes Hugging Face's Trainer train under a memory limit."""
+
+from __future__ import annotations
+
+import inspect
+from types import FrameType
+from typing import Any, Unpack
+
+from torch import nn
+
+from hybridremat.errors import MissingPackageError, ModelError
+from hybridremat.integrations.loop import LoopWatch
+from hybridremat.integrations.loop_options import WrapOptions, loop_options
+
+try:
+    from transformers import TrainerCallback
+    from transformers.trainer_callback import CallbackHandler
+except ImportError as error:
+    raise MissingPackageError(
+        "HybridRematTrainerCallback needs transformers and accelerate, and they cannot be imported "
+        f"({error}); pip install 'transformers[torch]>=4.57'"
+    ) from error
+
+
+class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is read as Any
+    """Wraps the Trainer's model when training begins, logs what was measured, unwraps it at the end.
+
+    The plan is made in the first training step for exactly what the loop passes, and one more for each
+    further input shape. With DistributedDataParallel the module inside is wrapped, and each rank plans for
+    itself. A model that is wrapped already (all of it, or one part) stays so, and is only watched.
+
+    Parameters
+    ----------
+    module
+        Name of the submodule to be wrapped; None: the model.
+    measure_every
+        Steps between measurements. By default every step on CUDA, where the caching allocator counts
+        anyway (its peak is reset each time), and one on CPU, the second planned one, where measuring takes
+        the profiler. A step is a micro-batch here: a forward and its backward.
+    plain_steps
+        How many optimizer steps first run plain and are timed, so that ``measured_overhead`` can be logged.
+        The limit does not hold in them.
+    tolerance
+        By which fraction a measured peak may leave the prediction without a warning.
+    wrap_options
+        ``memory_limit``, ``max_overhead``, ``reserve`` and the other keyword arguments of
+        :func:`hybridremat.wrap`, except sample inputs and ``across_ranks``.
+
+    Raises
+    ------
+    LimitError, CostModelError, OptionsError
+        For an option that cannot be used.
+    MissingPackageError
+        When the name is first used, without transformers.
+
+    Notes
+    -----
+    From the first planned step on, the Trainer's own log entries have ``hybridremat/predicted_peak_bytes``
+    and ``hybridremat/predicted_overhead`` (a fraction). Those after a measurement have
+    ``hybridremat/measured_peak_bytes`` too (the largest since the last entry, beside the prediction of that
+    step), and those after ``plain_steps`` ``hybridremat/measured_overhead``. A peak that leaves the
+    prediction is a :class:`~hybridremat.PredictionWarning`, once.
+
+    Transformers tells its callbacks nothing when training fails. ``with callback: trainer.train()`` unwraps
+    the model in any case, and so does :meth:`close`; a new ``train()`` starts afresh in any case.
+
+    Examples
+    --------
+    >>> from hybridremat import HybridRematTrainerCallback
+    >>> callback = HybridRematTrainerCallback(memory_limit="60%")
+
+    ``Trainer(…, callbacks=[callback])`` wraps its model and plans it in the first training step.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: str | None = None,
+        measure_every: int | None = None,
+        plain_steps: int = 0,
+        tolerance: float = 0.03,
+        **wrap_options: Unpack[WrapOptions],
+    ) -> None:
+        options = loop_options(
+            wrap_options,
+            module=module,
+            measure_every=measure_every,
+            plain_steps=plain_steps,
+            tolerance=tolerance,
+        )
+        self._watch = LoopWatch(options)
+
+    def __enter__(self) -> HybridRematTrainerCallback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unwrap the model and stop measuring. May be called at any time."""
+        self._watch.end()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check and wrap the model.
+
+        Raises
+        ------
+        HybridRematError
+            If the model cannot be wrapped; no step has run.
+        """
+        _require_one_device(args.n_gpu)
+        _come_first(self, inspect.currentframe())
+        model: nn.Module = kwargs["model"]
+        self._watch.begin(model)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The first micro-batch of an optimizer step comes."""
+        self._watch.step_begins()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A micro-batch is over that is not the last of its optimizer step."""
+        self._watch.backward_ends()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The last micro-batch is over, and gradients are clipped."""
+        self._watch.backward_ends()
+        self._watch.step_ends()
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        """Add the figures to an entry of training; the Trainer has put a copy into the history already."""
+        if logs is None or not ("loss" in logs or "train_loss" in logs):
+            return
+        entry = self._watch.log.entry()
+        logs.update(entry)
+        if state.log_history:
+            state.log_history[-1].update(entry)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Unwrap the model."""
+        self.close()
+
+
+def _require_one_device(count: int) -> None:
+    """Refuse nn.DataParallel, which the Trainer takes by itself where one process sees several GPUs."""
+    if count > 1:
+        raise ModelError(
+            f"the Trainer spreads each batch over {count} GPUs of this process with nn.DataParallel, which "
+            "copies the model in each step; such steps are not planned. Launch one process for each GPU "
+            "(torchrun --nproc-per-node=…), or let this one see a single GPU (CUDA_VISIBLE_DEVICES=0)."
+        )
+
+
+def _come_first(callback: TrainerCallback, frame: FrameType | None) -> None:
+    """Move a callback to the front, so that what it adds to a log entry reaches all the others.
+
+    The Trainer puts the callbacks of ``report_to`` before its user's, and gives a callback no way to its
+    handler; but the handler is what calls. Where it is not found, only callbacks behind this one see the
+    figures.
+    """
+    while frame is not None:
+        handler = frame.f_locals.get("self")
+        if isinstance(handler, CallbackHandler):
+            # The handler goes through this list now: those before have been called, and move by one.
+            handler.callbacks.remove(callback)
+            handler.callbacks.insert(0, callback)
+            return
+        frame = frame.f_back

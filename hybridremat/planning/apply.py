@@ -1,0 +1,162 @@
+"""A plan from a file for the step at hand: the same graph runs its schedule, another one is refused.
+
+Nothing is solved. On the device that the plan was made on its figures stand as they are; on another one the
+memory of every kernel is measured here, and the schedule is counted anew and held against the limit. There
+the graph may be another in the names of its kernels (:mod:`hybridremat.planning.port`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hybridremat.errors import InfeasibleLimitError, PlanMismatchError
+from hybridremat.graph.joint import JointGraph, Op, plain_schedule
+from hybridremat.graph.memory import ScheduleError, step_memory
+from hybridremat.graph.pins import obeys
+from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.port import carried_chain, first_difference, named_here, runs_too_often
+from hybridremat.plans.block_summary import planned_blocks
+from hybridremat.plans.origin import Origin, differences
+from hybridremat.plans.outside_memory import Demands, schedule_needs
+from hybridremat.plans.policy import policy_of, resolve_policy
+from hybridremat.plans.records import PlanDetails
+from hybridremat.units import format_bytes
+
+_AGAIN = "Make a plan for this model and these inputs, or pass memory_limit= instead of plan=."
+
+
+def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], TracedStep]) -> Plan:
+    """``plan`` with the memory that it takes on this device; times stay those of where it was made.
+
+    Parameters
+    ----------
+    here
+        What the step belongs to.
+    measured
+        Gives the step with temporaries and real sizes, as they are on this device.
+
+    Raises
+    ------
+    PlanMismatchError
+        If it belongs to another graph.
+    InfeasibleLimitError
+        If its schedule takes more than its limit on this device.
+    """
+    details = applicable(plan)
+    elsewhere = plan.origin.device_name != here.device_name
+    if plan.fingerprint != step.graph.fingerprint:
+        if not elsewhere:
+            raise PlanMismatchError(_mismatch(plan, details.graph, step.graph, here))
+        if found := _unlike(plan, details.graph, step.graph, here):
+            raise PlanMismatchError(_not_carried(found, plan.origin, here))
+    if not elsewhere:
+        return named_here(plan, step.graph, here)
+    return _counted(plan, details, _timed(measured().graph, details.graph), here)
+
+
+def _timed(graph: JointGraph, planned: JointGraph) -> JointGraph:
+    times = [op.time for op in planned.ops]
+    return replace(
+        graph, ops=tuple(replace(op, time=time) for op, time in zip(graph.ops, times, strict=True))
+    )
+
+
+def _counted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) -> Plan:
+    """The plan over the graph here, with its memory counted anew."""
+    memory, demands = step_memory(graph, plan.schedule), Demands(plan.reserve, plan.forwards)
+    needed = schedule_needs(graph, plan.schedule, demands)
+    if plan.memory_limit is not None and needed > plan.memory_limit:
+        raise _too_much(plan, needed)
+    chain = carried_chain(details.chain, graph)
+    return replace(
+        plan,
+        predicted_peak=memory.peak,
+        needed=needed,
+        plain_peak=step_memory(graph, plain_schedule(graph)).peak,
+        saved_bytes=memory.saved,
+        blocks=planned_blocks(chain, details.block_options, plan.schedule, details.decisions),
+        fingerprint=graph.fingerprint,
+        origin=here,
+        details=replace(details, chain=chain),
+    )
+
+
+def _unlike(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> list[str]:
+    """Why the schedule of a plan for another device is none for the graph here; nothing if it is one."""
+    there = replace(plan.origin, device=here.device, torch=here.torch, hybridremat=here.hybridremat)
+    if found := differences(there, here):
+        return found
+    if (difference := first_difference(planned, graph)) is not None:
+        return [difference]
+    if (once := runs_too_often(graph, plan.schedule)) is not None:
+        return [f"{once.name} must run exactly once on {here.device}"]
+    try:
+        step_memory(graph, plan.schedule)
+    except ScheduleError as error:
+        return [str(error)]
+    if not obeys(graph, plan.schedule, resolve_policy(graph, policy_of(plan)).pins):
+        return ["its policy pins other ops here: modules are named otherwise"]
+    return []
+
+
+def _not_carried(found: list[str], origin: Origin, here: Origin) -> str:
+    return (
+        f"the plan was made for {origin.device_name or 'another device'}, and its schedule is none for this "
+        f"step on {here.device}: {'; '.join(found)}. Nothing has changed. {_AGAIN}"
+    )
+
+
+def applicable(plan: Plan) -> PlanDetails:
+    """The details of a plan that can be applied.
+
+    Raises
+    ------
+    PlanMismatchError
+        If it has none: it is for a step of several graphs, or for one without a backward.
+    """
+    if plan.details is None:
+        what = "a step of several graphs" if plan.parts else "a graph without a backward"
+        raise PlanMismatchError(
+            f"this plan is for {what}, and such a plan cannot be applied from a file: pass memory_limit= "
+            "instead of plan=; its blocks are solved again"
+        )
+    return plan.details
+
+
+def _mismatch(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> str:
+    found = differences(plan.origin, here) or _first_difference(planned, graph, pinned=bool(plan.pins))
+    return f"the plan was not made for this step: {'; '.join(found)}. Nothing has changed. {_AGAIN}"
+
+
+def _first_difference(planned: JointGraph, graph: JointGraph, *, pinned: bool) -> list[str]:
+    """Where two graphs of models that look alike part; ``pinned``: whether names of modules matter."""
+    for ours, theirs in zip(graph.ops, planned.ops, strict=False):
+        is_now, was = _described(graph, ours), _described(planned, theirs)
+        if is_now != was:
+            place = f" in {ours.module}" if ours.module else ""
+            return [f"op {ours.id}{place} is {is_now}, and was {was}"]
+    if len(graph.ops) != len(planned.ops):
+        return [f"its graph has {len(planned.ops)} ops, and this one {len(graph.ops)}"]
+    for ours, theirs in zip(graph.ops, planned.ops, strict=True):
+        if pinned and ours.module != theirs.module:
+            names = f"{ours.module!r}, and was in {theirs.module!r}"
+            return [f"its policy goes by modules, and op {ours.id} ({ours.target}) is in {names}"]
+    return ["its graph joins the same ops otherwise (layouts, edges or outputs differ)"]
+
+
+def _described(graph: JointGraph, op: Op) -> str:
+    made = [graph.values[value] for value in op.writes]
+    return " ".join([op.target, *(f"{'×'.join(map(str, v.shape)) or 'scalar'} {v.dtype}" for v in made)])
+
+
+def _too_much(plan: Plan, needed: int) -> InfeasibleLimitError:
+    assert plan.memory_limit is not None
+    return InfeasibleLimitError(
+        f"on this device the plan takes {format_bytes(needed)} ({needed} bytes), beyond its limit of "
+        f"{format_bytes(plan.memory_limit)}: kernels need other memory here than where it was made "
+        f"({plan.origin.device_name or 'unknown'}). Make a plan here, with memory_limit={plan.memory_limit}.",
+        limit=plan.memory_limit,
+        least=needed,
+    )

@@ -1,0 +1,130 @@
+"""A plan as people meet it: data that can be printed, saved, shown as a page, and asked for its reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridremat.plans.codec import plan_to_dict, read_plan, write_plan
+from hybridremat.plans.plan_data import PlanData
+from hybridremat.reports.explain import explain_block, explain_module
+from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation
+from hybridremat.reports.html_page import write_html
+from hybridremat.reports.text import plan_tables, rendered
+
+
+@dataclass(frozen=True)
+class Plan(PlanData):
+    """A plan for one model, input and limit. ``print(plan)`` shows it.
+
+    Attributes
+    ----------
+    memory_limit
+        Bytes of step memory that the plan promises to stay under; None if only an overhead was asked.
+    asked_limit
+        Bytes that were asked for: more than nothing fits, and ``memory_limit`` is what the least plan needs,
+        if ``on_infeasible="least"``; else the same as ``memory_limit``.
+    reserve
+        Bytes of the limit kept free, once the forward is over, for the caller's own code.
+    forwards
+        How many forwards may wait for their backward at one time.
+    predicted_peak
+        Exact step memory of the emitted graphs in bytes, without the caller's own code.
+    needed
+        Bytes that the step takes at most with the caller's code and further forwards
+        (:mod:`hybridremat.plans.outside_memory`); the same as ``predicted_peak`` without.
+    plain_peak, least_peak
+        Bytes: the plain step's, and the least ``memory_limit`` that is feasible with ``reserve`` and
+        ``forwards``.
+    overhead, extra_flops
+        Fractions of the plain step's time (by the cost model) and flops.
+    saved_bytes
+        Bytes alive between forward and backward.
+    blocks
+        Decisions, block by block.
+    parts
+        For a step of several graphs, the plan of each distinct one; ``schedule`` is then empty.
+    breaks
+        The graph breaks between them, in the order of the forward.
+    pins
+        What each pattern of ``policy=`` pins.
+    timings
+        Seconds that planning took, by stage.
+    cost_model
+        The source of times.
+    reused_options
+        Whether some blocks' options were those of another input shape, counted anew for this one: quick to
+        make, exact in memory, and perhaps a little slower than a plan of its own.
+    fingerprint
+        Identifies the joint graph: ops, edges, shapes, dtypes, strides.
+    schedule
+        Every op execution, recomputations included.
+    origin, request
+        What the plan was made for and where, and what was asked.
+    details
+        What it was chosen from; None for a step of several graphs (each of ``parts`` has its own) and for a
+        graph without a backward.
+    """
+
+    parts: tuple[Plan, ...] = ()
+
+    def __str__(self) -> str:
+        return rendered(plan_tables(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON types, with the version of the schema (:mod:`hybridremat.plans.codec`)."""
+        return plan_to_dict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON; the file appears complete or not at all.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        write_plan(self, path)
+
+    def to_html(self, path: str | Path) -> None:
+        """Write a report to read in a browser: one HTML file that needs nothing else, and no network.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        write_html(self, path)
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan that :meth:`save` wrote.
+
+        Raises
+        ------
+        PlanFormatError
+            If the file is no plan, is damaged, or has another schema version.
+        OSError
+            If it cannot be read.
+        """
+        return read_plan(path, Plan)
+
+    def inspect(self, block: int) -> BlockExplanation:
+        """Everything about one block: its values and what becomes of them, what binds there, its options.
+
+        Raises
+        ------
+        InputError
+            If there is no such block.
+        """
+        return explain_block(self, block)
+
+    def explain(self, module: str) -> ModuleExplanation:
+        """What becomes of every value that a module makes, given by its path (``"transformer.h.3.mlp"``).
+
+        Raises
+        ------
+        InputError
+            If no value of the plan is made there.
+        """
+        return explain_module(self, module)

@@ -1,0 +1,183 @@
+"""The frontier of a step: what is known before a limit is chosen, and the choice of a point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hybridremat.blocks.types import BlockBinding, OptionSet
+from hybridremat.errors import InfeasibleLimitError, PolicyError
+from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.plans.outside_memory import NOTHING, Demands, schedule_needs
+from hybridremat.plans.records import FrontierPoint, PinRecord
+from hybridremat.sequence.baselines import per_block_checkpoint
+from hybridremat.sequence.frontier import SchedulePoint
+from hybridremat.units import format_bytes
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """One segmentation with the options of its blocks."""
+
+    chain: Chain
+    bindings: tuple[BlockBinding, ...]
+    option_sets: tuple[OptionSet, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point of the frontier; ``chain_index`` says whose chain's decisions it holds, if it has any."""
+
+    point: SchedulePoint
+    chain_index: int | None
+
+
+@dataclass(frozen=True)
+class StepFrontier:
+    """Everything that is known about a step before a limit is chosen.
+
+    Attributes
+    ----------
+    graph
+        The joint graph with costs.
+    chains
+        One for each block size.
+    candidates
+        The frontier, by rising peak and falling time; its last point is the plain step or better, or,
+        where there are pins, the fastest step that obeys them.
+    plain
+        The plain step's figures.
+    timings
+        Seconds by stage.
+    reused_options
+        Whether some blocks have the options of others that differ in sizes.
+    pins
+        What the patterns of a policy pin; every candidate obeys them.
+    """
+
+    graph: JointGraph
+    chains: tuple[ChainPlan, ...]
+    candidates: tuple[Candidate, ...]
+    plain: SchedulePoint
+    timings: dict[str, float] = field(compare=False)
+    reused_options: bool = False
+    pins: tuple[PinRecord, ...] = ()
+
+    def least(self, demands: Demands) -> Candidate:
+        """The point that takes the least memory, the fastest of its kind."""
+        return min(self.candidates, key=lambda c: (self.needs(c, demands), c.point.time))
+
+    def overhead(self, point: SchedulePoint) -> float:
+        """Extra time as a fraction of the plain step's."""
+        return point.time / self.plain.time - 1.0 if self.plain.time else 0.0
+
+    def extra_flops(self, point: SchedulePoint) -> float:
+        """Extra flops as a fraction of the plain step's."""
+        return point.flops / self.plain.flops - 1.0 if self.plain.flops else 0.0
+
+    @property
+    def fastest_overhead(self) -> float:
+        """The least overhead there is: 0 or less, except where a policy asks for recomputations."""
+        return self.overhead(self.candidates[-1].point)
+
+    def choose(self, limit: int | None, max_overhead: float | None, demands: Demands = NOTHING) -> Candidate:
+        """The fastest point under a limit (bytes), or the smallest within an overhead (fraction).
+
+        The limit holds with what the caller's code takes (:mod:`hybridremat.plans.outside_memory`).
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If no point satisfies what was asked.
+        PolicyError
+            If what a policy wants recomputed takes more time than the overhead allows, whatever the limit.
+        """
+        if max_overhead is not None and self.fastest_overhead > max_overhead + 1e-12:
+            raise too_slow_policy(max_overhead, self.fastest_overhead)
+        needs = [self.needs(candidate, demands) for candidate in self.candidates]
+        fitting = [
+            c for c, need in zip(self.candidates, needs, strict=True) if limit is None or need <= limit
+        ]
+        if not fitting:
+            assert limit is not None
+            raise self._infeasible(limit, min(needs), demands)
+        if max_overhead is None:
+            return fitting[-1]
+        within = [c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12]
+        if not within:
+            assert limit is not None
+            fast = [
+                n
+                for c, n in zip(self.candidates, needs, strict=True)
+                if self.overhead(c.point) <= max_overhead
+            ]
+            raise too_slow(limit, max_overhead, takes=self.overhead(fitting[-1].point), least=min(fast))
+        return within[-1] if limit is not None else within[0]
+
+    def needs(self, candidate: Candidate, demands: Demands) -> int:
+        """Bytes that the step may take at a point, the caller's demands included."""
+        point = candidate.point
+        return point.peak if demands.none else schedule_needs(self.graph, point.schedule, demands)
+
+    def _infeasible(self, limit: int, least: int, demands: Demands) -> InfeasibleLimitError:
+        share = 100 * least / self.plain.peak
+        under = f" under policy= ({', '.join(pin.pattern for pin in self.pins)})" if self.pins else ""
+        less = ", pin less" if self.pins else ""
+        kept = f", {format_bytes(demands.reserve)} of it kept free by reserve=" if demands.reserve else ""
+        if demands.forwards > 1:
+            kept += f", for {demands.forwards} forwards at a time"
+        return InfeasibleLimitError(
+            f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
+            f"the least feasible limit for this model and input{under} is {format_bytes(least)} "
+            f"({least} bytes, {share:.1f} % of the plain step's {format_bytes(self.plain.peak)}). "
+            f"Raise the limit to that, make the batch or the input smaller{less}, or pass "
+            'on_infeasible="least" to run the plan of least memory.',
+            limit=limit,
+            least=least,
+        )
+
+
+def frontier_point(planning: StepFrontier, point: SchedulePoint) -> FrontierPoint:
+    """The figures of a schedule."""
+    return FrontierPoint(point.peak, planning.overhead(point), planning.extra_flops(point))
+
+
+def frontier_points(planning: StepFrontier) -> tuple[FrontierPoint, ...]:
+    """The figures of every point of the frontier, by rising peak."""
+    return tuple(frontier_point(planning, candidate.point) for candidate in planning.candidates)
+
+
+def checkpointed(planning: StepFrontier) -> FrontierPoint | None:
+    """What checkpointing each block by itself takes, on the chain of fewest blocks; None without blocks."""
+    chains = [plan for plan in planning.chains if plan.chain.blocks]
+    if not chains:
+        return None
+    plan = min(chains, key=lambda each: len(each.chain.blocks))
+    return frontier_point(planning, per_block_checkpoint(plan.chain, plan.bindings, plan.option_sets))
+
+
+def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> InfeasibleLimitError:
+    """The error for a limit that can be kept, but not within an overhead.
+
+    Parameters
+    ----------
+    takes
+        Overhead of the fastest plan under the limit.
+    least
+        Bytes of the least limit that can be kept within ``max_overhead``.
+    """
+    return InfeasibleLimitError(
+        f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: "
+        f"the fastest plan under that limit takes {takes:.1%} more time, and the least limit with that "
+        f"overhead is {format_bytes(least)} ({least} bytes). Raise one of the two, or give only one.",
+        limit=limit,
+        least=least,
+    )
+
+
+def too_slow_policy(max_overhead: float, takes: float) -> PolicyError:
+    """The error for a policy that takes more time (fractions of the plain step's) than was allowed."""
+    return PolicyError(
+        f"policy: what it says must_recompute takes {takes:.1%} more time than the plain step, which is more "
+        f"than max_overhead {max_overhead:.1%}. Raise max_overhead, or recompute less."
+    )

@@ -1,0 +1,186 @@
+"""The parts of a plan, as plain data: what it was made for, its decisions, and what they were made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridremat.blocks.types import OptionSet
+from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.sequence.decisions import Decision
+from hybridremat.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked, as it was written, beside reserve and forwards; see :func:`hybridremat.wrap`.
+
+    ``reckoning`` says how ``memory_limit="auto"`` came to its bytes; empty for a limit that was given.
+    """
+
+    memory_limit: int | str | None = None
+    max_overhead: float | str | None = None
+    hold_outputs: bool = False
+    grad_outputs: str = "auto"
+    reckoning: str = ""
+
+
+@dataclass(frozen=True)
+class PinRecord:
+    """One pattern of a policy: the values that it pins, and their bytes."""
+
+    pattern: str
+    action: str
+    values: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """One plan of the frontier: ``peak`` in bytes, ``overhead`` and ``extra_flops`` as fractions."""
+
+    peak: int
+    overhead: float
+    extra_flops: float
+
+
+@dataclass(frozen=True)
+class PlanDetails:
+    """What a plan was chosen from: all that is shown about it can be worked out again, without the model.
+
+    Attributes
+    ----------
+    chain
+        The blocks, and the joint graph with its costs.
+    option_sets
+        The distinct sets of options.
+    option_set_of
+        For each block, which of them it has.
+    decisions
+        What the chain program chose; empty for the plain step.
+    frontier
+        All points that could have been chosen, by rising peak.
+    checkpointed
+        For orientation: every block keeps only its input, as per-layer checkpointing does.
+    """
+
+    chain: Chain
+    option_sets: tuple[OptionSet, ...] = ()
+    option_set_of: tuple[int, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    frontier: tuple[FrontierPoint, ...] = ()
+    checkpointed: FrontierPoint | None = None
+
+    @property
+    def graph(self) -> JointGraph:
+        """The joint graph with its costs."""
+        return self.chain.graph
+
+    @property
+    def block_options(self) -> tuple[OptionSet, ...]:
+        """The option set of each block."""
+        return tuple(self.option_sets[number] for number in self.option_set_of)
+
+
+@dataclass(frozen=True)
+class ValueRecord:
+    """A value of the model, and the op that makes it.
+
+    Attributes
+    ----------
+    name, shape, dtype
+        As captured.
+    bytes
+        Of its storage.
+    op, module, source
+        Target of its op, path of the module that calls it, and ``file:line`` of the model's code.
+    time
+        Nanoseconds of its op; 0 for its further outputs, so that sums count an op once.
+    id
+        Of the value in the joint graph.
+    """
+
+    name: str
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    op: str
+    module: str
+    source: str = ""
+    time: int = 0
+    id: int = -1
+
+    def __str__(self) -> str:
+        shape = "×".join(map(str, self.shape)) or "scalar"
+        where = self.module or "(no module)"
+        return f"{self.name}: {format_bytes(self.bytes)}, {shape} {self.dtype}, {self.op} in {where}"
+
+
+@dataclass(frozen=True)
+class PlannedBlock:
+    """What the plan does with one block.
+
+    Attributes
+    ----------
+    index
+        Its place in the chain.
+    modules
+        Paths of the modules that its forward ops come from, in order.
+    forward_ops, backward_ops
+        How many kernels it has in each phase.
+    option, option_count, solo
+        Number of the option that its backward uses, among how many; ``solo``: its output is not made
+        again and nothing of it was saved.
+    forward_runs
+        How often its whole forward runs (1: no re-run).
+    saved
+        Values alive between its forward and its backward.
+    recomputed
+        Values made more than once, with the number of extra times; further outputs of an op if they are read.
+    freed
+        The other values: neither the backward reads them nor are they made again.
+    saved_bytes, forward_peak, backward_peak
+        Bytes of the option, without what other blocks hold.
+    forward_time, extra_time
+        Nanoseconds of its forward, and of everything that runs more than once.
+    """
+
+    index: int
+    modules: tuple[str, ...]
+    forward_ops: int
+    backward_ops: int
+    option: int | None
+    option_count: int
+    solo: bool
+    forward_runs: int
+    saved: tuple[ValueRecord, ...]
+    recomputed: tuple[tuple[ValueRecord, int], ...]
+    saved_bytes: int
+    forward_peak: int
+    backward_peak: int
+    forward_time: int
+    extra_time: int
+    freed: tuple[ValueRecord, ...] = ()
+
+    def __str__(self) -> str:
+        sizes = {"saved": self.saved_bytes, "fwd": self.forward_peak, "bwd": self.backward_peak}
+        figures = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items())
+        again = {record for record, _ in self.recomputed}
+        return "\n".join(
+            [
+                f"block {self.index}: {', '.join(self.modules) or '(no module)'}",
+                f"{self.forward_ops} forward ops, {self.backward_ops} backward ops, {figures}",
+                *(f"SAVE {record}" for record in self.saved if record not in again),
+                *(f"RECOMPUTE {times}× {record}" for record, times in self.recomputed),
+                *(f"FREE {record}" for record in self.freed),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Where the model's graph breaks, why, and the bytes that are handed across and so kept to the end."""
+
+    place: str
+    reason: str
+    crossing_bytes: int

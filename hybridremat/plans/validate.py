@@ -1,0 +1,53 @@
+"""Whether a plan that was read holds together: its blocks, options and decisions fit its graph and schedule.
+
+What is shown about a plan is worked out from these, without the model, and must not meet what cannot be.
+"""
+
+from __future__ import annotations
+
+from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.simulate import simulate_option
+from hybridremat.blocks.types import BlockProblem, OptionSet
+from hybridremat.graph.memory import step_memory
+from hybridremat.graph.segmentation.validate import validate_chain
+from hybridremat.plans.block_summary import planned_blocks
+from hybridremat.plans.plan_data import PlanData
+from hybridremat.plans.policy import policy_of, validated_policy
+from hybridremat.plans.records import PlanDetails
+
+
+def require_sound(plan: PlanData) -> None:
+    """Hold every part of a plan against the others.
+
+    Raises
+    ------
+    ValueError, LookupError
+        Naming what does not fit.
+    """
+    for part in plan.parts:
+        require_sound(part)
+    validated_policy(policy_of(plan) or {})
+    if plan.details is None:
+        return
+    peak = step_memory(plan.details.graph, plan.schedule).peak
+    if peak != plan.predicted_peak:
+        raise ValueError(f"its schedule takes {peak} bytes, and it says {plan.predicted_peak}")
+    _require_sound_details(plan, plan.details)
+
+
+def _require_sound_details(plan: PlanData, details: PlanDetails) -> None:
+    chain = details.chain
+    validate_chain(chain)
+    problems = [bind_block(chain, index).problem for index in range(len(chain.blocks))]
+    option_sets = details.block_options
+    for problem, options in set(zip(problems, option_sets, strict=True)):
+        _require_options_run(problem, options)
+    if planned_blocks(chain, option_sets, plan.schedule, details.decisions) != plan.blocks:
+        raise ValueError("its blocks are not what its decisions say")
+
+
+def _require_options_run(problem: BlockProblem, options: OptionSet) -> None:
+    """Figures are not compared: they are those of the device that the plan was made on."""
+    for family, solo in ((options.options, False), (options.solo, True)):
+        for option in family:
+            simulate_option(problem.again, option.saved, option.optional_forward, option.recompute, solo=solo)

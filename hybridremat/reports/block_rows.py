@@ -1,0 +1,148 @@
+"""What the rows of a plan's table say: which blocks share a row, and what they are in the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridremat.plans.records import PlannedBlock, ValueRecord
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """Blocks with identical decisions; ``name`` says what they are in the model, all below ``prefix``."""
+
+    blocks: tuple[PlannedBlock, ...]
+    name: str
+    prefix: str
+
+    @property
+    def first(self) -> PlannedBlock:
+        """The block whose values stand for all of the row."""
+        return self.blocks[0]
+
+    @property
+    def indices(self) -> str:
+        """Places in the chain: ``3``, ``1–4`` or ``1, 3, 5–7``."""
+        return _runs([block.index for block in self.blocks])
+
+
+def block_rows(blocks: Sequence[PlannedBlock], *, merged: bool = True) -> list[BlockRow]:
+    """One row for each set of identical decisions, in the order of their first block; or for each block."""
+    names = module_names(blocks)
+    groups: dict[object, list[PlannedBlock]] = {}
+    for block in blocks:
+        groups.setdefault(_decision_key(block) if merged else block.index, []).append(block)
+    return [
+        BlockRow(tuple(group), _row_name(group, names), common_path(names[group[0].index]))
+        for group in groups.values()
+    ]
+
+
+def module_names(blocks: Sequence[PlannedBlock]) -> dict[int, tuple[str, ...]]:
+    """For each block index, the shortest module paths that cover it and reach into no other block."""
+    homes: dict[str, set[int]] = {}
+    for block in blocks:
+        for module in block.modules:
+            for path in _ancestors(module):
+                homes.setdefault(path, set()).add(block.index)
+    return {block.index: _covering(block, homes) for block in blocks}
+
+
+def _covering(block: PlannedBlock, homes: dict[str, set[int]]) -> tuple[str, ...]:
+    own = [[path for path in _ancestors(module) if homes[path] == {block.index}] for module in block.modules]
+    # Modules that other blocks share are named only where there is nothing else: a layer's own additions
+    # are in all of its blocks, and a mask that all layers use belongs to the first of them.
+    paths = [found[0] for found in own if found] or list(block.modules)
+    return tuple(dict.fromkeys(paths))
+
+
+def module_tail(module: str, prefix: str = "") -> str:
+    """The last names of a path below ``prefix``: ``mlp.c_fc``; a number keeps the name that it numbers."""
+    parts = module.split(".")
+    below = len(prefix.split(".")) if prefix and module.startswith(prefix + ".") else 0
+    start = max(below, len(parts) - 2)
+    while start > 0 and parts[start].isdigit():
+        start -= 1
+    return ".".join(parts[start:])
+
+
+def common_path(paths: Sequence[str]) -> str:
+    """The module that all paths are in: ``h.1`` for ``h.1.ln_1`` and ``h.1.attn``."""
+    shared = []
+    for column in zip(*(path.split(".") for path in paths), strict=False):
+        if len(set(column)) > 1:
+            break
+        shared.append(column[0])
+    return ".".join(shared)
+
+
+def _ancestors(module: str) -> list[str]:
+    """Paths above a module, shortest first, itself last."""
+    parts = module.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _decision_key(block: PlannedBlock) -> object:
+    """Equal for blocks that do the same with the same values, whatever layer they belong to."""
+    return (
+        tuple(re.sub(r"\d+", "#", module) for module in block.modules),
+        (block.forward_ops, block.backward_ops),
+        (block.option, block.option_count, block.solo, block.forward_runs),
+        tuple(_value_key(record) for record in block.saved),
+        tuple((_value_key(record), times) for record, times in block.recomputed),
+        (block.saved_bytes, block.forward_peak, block.backward_peak, block.forward_time, block.extra_time),
+    )
+
+
+def _value_key(record: ValueRecord) -> object:
+    return record.bytes, record.shape, record.dtype, record.op, re.sub(r"\d+", "#", record.module)
+
+
+def _row_name(group: Sequence[PlannedBlock], names: dict[int, tuple[str, ...]]) -> str:
+    first, last = names[group[0].index], names[group[-1].index]
+    if not first or not last:
+        return "(no module)"
+    adjacent = group[-1].index - group[0].index == len(group) - 1
+    starts = [names[block.index][0] for block in group]
+    if adjacent or (pattern := _pattern(starts)) is None:
+        return _span(first[0], last[-1])
+    end = _pattern([names[block.index][-1] for block in group])
+    return pattern if end is None else _span(pattern, end)
+
+
+def _span(first: str, last: str) -> str:
+    """``h.1.ln_1 … .attn``: the parent that both share is written once."""
+    if first == last:
+        return first
+    parent = first.rpartition(".")[0]
+    numbered = parent.rpartition(".")[2].strip("{}0123456789–, ") == ""
+    if parent and numbered and last.startswith(f"{parent}."):
+        last = last[len(parent) :]
+    return f"{first} … {last}"
+
+
+def _pattern(paths: Sequence[str]) -> str | None:
+    """``h.{1, 3–5}.attn`` for paths that differ in one number; None for others."""
+    split = [path.split(".") for path in paths]
+    if len({len(parts) for parts in split}) != 1:
+        return None
+    columns = list(zip(*split, strict=True))
+    varying = [i for i, column in enumerate(columns) if len(set(column)) > 1]
+    if len(varying) != 1 or not all(part.isdigit() for part in columns[varying[0]]):
+        return None
+    parts = list(split[0])
+    parts[varying[0]] = "{" + _runs([int(part) for part in columns[varying[0]]]) + "}"
+    return ".".join(parts)
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Numbers in rising order with stretches drawn together: ``1, 3–5``."""
+    stretches: list[list[int]] = []
+    for number in numbers:
+        if stretches and number == stretches[-1][-1] + 1:
+            stretches[-1].append(number)
+        else:
+            stretches.append([number])
+    return ", ".join(f"{s[0]}–{s[-1]}" if len(s) > 1 else str(s[0]) for s in stretches)

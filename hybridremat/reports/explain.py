@@ -1,0 +1,136 @@
+"""Explanations of one block or one module of a plan: :meth:`Plan.inspect`, :meth:`Plan.explain`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from hybridremat.errors import InputError
+from hybridremat.plans.plan_data import PlanData
+from hybridremat.plans.records import PlannedBlock, ValueRecord
+from hybridremat.reports.block_rows import module_names
+from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation, OptionFate, ValueFate
+from hybridremat.reports.what_if import Headroom, WhatIf
+
+
+def explain_block(plan: PlanData, index: int) -> BlockExplanation:
+    """Everything about one block.
+
+    Raises
+    ------
+    InputError
+        If there is no such block.
+    """
+    if not 0 <= index < len(plan.blocks):
+        raise InputError(f"there is no block {index}; this plan has blocks 0 to {len(plan.blocks) - 1}")
+    home, place = _home(plan, index)
+    what_if = None if home.details is None else WhatIf(home, home.details)
+    block = plan.blocks[index]
+    options = () if what_if is None else tuple(_options(what_if, place))
+    return BlockExplanation(
+        block=block,
+        modules=module_names(plan.blocks)[index],
+        values=tuple(_fates(block, what_if)),
+        headroom=None if what_if is None else what_if.headroom(place),
+        options=options,
+        reason=_reason(options, block) if options or block.option is None else "its options are not known",
+    )
+
+
+def explain_module(plan: PlanData, module: str) -> ModuleExplanation:
+    """What becomes of the values of a module, given by its path.
+
+    Raises
+    ------
+    InputError
+        If no value of the plan is made there.
+    """
+    fates: list[ValueFate] = []
+    headroom: dict[int, Headroom] = {}
+    for block in plan.blocks:
+        if not any(_within(record.module, module) for record in _records(block)):
+            continue
+        home, place = _home(plan, block.index)
+        what_if = None if home.details is None else WhatIf(home, home.details)
+        fates += (fate for fate in _fates(block, what_if, module) if _within(fate.value.module, module))
+        if what_if is not None:
+            headroom[block.index] = what_if.headroom(place)
+    if not fates:
+        raise InputError(_no_module(plan, module))
+    return ModuleExplanation(module, tuple(fates), headroom)
+
+
+def _home(plan: PlanData, index: int) -> tuple[PlanData, int]:
+    """The plan whose details tell of a block, and the block's place there; a part if the step has several."""
+    if not plan.parts:
+        return plan, index
+    wanted = plan.blocks[index]
+    for part in plan.parts:
+        for place, block in enumerate(part.blocks):
+            if replace(block, index=index) == wanted:
+                return part, place
+    return plan, index
+
+
+def _records(block: PlannedBlock) -> Iterator[ValueRecord]:
+    yield from block.saved
+    yield from (record for record, _ in block.recomputed)
+    yield from block.freed
+
+
+def _fates(block: PlannedBlock, what_if: WhatIf | None, module: str = "") -> Iterator[ValueFate]:
+    again = {record for record, _ in block.recomputed}
+    for record in block.saved:
+        if record not in again:
+            yield ValueFate(record, block.index, "SAVE")
+    for record, times in block.recomputed:
+        asked = what_if is not None and _within(record.module, module)
+        yield ValueFate(
+            record,
+            block.index,
+            "RECOMPUTE",
+            times,
+            what_if.saving(record.id) if asked and what_if is not None else None,
+        )
+    for record in block.freed:
+        yield ValueFate(record, block.index, "FREE")
+
+
+def _options(what_if: WhatIf, block: int) -> Iterator[OptionFate]:
+    for number, option, change in what_if.options(block):
+        yield OptionFate(
+            number, option.saved_bytes, option.forward_peak, option.backward_peak, option.time, change
+        )
+
+
+def _reason(options: Iterable[OptionFate], block: PlannedBlock) -> str:
+    changes = [option.change for option in options if option.change is not None]
+    if block.option is None:
+        return "the step runs plain: all of it fits"
+    if not changes:
+        return "the block has no other option of this kind"
+    over = sum(not change.fits for change in changes)
+    slower = sum(change.fits and change.more_time > 0 for change in changes)
+    equal = sum(change.fits and change.more_time == 0 for change in changes)
+    faster = len(changes) - over - slower - equal
+    parts = [
+        f"{over} would pass the limit" if over else "",
+        f"{slower} would take more time" if slower else "",
+        f"{equal} would take the same time" if equal else "",
+        f"{faster} would fit and be faster (the chain program counts memory in slots, rounded up)"
+        if faster
+        else "",
+    ]
+    return f"of its {len(changes)} other options, all else as it is, {', '.join(filter(None, parts))}"
+
+
+def _within(module: str, above: str) -> bool:
+    return not above or module == above or module.startswith(f"{above}.")
+
+
+def _no_module(plan: PlanData, module: str) -> str:
+    paths = {record.module for block in plan.blocks for record in _records(block) if record.module}
+    above = {".".join(path.split(".")[:end]) for path in paths for end in range(1, path.count(".") + 2)}
+    near = difflib.get_close_matches(module, sorted(above), n=3) or sorted(above)[:5]
+    return f"no value of this plan is made in {module!r}; there are, for example, {', '.join(near)}"

@@ -1,0 +1,232 @@
+"""Why a plan treats a block or a module as it does: as data, and as the text that ``print`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hybridremat.graph.op_names import short_op
+from hybridremat.plans.records import PlannedBlock, ValueRecord
+from hybridremat.reports.block_rows import common_path, module_tail
+from hybridremat.reports.text import rendered
+from hybridremat.reports.what_if import Change, Headroom
+from hybridremat.units import format_bytes, format_time
+
+Policy = Literal["SAVE", "RECOMPUTE", "FREE"]
+
+SHOWN_OPTIONS = 8
+
+NOTE = (
+    "If saved: the step's memory and time if this one value were kept as well, all else as it is. Free bytes "
+    "are those under the limit, with what other blocks hold."
+)
+
+
+@dataclass(frozen=True)
+class ValueFate:
+    """What becomes of one value.
+
+    Attributes
+    ----------
+    policy
+        SAVE: its backward reads what the forward made. RECOMPUTE: it is made again. FREE: neither.
+    times
+        How often it is made again.
+    if_saved
+        The step if this value were saved as well; None where that is no question.
+    """
+
+    value: ValueRecord
+    block: int
+    policy: Policy
+    times: int = 0
+    if_saved: Change | None = None
+
+
+@dataclass(frozen=True)
+class OptionFate:
+    """One of a block's options, and the step if it were taken, all else as it is (None: it is taken).
+
+    Bytes and nanoseconds are those of the option, without what other blocks hold.
+    """
+
+    number: int
+    saved_bytes: int
+    forward_peak: int
+    backward_peak: int
+    time: int
+    change: Change | None
+
+
+@dataclass(frozen=True)
+class BlockExplanation:
+    """One block: its decision, its values, what binds there, and the other options; ``reason`` in words."""
+
+    block: PlannedBlock
+    modules: tuple[str, ...]
+    values: tuple[ValueFate, ...]
+    headroom: Headroom | None
+    options: tuple[OptionFate, ...]
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON types."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return rendered(block_text(self))
+
+
+@dataclass(frozen=True)
+class ModuleExplanation:
+    """What becomes of every value that one module, or a module in it, makes; blocks by index."""
+
+    module: str
+    values: tuple[ValueFate, ...]
+    headroom: dict[int, Headroom]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON types."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return rendered(module_text(self))
+
+
+def block_text(explained: BlockExplanation, *, everything: bool = False) -> list[RenderableType]:
+    """One block; ``everything``: all of its options, not the nearest alone."""
+    block = explained.block
+    grid = _grid()
+    grid.add_row("block", str(block.index))
+    grid.add_row("in the model", ", ".join(explained.modules) or "(no module)")
+    grid.add_row("ops", f"{block.forward_ops} forward, {block.backward_ops} backward")
+    grid.add_row("option", _option(block))
+    grid.add_row("bytes", _bytes(block))
+    forward, extra = format_time(block.forward_time), format_time(block.extra_time)
+    grid.add_row("time", f"forward {forward}, made again {extra}")
+    if explained.headroom is not None:
+        grid.add_row("free there", _headroom(explained.headroom))
+    if explained.reason:
+        grid.add_row("why", explained.reason)
+    parts: list[RenderableType] = [grid, _values(explained.values, blocks=False)]
+    if explained.headroom is not None:
+        parts.append(Text(NOTE, style="dim"))
+    if explained.options:
+        parts.append(_options(explained.options, everything=everything))
+    return parts
+
+
+def module_text(explained: ModuleExplanation) -> list[RenderableType]:
+    """What becomes of a module's values."""
+    grid = _grid()
+    grid.add_row("module", explained.module)
+    kept = [fate for fate in explained.values if fate.policy == "SAVE"]
+    again = [fate for fate in explained.values if fate.policy == "RECOMPUTE"]
+    grid.add_row("saved", f"{len(kept)} values, {format_bytes(sum(fate.value.bytes for fate in kept))}")
+    took = format_time(sum(fate.value.time * fate.times for fate in again))
+    size = format_bytes(sum(fate.value.bytes for fate in again))
+    grid.add_row("recomputed", f"{len(again)} values, {size}, {took}")
+    for index, headroom in explained.headroom.items():
+        grid.add_row(f"free in block {index}", _headroom(headroom))
+    return [grid, _values(explained.values, blocks=True), Text(NOTE, style="dim")]
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    return grid
+
+
+def _option(block: PlannedBlock) -> str:
+    if block.option is None:
+        return "plain"
+    solo = "solo " if block.solo else ""
+    runs = f", its whole forward runs ×{block.forward_runs}" if block.forward_runs > 1 else ""
+    return f"{solo}{block.option + 1} of {block.option_count}{runs}"
+
+
+def _bytes(block: PlannedBlock) -> str:
+    named = {"saved": block.saved_bytes, "fwd": block.forward_peak, "bwd": block.backward_peak}
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in named.items())
+
+
+def _headroom(headroom: Headroom) -> str:
+    free = {
+        "forward peak": headroom.forward,
+        "saved": headroom.between,
+        "backward peak": headroom.backward,
+    }
+    figures = ", ".join(f"{where} {format_bytes(size)}" for where, size in free.items())
+    return f"{figures}; what binds: {headroom.binds}"
+
+
+def _values(fates: Sequence[ValueFate], *, blocks: bool) -> Table:
+    prefix = common_path([fate.value.module for fate in fates if fate.value.module])
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    titles = ["policy", "bytes", "shape", "dtype", "op", "time", "module", "source", "if saved"]
+    for title in (["block"] if blocks else []) + titles:
+        right = title in ("bytes", "time", "block")
+        table.add_column(title, overflow="fold", justify="right" if right else "left")
+    for fate in fates:
+        record = fate.value
+        shape = "×".join(str(size) for size in record.shape) or "scalar"
+        policy = fate.policy + (f" {fate.times}×" if fate.times else "")
+        module, place = module_tail(record.module, prefix), _place(record.source)
+        cells = [policy, format_bytes(record.bytes), shape, record.dtype, short_op(record.op)]
+        cells += [format_time(record.time), module, place, _changed(fate.if_saved)]
+        table.add_row(*([str(fate.block)] if blocks else []), *map(Text, cells))
+    return table
+
+
+def _place(source: str) -> str:
+    """``modeling_gpt2.py:310`` for a whole path."""
+    return source.rpartition("/")[2]
+
+
+def _changed(change: Change | None) -> str:
+    if change is None:
+        return ""
+    sign = "−" if change.more_time < 0 else "+"
+    time = f"{sign}{format_time(abs(change.more_time))}"
+    if change.fits:
+        return f"fits, {time}"
+    return f"{format_bytes(change.over)} over, {time}"
+
+
+def _options(options: Sequence[OptionFate], *, everything: bool) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
+    table.title = "Its options" if everything else "Its options, and what the step would be: the nearest"
+    for title in ("option", "saves", "forward", "backward", "extra time", "the step with it"):
+        table.add_column(title, justify="left" if title.startswith("the") else "right")
+    for option in options if everything else _nearest(options):
+        sizes = (option.saved_bytes, option.forward_peak, option.backward_peak)
+        verdict = "this one runs" if option.change is None else _changed(option.change)
+        table.add_row(
+            str(option.number + 1), *map(format_bytes, sizes), format_time(option.time), Text(verdict)
+        )
+    return table
+
+
+def _nearest(options: Sequence[OptionFate]) -> list[OptionFate]:
+    """The one that runs, and those whose figures are nearest to it."""
+    chosen = next(option for option in options if option.change is None)
+
+    def distance(option: OptionFate) -> float:
+        return sum(
+            abs(ours - theirs) / max(1, ours, theirs)
+            for ours, theirs in (
+                (option.saved_bytes, chosen.saved_bytes),
+                (option.backward_peak, chosen.backward_peak),
+                (option.time, chosen.time),
+            )
+        )
+
+    near = sorted(options, key=distance)[:SHOWN_OPTIONS]
+    return sorted(near, key=lambda option: option.number)

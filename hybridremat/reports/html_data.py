@@ -1,0 +1,170 @@
+"""The data that a report's page draws from, as JSON types. Bytes and nanoseconds, fractions for shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hybridremat.graph.joint import plain_schedule
+from hybridremat.plans.plan_data import PlanData
+from hybridremat.plans.records import FrontierPoint, PlanDetails, PlannedBlock
+from hybridremat.reports.block_rows import block_rows, module_names
+from hybridremat.reports.html_step import band_names, blocks_per_band, step_data
+from hybridremat.reports.html_tables import Tables
+from hybridremat.reports.timeline import step_timeline
+from hybridremat.sequence.decisions import Decision, Forward, ForwardOption
+
+VERSION = 1
+
+MOST_BLOCK_VALUES = 20_000
+"""Values listed block by block; of more, only the first of identical blocks lists its own."""
+
+_FIGURES = (
+    "memory_limit",
+    "asked_limit",
+    "reserve",
+    "forwards",
+    "predicted_peak",
+    "needed",
+    "plain_peak",
+    "least_peak",
+    "overhead",
+    "extra_flops",
+    "saved_bytes",
+    "cost_model",
+)
+
+
+def report_data(plan: PlanData) -> dict[str, Any]:
+    """Everything that is drawn; ``graphs`` has one entry for each distinct graph of the step."""
+    return {
+        "version": VERSION,
+        "figures": figures(plan),
+        "graphs": [_graph_data(part) for part in plan.parts or (plan,)],
+    }
+
+
+def figures(plan: PlanData) -> dict[str, Any]:
+    """The numbers of a plan, by the names of its fields."""
+    return {name: getattr(plan, name) for name in _FIGURES}
+
+
+def _graph_data(plan: PlanData) -> dict[str, Any]:
+    details = plan.details
+    tables = Tables(None if details is None else details.graph)
+    drawn: dict[str, Any] = {"steps": None, "chain": None, "frontier": None}
+    if details is not None and plan.schedule.steps:
+        drawn = _drawn(plan, details, tables)
+    blocks = _block_values(plan.blocks, tables)
+    return {
+        "figures": figures(plan),
+        **drawn,
+        "blocks": blocks,
+        "texts": tables.texts,
+        "ops": tables.ops,
+        "values": tables.values,
+    }
+
+
+def _drawn(plan: PlanData, details: PlanDetails, tables: Tables) -> dict[str, Any]:
+    chain = details.chain
+    schedules = {"planned": plan.schedule, "plain": plain_schedule(chain.graph)}
+    steps = {name: step_data(step_timeline(chain, which), tables) for name, which in schedules.items()}
+    return {
+        "bands": band_names(len(chain.blocks)),
+        "blocksPerBand": blocks_per_band(len(chain.blocks)),
+        "steps": steps,
+        "chain": _chain(plan, details),
+        "frontier": _frontier(plan, details),
+    }
+
+
+def _chain(plan: PlanData, details: PlanDetails) -> dict[str, Any]:
+    graph, names = details.graph, module_names(plan.blocks)
+
+    def size(values: Iterable[int]) -> int:
+        return sum(graph.values[value].bytes for value in values)
+
+    return {
+        "blocks": [
+            {
+                "name": place_text(names[b.index]),
+                "saved": b.saved_bytes,
+                "option": option_text(b),
+                "recomputed": len(b.recomputed),
+                "recomputedBytes": sum(record.bytes for record, _ in b.recomputed),
+                "extra": b.extra_time,
+            }
+            for b in plan.blocks
+        ],
+        "boundary": [size(values) for values in details.chain.boundary],
+        "gradient": [size(values) for values in details.chain.gradient_boundary],
+        "reruns": reruns(details.decisions),
+    }
+
+
+def place_text(names: Sequence[str]) -> str:
+    """What a block is in the model, from its first module to its last."""
+    return " … ".join(dict.fromkeys((names[0], names[-1]))) if names else "(no module)"
+
+
+def option_text(block: PlannedBlock) -> str:
+    """``3 of 54``, ``solo 2 of 9``, or ``plain`` where nothing was decided."""
+    if block.option is None:
+        return "plain"
+    return f"{'solo ' if block.solo else ''}{block.option + 1} of {block.option_count}"
+
+
+def reruns(decisions: Sequence[Decision]) -> list[dict[str, int]]:
+    """Forwards of whole blocks that run again: ``first`` … ``last``, for the backward of ``before``."""
+    found: list[dict[str, int]] = []
+    running: list[int] = []
+    backward = False
+    for decision in decisions:
+        if isinstance(decision, Forward | ForwardOption):
+            running.append(decision.block)
+            continue
+        if backward and running:
+            found.append({"before": decision.block, "first": running[0], "last": running[-1]})
+        running, backward = [], True
+    return found
+
+
+def _frontier(plan: PlanData, details: PlanDetails) -> dict[str, Any]:
+    chosen = (plan.predicted_peak, plan.overhead, plan.extra_flops)
+    points = [_point(point) for point in details.frontier]
+    checkpointed = details.checkpointed
+    return {
+        "points": points,
+        "chosen": list(chosen),
+        "plain": [plan.plain_peak, 0.0, 0.0],
+        "checkpointed": None if checkpointed is None else _point(checkpointed),
+    }
+
+
+def _point(point: FrontierPoint) -> list[float]:
+    return [point.peak, point.overhead, point.extra_flops]
+
+
+def _block_values(blocks: Sequence[PlannedBlock], tables: Tables) -> list[list[list[int]] | int]:
+    """For each block rows of value, whether it is saved, and how often it is made again.
+
+    A number instead of rows is the block that lists the same values.
+    """
+    count = sum(len(b.saved) + len(b.recomputed) + len(b.freed) for b in blocks)
+    if count <= MOST_BLOCK_VALUES:
+        return [_values(block, tables) for block in blocks]
+    stands_for = {b.index: row.first.index for row in block_rows(blocks) for b in row.blocks}
+    return [
+        _values(block, tables) if stands_for[block.index] == block.index else stands_for[block.index]
+        for block in blocks
+    ]
+
+
+def _values(block: PlannedBlock, tables: Tables) -> list[list[int]]:
+    rows = {tables.record(record): [1, 0] for record in block.saved}
+    for record, times in block.recomputed:
+        rows.setdefault(tables.record(record), [0, 0])[1] = times
+    for record in block.freed:
+        rows.setdefault(tables.record(record), [0, 0])
+    return [[place, *row] for place, row in rows.items()]

@@ -1,0 +1,122 @@
+"""A plan as one HTML file that needs nothing else: no network, no other file.
+
+The page's template, style and scripts lie in ``page/`` and are written into the file, with the data that the
+scripts draw from. The table of decisions and the figures are there without scripts too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from hybridremat.files import write_whole
+from hybridremat.reports.html_data import report_data
+from hybridremat.reports.html_rows import row_views
+from hybridremat.reports.text import summary
+from hybridremat.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from hybridremat.plans.plan_data import PlanData
+
+SCRIPTS = ("text", "steps", "bands", "timeline", "alive", "chain", "frontier", "values", "table", "start")
+
+_BREAKS = re.compile(r"(?<=[._])(?=\D)")  # not between a list of layers and the layer's number
+
+
+def write_html(plan: PlanData, path: str | Path) -> None:
+    """Write the report of a plan; the file appears complete or not at all.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    write_whole(Path(path), render_html(plan))
+
+
+def render_html(plan: PlanData) -> str:
+    """The report of a plan as the text of one HTML page."""
+    parts = plan.parts or (plan,)
+    return _environment().get_template("report.html.jinja").render(
+        plan=plan,
+        parts=parts,
+        rows=[row_views(part.blocks) for part in parts],
+        headline=headline(plan),
+        summary=summary_lines(plan),
+        pins=_records(plan.pins),
+        data=report_data(plan),
+        **page_files(),
+    )
+
+
+def page_files() -> dict[str, Markup]:
+    """The page's style and its scripts in order, as they stand in this package."""
+    return {
+        "style": _trusted("report.css"),
+        "scripts": Markup("\n").join(_trusted(f"{name}.js") for name in SCRIPTS),
+    }
+
+
+def headline(plan: PlanData) -> list[tuple[str, str, str]]:
+    """The figures at the top: what it is, the figure, and what it says."""
+
+    def share(size: int) -> str:
+        return f"{100 * size / max(1, plan.plain_peak):.1f} % of plain"
+
+    asked = plan.memory_limit
+    limit = [] if asked is None else [("Limit", format_bytes(asked), share(asked))]
+    needed = ("With your own code", format_bytes(plan.needed), share(plan.needed))
+    beside = [needed] if plan.needed != plan.predicted_peak else []  # reserve, further forwards
+    return [
+        *limit,
+        ("Predicted peak", format_bytes(plan.predicted_peak), share(plan.predicted_peak)),
+        *beside,
+        ("Plain peak", format_bytes(plan.plain_peak), "without recomputation"),
+        ("Least feasible", format_bytes(plan.least_peak), share(plan.least_peak)),
+        ("Overhead", f"{plan.overhead:+.1%}", f"time by cost model {plan.cost_model}"),
+        ("Extra flops", f"{plan.extra_flops:+.1%}", "of the plain step's"),
+    ]
+
+
+def summary_lines(plan: PlanData) -> list[tuple[str, str]]:
+    """The lines of ``print(plan)`` above its table."""
+    names, texts = (list(column.cells) for column in summary(plan).columns)
+    return [(str(name), str(text)) for name, text in zip(names, texts, strict=True)]
+
+
+def breakable(name: str) -> Markup:
+    """A name that may go on in the next line within its module paths, and does between its ends."""
+    ends = [Markup("<wbr>").join(_BREAKS.split(end)) for end in name.split(" … ")]
+    return Markup(" …<br>").join(ends)
+
+
+def _records(items: Any) -> list[dict[str, Any]]:
+    return [{f.name: getattr(item, f.name) for f in fields(item)} for item in items if is_dataclass(item)]
+
+
+def _trusted(name: str) -> Markup:
+    """A file of this package: written into the page as it is."""
+    return Markup(files("hybridremat.reports").joinpath("page", name).read_text(encoding="utf-8"))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("hybridremat.reports", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    environment.filters["bytes"] = format_bytes
+    environment.filters["time"] = format_time
+    environment.filters["breakable"] = breakable
+    return environment

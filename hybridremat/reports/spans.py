@@ -1,0 +1,158 @@
+"""Everything that is alive during a step: from which execution to which, and in which block.
+
+Every version of every value is followed from the execution that makes it to its last reader, by the rules
+that :mod:`hybridremat.graph.memory` states. That module sums bytes up for hundreds of schedules; this one
+keeps, for one schedule that is to be shown, what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.memory import ScheduleError
+from hybridremat.graph.segmentation.chain import Chain
+
+
+class Band(StrEnum):
+    """What memory outside all blocks is.
+
+    ``SHARED`` values are kept whatever the plan, or belong to no block; ``GRADIENTS`` are gradients of
+    activations on their way back; ``PARAMETER_GRADIENTS`` stay to the end; ``TEMPORARY`` is what a kernel
+    takes beyond its outputs, and the states of random generators.
+    """
+
+    SHARED = "shared"
+    GRADIENTS = "gradients"
+    PARAMETER_GRADIENTS = "parameter gradients"
+    TEMPORARY = "temporary"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One version of a value, or the generator state of an op (``value`` is then None), while it is alive.
+
+    ``birth`` and ``death`` are executions, both included; ``op`` made it (None for tangents); ``band`` is
+    the index of a block, or what it is outside of all blocks; ``size`` in bytes.
+    """
+
+    value: int | None
+    op: int | None
+    size: int
+    birth: int
+    death: int
+    band: int | Band
+
+
+def live_spans(chain: Chain, schedule: Schedule, blocks: Sequence[int | None]) -> tuple[Span, ...]:
+    """Everything that is alive at some time of a step; ``blocks`` are those of its executions.
+
+    Raises
+    ------
+    ScheduleError
+        If an execution reads a value that no earlier execution wrote.
+    """
+    graph = chain.graph
+    births, last_reads = _versions(graph, schedule)
+    spans = [
+        Span(value, op, graph.values[value].bytes, birth, death, _band(chain, value, blocks[birth]))
+        for value, versions in births.items()
+        for op, birth, death in _lifetimes(graph, schedule, value, versions, last_reads)
+    ]
+    end, split = len(schedule.steps) - 1, schedule.num_forward
+    tangents = [value for value in graph.values if value.tangent] if split <= end else []
+    spans += [Span(v.id, None, v.bytes, split, end, Band.GRADIENTS) for v in tangents]
+    state = graph.rng_state_bytes
+    spans += [Span(None, op, state, at[0], at[-1], Band.TEMPORARY) for op, at in _replayed(graph, schedule)]
+    return tuple(spans)
+
+
+def temporary_bytes(graph: JointGraph, schedule: Schedule) -> tuple[int, ...]:
+    """Bytes that each execution takes while it runs, and nobody else."""
+    temporary = [graph.ops[op].temp for op in schedule.steps]
+    for _, runs in _replayed(graph, schedule):
+        for again in runs[1:]:
+            temporary[again] += graph.rng_state_bytes  # the generator's current state is held aside
+    return tuple(temporary)
+
+
+def _versions(
+    graph: JointGraph, schedule: Schedule
+) -> tuple[dict[int, list[int]], dict[tuple[int, int], int]]:
+    """For each value the executions that make it, and for each (value, birth) its last reader."""
+    births: dict[int, list[int]] = {}
+    last_reads: dict[tuple[int, int], int] = {}
+    for now, op in enumerate(schedule.steps):
+        for value in graph.ops[op].reads:
+            if graph.values[value].producer is None:
+                continue
+            if value not in births:
+                name = graph.values[value].name or value
+                raise ScheduleError(f"step {now} ({graph.ops[op].name}) reads {name} before it is computed")
+            last_reads[value, births[value][-1]] = now
+        for value in graph.ops[op].writes:
+            births.setdefault(value, []).append(now)
+    return births, last_reads
+
+
+def _lifetimes(
+    graph: JointGraph,
+    schedule: Schedule,
+    value: int,
+    births: Sequence[int],
+    last_reads: dict[tuple[int, int], int],
+) -> list[tuple[int, int, int]]:
+    """Op, birth and death of each version of a value."""
+    deaths = [last_reads.get((value, birth), birth) for birth in births]
+    end = len(schedule.steps) - 1
+    if value in graph.released_outputs:
+        deaths[0] = max(deaths[0], schedule.num_forward - 1)
+    if value in graph.held_outputs:
+        deaths[0] = end
+    if value in graph.gradients:
+        deaths[-1] = end
+    return [(schedule.steps[birth], birth, death) for birth, death in zip(births, deaths, strict=True)]
+
+
+def _band(chain: Chain, value: int, block: int | None) -> int | Band:
+    op = chain.graph.producer(value)
+    if value in chain.graph.gradients:
+        return Band.PARAMETER_GRADIENTS
+    if op is not None and op.phase is Phase.BACKWARD:
+        return Band.GRADIENTS
+    return Band.SHARED if block is None or value in chain.always else block
+
+
+def _replayed(graph: JointGraph, schedule: Schedule) -> Iterator[tuple[int, list[int]]]:
+    """Each random op that runs more than once, and its executions."""
+    runs: dict[int, list[int]] = {}
+    for now, op in enumerate(schedule.steps):
+        if graph.ops[op].random:
+            runs.setdefault(op, []).append(now)
+    return ((op, at) for op, at in runs.items() if len(at) > 1)
+
+
+def execution_blocks(chain: Chain, steps: Sequence[int]) -> tuple[int | None, ...]:
+    """The block that each execution works for.
+
+    An op that stands in several blocks runs for the one whose own op comes next, or else came last.
+    """
+    homes: dict[int, list[int]] = {}
+    for index, block in enumerate(chain.blocks):
+        for op in (*block.forward, *block.optional, *block.backward):
+            homes.setdefault(op, []).append(index)
+    own = [homes[op][0] if len(homes.get(op, ())) == 1 else None for op in steps]
+    following: list[int | None] = [None] * len(own)
+    coming: int | None = None
+    for now in reversed(range(len(own))):
+        coming = following[now] = own[now] if own[now] is not None else coming
+    found: list[int | None] = []
+    before: int | None = None
+    for now, op in enumerate(steps):
+        among = homes.get(op, [])
+        likely = [block for block in (following[now], before) if block in among]
+        found.append(next(iter(likely or among), None))
+        before = own[now] if own[now] is not None else before
+    return tuple(found)

@@ -1,0 +1,163 @@
+"""The memory of a step over time, and what it consists of at each execution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridremat.graph.joint import JointGraph, Schedule
+from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.reports.spans import Band, Span, execution_blocks, live_spans, temporary_bytes
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LiveValue:
+    """Something that is alive at an execution: its name, where it comes from, its bytes."""
+
+    name: str
+    module: str
+    op: str
+    size: int
+    band: int | Band
+    value: int | None
+
+
+@dataclass(frozen=True)
+class StepTimeline:
+    """One step, execution by execution.
+
+    Attributes
+    ----------
+    graph
+        The joint graph that the schedule runs.
+    schedule
+        The executions.
+    blocks
+        For each execution, the block that it works for; None for an op of no block.
+    spans
+        Everything that is alive at some time.
+    temporary
+        Bytes that each execution takes while it runs, and nobody else.
+    """
+
+    graph: JointGraph
+    schedule: Schedule
+    blocks: tuple[int | None, ...]
+    spans: tuple[Span, ...]
+    temporary: tuple[int, ...]
+    block_count: int
+
+    @property
+    def bands(self) -> tuple[int | Band, ...]:
+        """The blocks in order, then what lies outside of them."""
+        return (*range(self.block_count), *Band)
+
+    def totals(self) -> tuple[int, ...]:
+        """Bytes at every execution."""
+        change = np.zeros(len(self.temporary) + 1, np.int64)
+        for span in self.spans:
+            change[span.birth] += span.size
+            change[span.death + 1] -= span.size
+        return tuple((np.cumsum(change[:-1]) + np.array(self.temporary, np.int64)).tolist())
+
+    @property
+    def peak_at(self) -> int:
+        """The execution that takes the most, the first of its kind; 0 for an empty step."""
+        totals = self.totals()
+        return totals.index(max(totals)) if totals else 0
+
+    def band_bytes(self, executions: Sequence[int]) -> Integers:
+        """Bytes of each band (rows) at some executions in rising order (columns)."""
+        at = np.array(executions, np.int64)
+        place = {band: row for row, band in enumerate(self.bands)}
+        change = np.zeros((len(place), len(at) + 1), np.int64)
+        births = np.searchsorted(at, [span.birth for span in self.spans])
+        deaths = np.searchsorted(at, [span.death for span in self.spans], side="right")
+        for span, birth, death in zip(self.spans, births, deaths, strict=True):
+            change[place[span.band], birth] += span.size
+            change[place[span.band], death] -= span.size
+        summed: Integers = np.cumsum(change[:, :-1], axis=1)
+        summed[place[Band.TEMPORARY]] += np.array(self.temporary, np.int64)[at]
+        return summed
+
+    def alive(self, execution: int) -> tuple[LiveValue, ...]:
+        """What is alive at an execution, largest first; a kernel's own temporary is among it."""
+        found = [self._live(s) for s in self.spans if s.birth <= execution <= s.death and s.size]
+        if self.temporary[execution]:
+            op = self.graph.ops[self.schedule.steps[execution]]
+            size = self.temporary[execution]
+            found.append(LiveValue("temporary", op.module, op.target, size, Band.TEMPORARY, None))
+        return tuple(sorted(found, key=lambda live: (-live.size, live.name)))
+
+    def _live(self, span: Span) -> LiveValue:
+        op = None if span.op is None else self.graph.ops[span.op]
+        name = "generator state" if span.value is None else self.graph.values[span.value].name
+        module, target = ("", "") if op is None else (op.module, op.target)
+        return LiveValue(name, module, target, span.size, span.band, span.value)
+
+
+def step_timeline(chain: Chain, schedule: Schedule) -> StepTimeline:
+    """Follow everything that is alive during a step.
+
+    Parameters
+    ----------
+    chain
+        The joint graph, and the blocks that its ops belong to.
+    schedule
+        The executions of the step.
+
+    Raises
+    ------
+    ScheduleError
+        If an execution reads a value that no earlier execution wrote.
+    """
+    blocks = execution_blocks(chain, schedule.steps)
+    return StepTimeline(
+        graph=chain.graph,
+        schedule=schedule,
+        blocks=blocks,
+        spans=live_spans(chain, schedule, blocks),
+        temporary=temporary_bytes(chain.graph, schedule),
+        block_count=len(chain.blocks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Executions ``first`` … ``last`` (both included), shown by ``shown``, which takes the most of them."""
+
+    first: int
+    last: int
+    shown: int
+
+
+def thinned(totals: Sequence[int], num_forward: int, most: int) -> tuple[Stretch, ...]:
+    """Stretches that cover all executions in turn; none reaches from the forward into the backward.
+
+    The highest execution of all is shown: it is the highest of its stretch.
+
+    Parameters
+    ----------
+    totals
+        Bytes at every execution.
+    num_forward
+        How many of them are the forward's.
+    most
+        How many stretches there may be, at least 2; more executions than that are drawn together.
+    """
+    ends = [num_forward, len(totals)] if 0 < num_forward < len(totals) else [len(totals)]
+    found: list[Stretch] = []
+    start = 0
+    for end in ends:
+        count = min(end - start, max(1, most * (end - start) // max(1, len(totals))))
+        edges = [start + (end - start) * i // count for i in range(count + 1)] if count else []
+        for first, after in pairwise(edges):
+            found.append(Stretch(first, after - 1, max(range(first, after), key=totals.__getitem__)))
+        start = end
+    return tuple(found)

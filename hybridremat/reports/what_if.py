@@ -1,0 +1,152 @@
+"""What would become of a plan if one thing in it were decided otherwise: exact figures, all else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.types import Option
+from hybridremat.graph.joint import Schedule
+from hybridremat.graph.memory import Replay, schedule_time
+from hybridremat.plans.outside_memory import Demands, beside_phases, schedule_needs
+from hybridremat.plans.plan_data import PlanData
+from hybridremat.plans.policy import policy_of, resolve_policy
+from hybridremat.plans.records import PlanDetails
+from hybridremat.sequence.dead_code import DeadRemover
+from hybridremat.sequence.decisions import Backward, Decision, ForwardOption, Solo, block_decisions
+from hybridremat.sequence.flatten import Flattener
+from hybridremat.sequence.repair import Mender
+
+Where = Literal["forward peak", "saved", "backward peak"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The step with one thing decided otherwise.
+
+    Attributes
+    ----------
+    needed
+        Bytes that the step then takes, with the caller's demands.
+    more_bytes, more_time
+        Bytes and nanoseconds against the plan; negative: less.
+    over
+        Bytes beyond the limit; 0 if it fits. Without a limit, beyond what the plan takes.
+    """
+
+    needed: int
+    more_bytes: int
+    more_time: int
+    over: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the limit would still be kept."""
+        return self.over == 0
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """Bytes that are free under the limit while a block runs forward, backward, and in between.
+
+    ``binds`` names the least of them: there the limit keeps the block from taking more. ``saved`` is what
+    lies between its forward and its backward, when other blocks run: all that it saves lies there too.
+    """
+
+    forward: int
+    between: int
+    backward: int
+    binds: Where
+
+
+class WhatIf:
+    """Asks about one plan. Needs its details; knows nothing of the model."""
+
+    def __init__(self, plan: PlanData, details: PlanDetails) -> None:
+        self._plan, self._details, self._graph = plan, details, details.graph
+        self._demands = Demands(plan.reserve, plan.forwards)
+        self._limit = plan.needed if plan.memory_limit is None else plan.memory_limit
+        self._time = schedule_time(self._graph, plan.schedule)
+        self._profile = self._profile_with_demands()
+        chain = details.chain
+        self._sets = details.block_options
+        bindings = [bind_block(chain, index) for index in range(len(chain.blocks))]
+        self._flatten = Flattener(chain, bindings, self._sets)
+        self._mend = Mender(self._graph, resolve_policy(self._graph, policy_of(plan)).pins, chain.rebuilt)
+        self._remove_dead = DeadRemover(self._graph, chain.rebuilt)
+        self._chosen = {decision.block: decision for decision in block_decisions(details.decisions)}
+
+    def saving(self, value: int) -> Change | None:
+        """Keep one more value from the forward instead of making it again; None if that cannot be asked.
+
+        Other outputs of its op are kept with it, and what was made again for it alone no longer is.
+        """
+        op, plan = self._graph.values[value].producer, self._plan
+        forward = plan.schedule.steps[: plan.schedule.num_forward]
+        later = plan.schedule.steps[plan.schedule.num_forward :]
+        if op is None or op not in forward or op not in later:
+            return None
+        kept = Schedule((*forward, *(step for step in later if step != op)), len(forward))
+        return self._changed(self._remove_dead(kept))
+
+    def options(self, block: int) -> Iterator[tuple[int, Option, Change | None]]:
+        """The options of a block's family, each with what the step would be; None for the one that runs."""
+        chosen = self._chosen.get(block)
+        if chosen is None:
+            return
+        family = self._sets[block].solo if chosen.solo else self._sets[block].options
+        for number, option in enumerate(family):
+            yield number, option, None if number == chosen.option else self._with_option(block, number)
+
+    def headroom(self, block: int) -> Headroom:
+        """What is free while a block runs, and between."""
+        schedule, own = self._plan.schedule, self._details.chain.blocks[block]
+        ops = np.isin(schedule.steps, [*own.forward, *own.optional, *own.backward])
+        split = schedule.num_forward
+        forward, backward = np.flatnonzero(ops[:split]), split + np.flatnonzero(ops[split:])
+        start = forward[-1] + 1 if len(forward) else 0
+        end = backward[0] if len(backward) else len(ops)
+        lying = np.zeros(len(ops), bool)
+        lying[start:end] = True
+        free: dict[Where, int] = {
+            "forward peak": self._free(forward),
+            "saved": self._free(np.flatnonzero(lying & ~ops)),
+            "backward peak": self._free(backward),
+        }
+        binds = min(free, key=lambda where: free[where])
+        return Headroom(free["forward peak"], free["saved"], free["backward peak"], binds)
+
+    def _free(self, places: np.ndarray) -> int:
+        return self._limit - int(self._profile[places].max(initial=0))
+
+    def _profile_with_demands(self) -> np.ndarray:
+        schedule = self._plan.schedule
+        memory = Replay(self._graph)(schedule)
+        released = sum(self._graph.values[value].bytes for value in self._graph.released_outputs)
+        beside = beside_phases(self._graph, memory.saved + released, self._demands)
+        profile = np.array(memory.profile, np.int64)
+        profile[: schedule.num_forward] += beside.forward
+        profile[schedule.num_forward :] += beside.backward
+        return profile
+
+    def _with_option(self, block: int, number: int) -> Change:
+        def changed(decision: Decision) -> Decision:
+            if isinstance(decision, ForwardOption | Backward | Solo) and decision.block == block:
+                return replace(decision, option=number)
+            return decision
+
+        decisions = [changed(decision) for decision in self._details.decisions]
+        return self._changed(self._mend(self._flatten(decisions)))
+
+    def _changed(self, schedule: Schedule) -> Change:
+        needed = schedule_needs(self._graph, schedule, self._demands)
+        return Change(
+            needed=needed,
+            more_bytes=needed - self._plan.needed,
+            more_time=schedule_time(self._graph, schedule) - self._time,
+            over=max(0, needed - self._limit),
+        )

@@ -1,0 +1,64 @@
+"""Notice forwards whose backward has not run when the next forward comes.
+
+Their saved values add up: a plan made for one forward at a time then takes more than its limit.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from hybridremat.errors import OutstandingForwardWarning
+from hybridremat.graph.private_torch import tree_leaves
+from hybridremat.units import format_bytes
+
+if TYPE_CHECKING:
+    from hybridremat.planning.session import Session
+
+
+class _Token:
+    """Lives as long as the autograd graph of one forward; ``spent`` once a backward has gone through it."""
+
+    def __init__(self) -> None:
+        self.spent = False
+
+    def spend(self, _gradients: object) -> None:
+        self.spent = True
+
+
+class Outstanding:
+    """Counts the forwards of one wrapped model that wait for their backward."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._tokens: weakref.WeakSet[_Token] = weakref.WeakSet()
+        self._warned = False
+
+    def before_forward(self) -> None:
+        """Warn, once, if this forward is one more than was planned for."""
+        waiting = sum(not token.spent for token in self._tokens)
+        planned = self._session.settings.forwards
+        plan = self._session.plan
+        if self._warned or waiting < planned or plan is None:
+            return
+        self._warned = True
+        warnings.warn(
+            f"a forward starts while {waiting} of this model's earlier ones still wait for their backward, "
+            f"and the plan was made for {planned} at a time: about "
+            f"{format_bytes(waiting * plan.saved_bytes)} are held beyond what it counts. Wrap with "
+            f"forwards={waiting + 1}, run each backward before the next forward, or drop what holds the "
+            "earlier outputs.",
+            OutstandingForwardWarning,
+            stacklevel=2,
+        )
+
+    def after_forward(self, outputs: object) -> None:
+        """Follow the autograd graph of what a forward returned."""
+        token = _Token()
+        for output in tree_leaves(outputs):
+            if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+                output.grad_fn.register_prehook(token.spend)
+        self._tokens.add(token)

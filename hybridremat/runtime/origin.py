@@ -1,0 +1,55 @@
+"""What a plan is made for and where, as its file records it; and how two such records differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hybridremat.compiler.capture import model_device
+from hybridremat.graph.costs.device_specs import DeviceSpec
+from hybridremat.graph.costs.kernel_store import device_description
+from hybridremat.graph.private_torch import tree_flatten_with_path
+from hybridremat.plans.origin import SPEC_MARK, Origin, TensorSpec
+from hybridremat.version import __version__
+
+
+def origin_of(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], spec: DeviceSpec | None = None
+) -> Origin:
+    """The record of a model and of the inputs that it is called with, here or on the device of ``spec``."""
+    parameters = list(model.parameters())
+    device = model_device(model) if spec is None else "cuda"
+    return Origin(
+        model=type(model).__name__,
+        inputs=tuple(_specs(args, kwargs)),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        device=device,
+        device_name=device_description(device) if spec is None else spec.name + SPEC_MARK,
+        hybridremat=__version__,
+        torch=torch.__version__,
+    )
+
+
+def graph_origin(inputs: Sequence[Any]) -> Origin:
+    """The record of a graph that Dynamo captured: its inputs and parameters alike are ``inputs``."""
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    device = next((tensor.device.type for tensor in tensors), "cpu")
+    return Origin(
+        inputs=tuple(_specs(tensors, {})),
+        device=device,
+        device_name=device_description(device),
+        hybridremat=__version__,
+        torch=torch.__version__,
+    )
+
+
+def _specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[TensorSpec]:
+    for path, leaf in tree_flatten_with_path((list(args), dict(kwargs)))[0]:
+        if isinstance(leaf, torch.Tensor):
+            (_, *below) = path  # the first step chooses between args and kwargs
+            name = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in below)
+            yield TensorSpec(name, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))

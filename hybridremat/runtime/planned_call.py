@@ -1,0 +1,181 @@
+"""What stands in for a wrapped model's call: planned steps, one for each input shape."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from hybridremat.compiler.backend import Backend
+from hybridremat.compiler.capture import no_backward, translated_errors
+from hybridremat.compiler.model_state import untouched_by_trial, watch
+from hybridremat.compiler.sample_inputs import copied
+from hybridremat.errors import CaptureError, InfeasibleLimitError
+from hybridremat.graph.private_torch import tree_leaves
+from hybridremat.graph_breaks.planner import UnknownFirstGraphError
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.session import Session
+from hybridremat.runtime.in_flight import Outstanding
+from hybridremat.runtime.kv_caches import caching_configs, without_caches
+from hybridremat.runtime.steps import Step, StepMaker, conditions, input_key
+
+logger = logging.getLogger(__name__)
+
+SLOT = "_compiled_call_impl"  # where nn.Module.compile puts a compiled call; not copied or pickled
+MANY_CAPTURES = 8  # of one input shape: modes, frozen layers and autocast switched to and fro are fewer
+
+
+class PlannedCall:
+    """Stands in for a module's call: planned in training, plain otherwise.
+
+    Steps are kept by input shape, the least recently used is given up for a new one beyond
+    ``Settings.max_plans``.
+
+    Attributes
+    ----------
+    around_forward
+        What is entered around each planned forward, once its step is planned. For those who watch.
+    """
+
+    def __init__(self, model: nn.Module, session: Session, *, show: bool = False) -> None:
+        self.model, self.session = model, session
+        self._maker = StepMaker(model, session, show=show)
+        self.outstanding = Outstanding(session)
+        self._steps: OrderedDict[Hashable, Step] = OrderedDict()
+        self._caching = caching_configs(model)
+        self._warned = self._told = False
+        self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the planned step in training, the plain model in eval mode or without gradients."""
+        if not self.model.training or not torch.is_grad_enabled():
+            return self.model._call_impl(*args, **kwargs)
+        with without_caches(self._caching):
+            try:
+                return self._planned_forward(args, kwargs)
+            except CaptureError:
+                self._raise_as_plain(args, kwargs)
+                raise
+
+    @property
+    def captures(self) -> int:
+        """How many graphs have come for the steps that are kept: it changes when something is planned."""
+        return sum(step.backend.graphs for step in self._steps.values())
+
+    def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        step = self._step(args, kwargs)
+        step.backend.planner.begin()
+        self.outstanding.before_forward()
+        with self.around_forward():
+            output = self._run(step, args, kwargs)
+        self.outstanding.after_forward(output)
+        self._notice_captures(step.backend)
+        return output
+
+    def _notice_captures(self, backend: Backend) -> None:
+        """Tell, once, that steps are captured again and again for inputs of one shape."""
+        if backend.graphs >= MANY_CAPTURES and not backend.parted and not self._told:
+            self._told = True
+            logger.warning(
+                "%s has been captured %d times for inputs of one shape: something that its forward reads "
+                "keeps changing (a Python number on a module, self.calls += 1?), and each change is captured "
+                'and planned anew, which takes seconds. TORCH_LOGS="recompiles" names it.',
+                type(self.model).__name__,
+                backend.graphs,
+            )
+
+    def _run(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a step; where breaks are planned, one whose graphs have changed is first surveyed again."""
+        if step.parted is not None:
+            inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            step.parted.unchanged = watch([*self.model.parameters(), *self.model.buffers(), *inputs])
+        try:
+            return self._compiled(step, args, kwargs)
+        except UnknownFirstGraphError:
+            pass
+        except CaptureError:
+            if step.parted is not None or self.session.settings.graph_breaks == "error":
+                raise
+        return self._compiled(self._surveyed_again(step, args, kwargs), args, kwargs)
+
+    def _compiled(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with translated_errors(self.model, step.backend):
+            output = step.compiled(*args, **kwargs)
+        if step.parted is not None:
+            step.parted.ended()
+        return output
+
+    def _surveyed_again(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+        """A step that knows the graphs of these inputs: one path more, or else all of it planned anew."""
+        if step.parted is not None:
+            with suppress(InfeasibleLimitError):
+                step.parted.learn(self._maker.path(args, kwargs), on_infeasible="error")
+                return step
+        anew = self._steps[self._key(args, kwargs)] = self._maker.planned(args, kwargs)
+        return anew
+
+    def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise what the plain model raises on these inputs, if it does: the caller may count on it."""
+        with untouched_by_trial(self.model), torch.no_grad():
+            given, named = copied((args, kwargs), self.model)
+            self.model._call_impl(*given, **named)
+
+    def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan | None:
+        """Capture and plan for sample inputs; no step is run.
+
+        Raises
+        ------
+        CaptureError
+            If no output depends on a trainable parameter.
+        """
+        with without_caches(self._caching):
+            known = self._key(args, kwargs) in self._steps
+            step = self._step(args, kwargs)
+            if known and step.parted is not None and (survey := self._maker.path(args, kwargs)) is not None:
+                step.parted.learn(survey, self.session.settings.on_infeasible)
+        if not step.backend.captured:
+            raise no_backward(self.model)
+        if step.parted is None:
+            self.session.running(step.plan_key)
+        return self.session.plan
+
+    def _step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+        key = self._key(args, kwargs)
+        if key in self._steps:
+            self._steps.move_to_end(key)
+            self.session.origin = self._steps[key].origin
+            return self._steps[key]
+        step = self._maker.planned(args, kwargs)
+        self._make_room()  # not before: a shape that cannot be planned costs no other its plan
+        self._steps[key] = step
+        return step
+
+    def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+        """Names a step. Where breaks are planned, the model's state decides too: it may touch no graph."""
+        parted = self.session.settings.graph_breaks == "plan"
+        return input_key(args, kwargs), conditions(self.model) if parted else None
+
+    def _make_room(self) -> None:
+        most = self.session.settings.max_plans
+        while len(self._steps) >= most:
+            self._steps.popitem(last=False)
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "%s has met more than max_plans=%d input shapes; a plan is given up for each new one, "
+                    "and made again if its shape comes back. Pad inputs to few lengths (a collator's "
+                    "pad_to_multiple_of=), or raise max_plans.",
+                    type(self.model).__name__,
+                    most,
+                )
+
+
+def planned_call(model: nn.Module) -> PlannedCall | None:
+    """What stands in for a wrapped module's call; None if it is not wrapped."""
+    call = getattr(model, SLOT, None)
+    return call if isinstance(call, PlannedCall) else None

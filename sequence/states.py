@@ -1,0 +1,91 @@
+"""Which rows a table has: one for each sub-chain that can come up, equal ones shared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from hybridremat.sequence.chain_problem import ChainProblem
+from hybridremat.sequence.skip_liveness import NOTHING, Ending, FarReaders
+from hybridremat.sequence.transitions import Moves
+
+MOST_ROWS: Final = 6000
+"""Rows of a chain with far values (2–4 s); beyond, these are charged as if they were held to the end."""
+
+MOST_CHECKPOINTS: Final = 2_000_000
+"""Checkpoints looked at to find those rows (some 2 s)."""
+
+SubChain = tuple[int, int, Ending]
+"""Blocks s…t and the far values whose life ends there."""
+
+States = dict[tuple[int, int], set[Ending]]
+
+
+def affordable_rows(problem: ChainProblem) -> tuple[ChainProblem, Mapping[SubChain, int]]:
+    """The chain and its rows; without far values if these would make too many."""
+    if problem.far:
+        states = _states(Moves(problem, unit=1), len(problem))
+        rows = _row_numbers(problem, states) if states else {}
+        if rows and max(rows.values()) < MOST_ROWS:
+            return problem, rows
+        problem = replace(problem, far=())
+    return problem, _row_numbers(problem, _states(Moves(problem, unit=1), len(problem)) or {})
+
+
+def _row_numbers(problem: ChainProblem, states: States) -> dict[SubChain, int]:
+    """A row for each sub-chain that can come up, shorter ones first; equal ones share it."""
+    keys = _row_keys(problem)
+    far = FarReaders(problem)
+    interned: dict[object, int] = {}
+    return {
+        (s, t, ending): interned.setdefault((keys[s][t], far.signature(s, t, ending)), len(interned))
+        for s in reversed(range(len(problem)))
+        for t in range(s, len(problem))
+        for ending in sorted(states[s, t])
+    }
+
+
+def _states(moves: Moves, length: int) -> States | None:
+    """The sets of far values that can end in each (s,t), from the whole chain inwards; None if too many."""
+    states: States = {
+        (s, t): set() if moves.far.any else {NOTHING} for s in range(length) for t in range(s, length)
+    }
+    if not moves.far.any:
+        return states
+    states[0, length - 1].add(NOTHING)
+    looked_at = 0
+    for s in range(length):
+        for t in reversed(range(s + 1, length)):
+            looked_at += (t - s) * len(states[s, t])
+            if looked_at > MOST_CHECKPOINTS:
+                return None
+            for ending in states[s, t]:
+                states[s + 1, t] |= moves.rests(s, t, ending)
+                ends = moves.split_ends(s, t, ending)
+                for j, later, earlier in zip(range(s + 1, t + 1), *ends, strict=True):
+                    states[j, t].add(later)
+                    states[s, j - 1].add(earlier)
+    return states
+
+
+def _row_keys(problem: ChainProblem) -> list[list[int]]:
+    """A number for each (s,t) such that equal numbers have equal rows."""
+    length = len(problem)
+    interned: dict[object, int] = {}
+    classes: dict[object, int] = {}
+    far = FarReaders(problem)
+    block_class = [
+        classes.setdefault((block, problem.gradient_bytes[i + 1], far.pattern(i)), len(classes))
+        for i, block in enumerate(problem.blocks)
+    ]
+    keys = [[-1] * length for _ in range(length)]
+    for s in reversed(range(length)):
+        boundary, plain = problem.boundary_bytes[s], problem.plain_peak[s]
+        for t in range(s, length):
+            rest = keys[s + 1][t] if t > s else -1
+            # the first forward (t = L−1) has terms of its own, by position
+            place = s if t == length - 1 else -1
+            key = (block_class[s], rest, place, boundary[s + 1 : t + 1], plain[s:t])
+            keys[s][t] = interned.setdefault(key, len(interned))
+    return keys
