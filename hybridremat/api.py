@@ -9,21 +9,12 @@ from typing import Any, TypeVar, Unpack
 from torch import nn
 
 from hybridremat.analysis.frontier import Frontier, make_frontier
-from hybridremat.compiler.capture import require_matching_inputs
+from hybridremat.compiler.model_checks import require_matching_inputs
 from hybridremat.errors import ModelError
-from hybridremat.graph.costs.cost_models import CostModel
-from hybridremat.planning.other_device import warn_beyond
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.settings import (
-    AskedOfCurve,
-    AskedOfPlan,
-    GradOutputs,
-    GraphBreaks,
-    OnInfeasible,
-    Settings,
-)
-from hybridremat.plans.policy import Policy
-from hybridremat.runtime.prepare import call_of, prepared_call, remove_call, wrap_planned
+from hybridremat.planning.settings import CurveSettings, PlanSettings, WrapSettings, settings_of
+from hybridremat.planning.step_costs import warn_beyond
+from hybridremat.runtime.prepare import call_of, planned_call_of, remove_call, step_frontier, wrap_planned
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -33,22 +24,10 @@ def wrap(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    memory_limit: int | str | None = None,
-    max_overhead: float | str | None = None,
-    reserve: int | str = 0,
-    cost_model: str | CostModel = "profile",
-    hold_outputs: bool = False,
-    grad_outputs: GradOutputs = "auto",
-    forwards: int = 1,
-    on_infeasible: OnInfeasible = "error",
-    max_plans: int = 64,
-    graph_breaks: GraphBreaks = "error",
-    workers: int | None = None,
-    cache: bool = True,
     plan: Plan | str | Path | None = None,
     progress: bool = True,
     across_ranks: bool = True,
-    policy: Policy | None = None,
+    **settings: Unpack[WrapSettings],
 ) -> M:
     """Make a model's training step fit a memory limit, in place, and return the same object.
 
@@ -59,61 +38,63 @@ def wrap(
     args, kwargs
         Sample inputs: what one training step passes. Only shapes, dtypes and plain values count, nothing is
         run on them; with ``graph_breaks="plan"`` the forward runs on copies, and leaves nothing changed.
-    memory_limit
-        Most step memory: bytes, ``"6GiB"``, or ``"50%"`` of the plain step's; on CUDA ``"auto"``, what the
-        device has left now (:func:`hybridremat.auto_limit`), for all input shapes. Step memory is everything
-        allocated above what is resident (parameters, buffers, optimizer state, inputs).
-    max_overhead
-        Least memory at no more than this much extra time (0.1 or ``"10%"``). With ``memory_limit`` both hold.
-    reserve
-        Bytes of the limit kept free, once the forward is over, for what the caller's own code allocates
-        between forward and backward (a loss outside the model). :func:`hybridremat.measure` reports how
-        much that is, as ``outside``.
-    cost_model
-        Source of times: ``"profile"`` (measured here), ``"roofline"``, ``"flops"`` (the same everywhere).
-    hold_outputs
-        Whether outputs other than the loss are kept through the backward. By default they are taken to be
-        dropped, as in ``loss = model(**batch).loss``; if they are held all the same, a warning says so.
-    grad_outputs
-        Which outputs may take part in the loss: ``"auto"`` (the scalars, if any output is one; else all) or
-        ``"all"``.
-    forwards
-        How many forwards may wait for their backward at one time (2 for a pair of inputs with one loss). The
-        limit holds for all of them together. A forward beyond that number warns.
-    on_infeasible
-        What to do when no plan fits ``memory_limit``, now or for a later input shape: ``"error"``, or
-        ``"least"``, the plan of least memory and a :class:`~hybridremat.InfeasibleLimitWarning`.
-    max_plans
-        Most input shapes whose plans are kept; beyond that the least recently used is given up.
-    graph_breaks
-        What to do when the model's graph breaks: ``"error"``, or ``"plan"`` the graphs on all sides of the
-        breaks together. To learn them, the forward is then run on copies of the sample inputs, twice or more
-        often, without keeping anything for a backward.
-    workers
-        Processes that solve blocks; None: one a core. The plan is the same for any number.
-    cache
-        Whether plans and measured kernels are kept on disk, and found there again (``HYBRIDREMAT_CACHE``
-        names the folder, ``HYBRIDREMAT_CACHE_SIZE`` the most bytes of plans).
-    plan
-        A plan, or the file of one (:meth:`hybridremat.Plan.save`), instead of a limit: it runs without being
-        solved or measured again, on the device that it was made on; elsewhere its memory is measured anew and
-        held against its limit. What was asked for it holds for later input shapes, too.
-    progress
-        Whether to show a progress bar on a terminal.
-    across_ranks
-        If a process group of ``torch.distributed`` is up, every rank has to call this (it is a collective of
-        the default group): ranks whose steps are equal share one plan, which the first of them makes, and an
-        error on one rank is raised on all. False: this rank wraps alone. A new input shape that comes in
-        training, and :func:`prepare`, never wait for other ranks.
+    memory_limit, max_overhead, on_infeasible
+        **What is asked.** ``memory_limit`` is the most step memory: bytes, ``"6GiB"``, or ``"50%"`` of the
+        plain step's; on CUDA ``"auto"``, what the device has left now (:func:`hybridremat.auto_limit`), for
+        all input shapes. Step memory is everything allocated above what is resident (parameters, buffers,
+        optimizer state, inputs).
 
+        ``max_overhead`` asks for the least memory at no more than this much extra time (0.1 or ``"10%"``).
+        With ``memory_limit`` both hold.
+
+        ``on_infeasible`` says what to do when no plan fits ``memory_limit``, now or for a later input shape:
+        ``"error"``, or ``"least"``, the plan of least memory and a
+        :class:`~hybridremat.InfeasibleLimitWarning`.
+    reserve, hold_outputs, grad_outputs, forwards
+        **What your own code does.** ``reserve`` bytes of the limit are kept free, once the forward is over,
+        for what it allocates between forward and backward (a loss outside the model);
+        :func:`hybridremat.measure` reports how much that is, as ``outside``.
+
+        ``hold_outputs``: whether outputs other than the loss are kept through the backward. By default they
+        are taken to be dropped, as in ``loss = model(**batch).loss``; if they are held all the same, a
+        warning says so.
+
+        ``grad_outputs``: which outputs may take part in the loss, ``"auto"`` (the scalars, if any output is
+        one; else all) or ``"all"``.
+
+        ``forwards``: how many forwards may wait for their backward at one time (2 for a pair of inputs with
+        one loss). The limit holds for all of them together. A forward beyond that number warns.
     policy
-        What to save or recompute in any case, by module path and op:
+        **What is saved or recomputed in any case**, by module path and op:
         ``{"transformer.h.*.mlp.act": "must_recompute", "transformer.h.*:addmm": "must_save"}``. A pattern is
         ``MODULE`` or ``MODULE:OP``, both globs (``*`` matches dots too). A module stands for all below it,
         ``*`` for the whole model. OP is matched against the short name that plans show (``addmm``, ``gelu``)
         and the full one (``aten.gelu.default``). What a ``must_save`` op makes is kept from the forward and
         the op runs once; what a ``must_recompute`` op makes is never read by the backward as the forward left
         it, but made again.
+    graph_breaks, max_plans
+        **Graphs and shapes.** ``graph_breaks`` says what to do when the model's graph breaks: ``"error"``, or
+        ``"plan"`` the graphs on all sides of the breaks together. To find them, the forward is then run on
+        copies of the sample inputs, twice or more often, without keeping anything for a backward.
+
+        ``max_plans``: the most input shapes whose plans are kept; beyond that the least recently used is
+        dropped.
+    cost_model, workers, cache, progress
+        **How it is planned.** ``cost_model`` is the source of times: ``"profile"`` (measured here),
+        ``"roofline"``, ``"flops"`` (the same everywhere). ``workers`` are the processes that solve blocks;
+        None: one a core; the plan is the same for any number. ``cache``: whether plans and measured kernels
+        are kept on disk, and found there again (``HYBRIDREMAT_CACHE`` names the folder,
+        ``HYBRIDREMAT_CACHE_SIZE`` the most bytes of plans). ``progress``: whether to show a progress bar on
+        a terminal.
+    plan
+        **Instead of a limit**, a plan, or the file of one (:meth:`hybridremat.Plan.save`): it runs without
+        being solved or measured again, on the device that it was made on; elsewhere its memory is measured
+        anew and held against its limit. What was asked for it holds for later input shapes, too.
+    across_ranks
+        **Several processes.** If a process group of ``torch.distributed`` is up, every rank has to call this
+        (it is a collective of the default group): ranks whose steps are equal share one plan, which the first
+        of them makes, and an error on one rank is raised on all. False: this rank wraps alone. A new input
+        shape that comes in training, and :func:`prepare`, never wait for other ranks.
 
     Returns
     -------
@@ -138,22 +119,8 @@ def wrap(
     >>> plan.predicted_peak <= plan.memory_limit
     True
     """
-    settings = Settings(
-        memory_limit=memory_limit,
-        max_overhead=max_overhead,
-        reserve=reserve,
-        cost_model=cost_model,
-        hold_outputs=hold_outputs,
-        grad_outputs=grad_outputs,
-        forwards=forwards,
-        on_infeasible=on_infeasible,
-        max_plans=max_plans,
-        graph_breaks=graph_breaks,
-        workers=workers,
-        cache=cache,
-        policy=policy,
-    )
-    wrap_planned(model, args, kwargs, settings, plan=plan, progress=progress, across_ranks=across_ranks)
+    asked = settings_of("wrap", settings)
+    wrap_planned(model, args, kwargs, asked, plan=plan, progress=progress, across_ranks=across_ranks)
     return model
 
 
@@ -185,7 +152,7 @@ def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any
     ModelError
         If the model is not wrapped.
     InfeasibleLimitError, InputError, CaptureError
-        As :func:`wrap`; the plans there are stay.
+        As :func:`wrap`; existing plans are kept.
     """
     call = call_of(model)
     require_matching_inputs(model, args, kwargs or {})
@@ -202,7 +169,7 @@ def get_plan(model: nn.Module) -> Plan:
     ModelError
         If the model is not wrapped, or was by a training loop's callback and has not run a step yet.
     """
-    plan = call_of(model).session.plan
+    plan = call_of(model).plan
     if plan is None:
         raise ModelError(
             f"this {type(model).__name__} has no plan yet: it is planned at its first training step; ask "
@@ -217,7 +184,7 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     progress: bool = True,
-    **settings: Unpack[AskedOfPlan],
+    **settings: Unpack[PlanSettings],
 ) -> Plan:
     """Only plan: the parameters and errors of :func:`wrap`; the model stays as it is.
 
@@ -225,8 +192,9 @@ def plan(
     fields of :class:`~hybridremat.DeviceSpec`, or one of these. Sizes and times are reckoned for it, what
     kernels allocate while they run is not counted, and a model on the ``meta`` device will do.
     """
-    call = prepared_call(model, args, kwargs, Settings(**settings), only_frontier=False, progress=progress)
-    made, spec = call.session.plan, call.session.settings.spec
+    asked = settings_of("plan", settings)
+    call = planned_call_of(model, args, kwargs, asked, progress=progress)
+    made, spec = call.plan, call.context.settings.spec
     assert made is not None
     if spec is not None:
         warn_beyond(spec, made.memory_limit)
@@ -239,14 +207,12 @@ def frontier(
     kwargs: Mapping[str, Any] | None = None,
     *,
     progress: bool = True,
-    **settings: Unpack[AskedOfCurve],
+    **settings: Unpack[CurveSettings],
 ) -> Frontier:
     """The whole Pareto curve of step memory against overhead, from one planning run.
 
     Parameters and errors as in :func:`plan`, but for what chooses a point of the curve; the model stays as it
     is.
     """
-    call = prepared_call(model, args, kwargs, Settings(**settings), only_frontier=True, progress=progress)
-    planning = call.session.planning
-    assert planning is not None
-    return make_frontier(planning, call.session.settings, call.session.origin)
+    asked = settings_of("frontier", settings)
+    return make_frontier(*step_frontier(model, args, kwargs, asked, progress=progress))

@@ -7,6 +7,7 @@ themselves computed again or not.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from random import Random
 
 from training import FixedPlanner
@@ -15,6 +16,7 @@ from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import step_memory
+from hybridremat.planning.pipeline import PlannedPartition
 
 
 def extreme_schedule(graph, seed: int, share: float) -> Schedule:
@@ -55,20 +57,21 @@ class ExtremePlanner(FixedPlanner):
         self.seed, self.share = seed, share
 
     def choose(self, step):
-        step, _, limit = super().choose(step)
-        schedule = extreme_schedule(step.graph, self.seed, self.share)
-        self.predicted = step_memory(step.graph, schedule).peak
-        return step, schedule, limit
+        chosen = super().choose(step)
+        graph = chosen.step.graph
+        schedule = extreme_schedule(graph, self.seed, self.share)
+        self.predicted = step_memory(graph, schedule).peak
+        return replace(chosen, schedule=schedule)
 
-    def emitted(self, step, memory):
-        super().emitted(step, memory)
+    def accept(self, memory):
+        super().accept(memory)
         assert memory.peak == self.predicted
 
 
 def run_extremely(model, batch, seed: int, share: float):
     """A copy of the model that trains by an extreme schedule, and the planner that knows its peak."""
     model, planner = copy.deepcopy(model), ExtremePlanner(seed, share)
-    backend = Backend(planner)
+    backend = Backend(PlannedPartition(planner.choose))
     compiled = compile_step(model, backend)
     capture(model, compiled, backend, (), batch)
     model._compiled_call_impl = compiled

@@ -7,9 +7,9 @@ from dataclasses import replace
 from nets import transformer
 from quick_planning import QUICK
 
-from hybridremat.planning.choose import make_plan
+from hybridremat.planning.choose import plan_of_point
+from hybridremat.planning.pipeline import plan_graph
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.planner import plan_graph
 from hybridremat.plans.origin import Origin, TensorSpec
 from hybridremat.plans.outside_memory import NOTHING
 
@@ -40,7 +40,7 @@ def planned(layers: int, share: float) -> Plan:
     least, plain = planning.candidates[0].point.peak, planning.plain.peak
     limit = round(least + share * (plain - least))
     chosen = planning.choose(limit, None)
-    return make_plan(
+    return plan_of_point(
         planning, chosen, limit=limit, asked=limit, demands=NOTHING, cost_model="flops", origin=ORIGIN
     )
 

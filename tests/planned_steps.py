@@ -75,4 +75,4 @@ def times_each(modules: list[nn.Module], model: nn.Module, names: list[str]) -> 
 
 def plans_made(model: nn.Module) -> int:
     """How many plans a wrapped model has: one for each graph of its steps so far."""
-    return len(model._compiled_call_impl.session.plans)
+    return len(model._compiled_call_impl.context.store)

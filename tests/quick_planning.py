@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from hybridremat.blocks.pareto import Effort, enumerate_options
-from hybridremat.planning import session
+from hybridremat.planning import pipeline
 from hybridremat.planning.option_cache import OptionCache
 
 LITTLE = Effort(
@@ -32,5 +32,5 @@ QUICK = QuickOptions()
 def quick_planning():
     """Sessions made inside plan coarsely."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "OPTIONS", QUICK)
+        patch.setattr(pipeline, "OPTIONS", QUICK)
         yield

@@ -17,7 +17,7 @@ import hybridremat
 from hybridremat.blocks.pareto import Effort, enumerate_options
 from hybridremat.graph.costs import cost_models as costs
 from hybridremat.graph.costs import kernel_store
-from hybridremat.planning import session
+from hybridremat.planning import pipeline
 from hybridremat.planning.option_cache import OptionCache
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -157,7 +157,7 @@ def whole(rank: int) -> dict:
     (x,) = batches(rank, 1)
     options = FewOptions()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "OPTIONS", options)
+        patch.setattr(pipeline, "OPTIONS", options)
         result = {"errors": errors(rank, x)}
         least = result["errors"]["infeasible"][2]
         planned = wrap(net(), x, least)

@@ -9,7 +9,7 @@ from wrapping import HOW
 
 import hybridremat
 from hybridremat.errors import InfeasibleLimitError, LimitError, ModelError, TargetError
-from hybridremat.planning import option_cache, session
+from hybridremat.planning import option_cache, pipeline
 
 MOST = 16
 
@@ -30,7 +30,7 @@ def curves():
     with pytest.MonkeyPatch.context() as patch:
         found = {}
         for batch in range(1, MOST + 1):
-            patch.setattr(session, "OPTIONS", option_cache.OptionCache())
+            patch.setattr(pipeline, "OPTIONS", option_cache.OptionCache())
             model, kwargs = make(batch)
             found[batch] = hybridremat.frontier(model, kwargs=kwargs, **HOW)
     return found
@@ -39,7 +39,7 @@ def curves():
 @pytest.fixture
 def captures(monkeypatch):
     """The batches that are asked for, with nothing known of any."""
-    monkeypatch.setattr(session, "OPTIONS", option_cache.OptionCache())
+    monkeypatch.setattr(pipeline, "OPTIONS", option_cache.OptionCache())
     asked = []
 
     def factory(batch):

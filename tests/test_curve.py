@@ -23,7 +23,7 @@ from hybridremat.errors import (
     PlanMismatchError,
     PlotError,
 )
-from hybridremat.planning import option_cache, session
+from hybridremat.planning import option_cache, pipeline
 from hybridremat.plans.records import FrontierPoint
 
 
@@ -46,7 +46,7 @@ def no_solving(monkeypatch):
         raise AssertionError("a block is solved")
 
     monkeypatch.setattr(option_cache, "solve_blocks", refuse)
-    monkeypatch.setattr(session, "OPTIONS", option_cache.OptionCache())
+    monkeypatch.setattr(pipeline, "OPTIONS", option_cache.OptionCache())
 
 
 def limits(curve):

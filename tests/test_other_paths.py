@@ -16,7 +16,7 @@ from training import train
 
 import hybridremat
 from hybridremat.errors import InfeasibleLimitError, UnsurveyedPathWarning
-from hybridremat.planning import option_cache, session
+from hybridremat.planning import option_cache, pipeline
 from hybridremat.runtime.steps import StepMaker
 
 ROOMY = 1 << 30
@@ -80,11 +80,11 @@ def test_a_shape_that_fits_no_reused_option_is_solved_anew(monkeypatch):
         return reuse(problem, replace(known, options=(most,), solo=()))
 
     monkeypatch.setattr(option_cache, "reuse_options", greedy)
-    monkeypatch.setattr(session, "OPTIONS", option_cache.OptionCache())
+    monkeypatch.setattr(pipeline, "OPTIONS", option_cache.OptionCache())
     model, inputs = halves(broken=True)
     least = hybridremat.plan(model, kwargs=inputs, memory_limit=ROOMY, **HOW).least_peak
     for on_infeasible in ("error", "least"):
-        monkeypatch.setattr(session, "OPTIONS", option_cache.OptionCache())
+        monkeypatch.setattr(pipeline, "OPTIONS", option_cache.OptionCache())
         wrapped = planned(model, {"x": inputs["x"][:16]}, least, on_infeasible=on_infeasible)
         plan = hybridremat.prepare(wrapped, kwargs=inputs)
         assert plan.predicted_peak <= plan.memory_limit == least
@@ -190,8 +190,8 @@ def test_the_paths_that_are_kept_are_bounded():
         wrapped.inner.turns = turns
         wrapped(**inputs).backward()
         call = wrapped._compiled_call_impl
-        paths = next(iter(call._steps.values())).backend.planner.paths
-        assert len(paths.plans) <= 3 and len(call.session.plans) <= 3
+        paths = next(iter(call._steps.values())).breaks.paths
+        assert len(paths.plans) <= 3 and len(call.context.store) <= 3
         peak = hybridremat.get_plan(wrapped).predicted_peak
         assert peaks.setdefault(turns, peak) == peak
     assert sorted(peaks.values()) == list(peaks.values())

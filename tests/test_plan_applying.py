@@ -19,7 +19,7 @@ from hybridremat import Plan, PlanFormatError, PlanMismatchError
 from hybridremat.graph.costs import cost_models as costs
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.planning import session
+from hybridremat.planning import pipeline
 from hybridremat.planning.rank_agreement import plan_name
 from hybridremat.plans import codec as plan_codec
 
@@ -39,7 +39,7 @@ def nothing_is_made(monkeypatch):
         raise AssertionError("something was solved or measured")
 
     def forbid():
-        monkeypatch.setattr(session.OPTIONS, "solve", forbidden)
+        monkeypatch.setattr(pipeline.OPTIONS, "solve", forbidden)
         monkeypatch.setattr(costs, "measure_footprints", forbidden)
         monkeypatch.setattr(costs, "measure_times", forbidden)
 

@@ -20,7 +20,7 @@ import hybridremat
 from hybridremat.blocks.pareto import enumerate_options
 from hybridremat.blocks.shape_reuse import structure
 from hybridremat.graph.costs.kernel_store import device_description
-from hybridremat.planning import session
+from hybridremat.planning import pipeline
 from hybridremat.planning.plan_cache import PlanCache, plan_key
 from hybridremat.planning.settings import Settings
 
@@ -38,7 +38,7 @@ def solved(monkeypatch):
     """How often blocks have been solved; nothing that was solved is remembered."""
     calls = []
 
-    class Forgetful(session.OptionCache):
+    class Forgetful(pipeline.OptionCache):
         def solve(self, problems, *_):
             calls.append(1)
             for problem in problems:
@@ -47,7 +47,7 @@ def solved(monkeypatch):
             self._known = solved_now  # for shapes that come later in the same session
             return solved_now
 
-    monkeypatch.setattr(session, "OPTIONS", Forgetful())
+    monkeypatch.setattr(pipeline, "OPTIONS", Forgetful())
     return calls
 
 

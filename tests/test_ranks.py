@@ -68,7 +68,7 @@ def test_an_error_of_one_rank_ends_the_wrap_on_all(ranks, case, own_kind, kind, 
     listener, own = (rank["errors"][case] for rank in ranks)
     assert listener[0] == kind
     assert word in listener[1]
-    assert "Rank 1 says so" in listener[1]
+    assert "Raised on rank 1" in listener[1]
     assert own[0] == own_kind
     assert "Rank" not in own[1]
 
@@ -78,9 +78,9 @@ def test_a_rank_waits_for_one_that_comes_late(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("hybridremat.planning.ranks.PATIENCE", timedelta(seconds=0.3))
     here, there = (distributed.FileStore(str(tmp_path / "store"), 2) for _ in range(2))
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(Ranks(0, 2, here).circle, "k", "from 0")
+        first = pool.submit(Ranks(0, 2, here).group, "k", "from 0")
         time.sleep(1.8)  # it counts in whole seconds
-        second = Ranks(1, 2, there).circle("k", "from 1")
+        second = Ranks(1, 2, there).group("k", "from 1")
         assert second.texts == first.result().texts == ("from 0", "from 1")
     assert "rank 0 has waited" in caplog.text
 
@@ -88,8 +88,8 @@ def test_a_rank_waits_for_one_that_comes_late(tmp_path, monkeypatch, caplog):
 def test_a_rank_that_nobody_joins_gives_up_with_a_typed_error(tmp_path, monkeypatch):
     for name in ("PATIENCE", "TIMEOUT"):
         monkeypatch.setattr(f"hybridremat.planning.ranks.{name}", timedelta(seconds=0.3))
-    with pytest.raises(hybridremat.RankError, match="the ranks could not talk"):
-        Ranks(0, 2, distributed.FileStore(str(tmp_path / "store"), 2)).circle("k", "from 0")
+    with pytest.raises(hybridremat.RankError, match="the ranks could not reach each other"):
+        Ranks(0, 2, distributed.FileStore(str(tmp_path / "store"), 2)).group("k", "from 0")
 
 
 def test_ddp_goes_around_a_wrapped_model(ranks):

@@ -119,7 +119,7 @@ def test_plans_are_bounded_in_number_and_given_up_whole(caplog):
         for count in (9, 10, 8):
             model(**rows(count)).backward()
     assert caplog.text.count("more than max_plans=2 input shapes") == 1
-    assert len(call._steps) == len(call.session.plans) == 2
+    assert len(call._steps) == len(call.context.store) == 2
     gc.collect()
     assert first() is None
 
@@ -130,7 +130,7 @@ def test_a_shape_that_cannot_be_planned_costs_no_other_its_plan(monkeypatch):
     hybridremat.wrap(model, kwargs=rows(64), memory_limit=limit, max_plans=1, **HOW)
     with pytest.raises(InfeasibleLimitError):
         model(**rows(640))
-    monkeypatch.setattr("hybridremat.runtime.steps.capture", None)
+    monkeypatch.setattr("hybridremat.runtime.steps.captured_call", None)
     model(**rows(64)).backward()
 
 

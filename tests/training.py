@@ -19,6 +19,7 @@ from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.graph.costs.cost_models import FlopsCost, with_footprints, with_times
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import plain_schedule
+from hybridremat.planning.pipeline import Chosen, PlannedPartition
 
 torch.set_num_threads(1)
 
@@ -224,24 +225,15 @@ class FixedPlanner:
 
     def choose(self, step):
         self.step = with_costs(step, FlopsCost(), KernelStore())
-        return self.step, self.schedule or plain_schedule(self.step.graph), None
+        return Chosen(self.step, self.schedule or plain_schedule(self.step.graph), accept=self.accept)
 
-    def current(self):
-        return None
-
-    def running(self, key):
-        pass
-
-    def begin(self):
-        pass
-
-    def emitted(self, step, memory):
+    def accept(self, memory):
         self.peak = memory.peak
 
 
 def traced(model, *args, hold_outputs=False, **kwargs):
     """The traced step of a model with flops costs; nothing runs."""
     planner = FixedPlanner()
-    backend = Backend(planner, hold_outputs=hold_outputs)
+    backend = Backend(PlannedPartition(planner.choose), hold_outputs=hold_outputs)
     capture(model, compile_step(model, backend), backend, args, kwargs)
     return planner.step

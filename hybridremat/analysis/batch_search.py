@@ -8,7 +8,7 @@ from typing import Unpack
 from hybridremat.analysis.batch_size import BatchSize
 from hybridremat.analysis.batch_steps import Batches, Factory
 from hybridremat.errors import InfeasibleLimitError, LimitError, TargetError
-from hybridremat.planning.settings import AskedOfBatch, Settings
+from hybridremat.planning.settings import BatchSettings, Settings
 from hybridremat.units import format_bytes
 
 
@@ -19,7 +19,7 @@ def max_batch_size(
     start: int = 1,
     most: int = 65536,
     progress: bool = True,
-    **settings: Unpack[AskedOfBatch],
+    **settings: Unpack[BatchSettings],
 ) -> BatchSize:
     """The largest batch whose training step fits a memory limit, and what that costs in time.
 

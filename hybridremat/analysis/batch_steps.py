@@ -3,57 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridremat.analysis.batch_size import TriedBatch
 from hybridremat.analysis.sample_step import sample_step
-from hybridremat.compiler.capture import require_matching_inputs
-from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
+from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
-from hybridremat.planning.choose import chosen_plan
+from hybridremat.planning.choose import choose_plan
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.pipeline import Chosen, costed, make_frontier
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.planner import Progress, plain_point
 from hybridremat.planning.progress import planning_progress
-from hybridremat.planning.session import Session
 from hybridremat.planning.settings import Settings
+from hybridremat.planning.stages import plain_point
 from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.planning.timings import Progress, Timings
 from hybridremat.plans.outside_memory import schedule_needs
-from hybridremat.runtime.prepare import checked_call
+from hybridremat.runtime.origin import origin_of
+from hybridremat.runtime.prepare import capture_only
 
 Factory = Callable[[int], tuple[Any, ...]]
 
 
-class TracedBatch(Session):
-    """The step of one batch with its costs; it is planned when somebody asks.
+@dataclass(frozen=True)
+class BatchStep:
+    """The joint graph of one batch with its costs; it is planned when somebody asks.
 
-    Attributes
-    ----------
-    graph
-        The joint graph with costs; None before the capture.
+    ``timings`` are the seconds that the costs took.
     """
 
-    def __init__(self, settings: Settings, batch: int) -> None:
-        self._name = f"batch {batch}"
-        super().__init__(settings, only_frontier=True)
-        self.graph: JointGraph | None = None
-        self._timings: dict[str, float] = {}
+    batch: int
+    graph: JointGraph
+    timings: Timings
+    context: PlanContext
 
-    def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
-        """See :class:`~hybridremat.compiler.backend.StepPlanner`: costs, and the plain schedule."""
-        self.progress = self._named(self.progress)
-        step, self._timings = self.with_costs(step)
-        self.graph = step.graph
-        return step, plain_schedule(step.graph), None
+    @staticmethod
+    def captured(factory: Factory, settings: Settings, batch: int, *, show: bool) -> BatchStep:
+        """The step of the model that ``factory`` makes for a batch."""
+        made = sample_step(factory(batch), f"the model factory, called with batch {batch},")
+        context = PlanContext.of(settings).at(origin_of(made.model, made.args, made.kwargs))
+        found: list[BatchStep] = []
 
-    def planned(self, *, reuse: bool, show: bool) -> StepFrontier:
-        """The frontier of the captured graph."""
-        assert self.graph is not None
+        def choose(traced: TracedStep) -> Chosen:
+            step, timings = costed(traced, replace(context, progress=_named(progress, batch)))
+            found.append(BatchStep(batch, step.graph, timings, context))
+            return Chosen(step, plain_schedule(step.graph))
+
         with planning_progress(show=show) as progress:
-            self.progress = self._named(progress)
-            return self._planning(self.graph, self._timings, reuse=reuse)
+            capture_only(made.model, made.args, made.kwargs, settings, choose)
+        return found[-1]
 
-    def _named(self, move: Progress) -> Progress:
-        return lambda stage, done, total: move(f"{self._name}: {stage}", done, total)
+    def frontier(self, *, reuse: bool, show: bool) -> StepFrontier:
+        """The frontier of the graph; ``reuse``: options of other batches will do."""
+        with planning_progress(show=show) as progress:
+            context = replace(self.context, progress=_named(progress, self.batch))
+            return make_frontier(self.graph, self.timings, context, reuse=reuse)
+
+
+def _named(progress: Progress, batch: int) -> Progress:
+    return lambda stage, done, total: progress(f"batch {batch}: {stage}", done, total)
 
 
 class Batches:
@@ -62,24 +71,24 @@ class Batches:
     def __init__(self, factory: Factory, settings: Settings, *, show: bool) -> None:
         self.settings = settings
         self._factory, self._show = factory, show
-        self._steps: dict[int, TracedBatch] = {}
-        self._plannings: dict[int, StepFrontier] = {}
+        self._steps: dict[int, BatchStep] = {}
+        self._frontiers: dict[int, StepFrontier] = {}
 
     def constant(self, batch: int) -> int:
         """A guess, from one batch, at the bytes that do not grow with it: gradients and reserve."""
-        graph = self._graph(batch)
+        graph = self._step(batch).graph
         return sum(graph.values[value].bytes for value in graph.gradients) + self.settings.reserve_bytes()
 
     def plain_need(self, batch: int) -> int:
         """Bytes of the plain step, the caller's demands included."""
-        graph, demands = self._graph(batch), self.settings.demands()
+        graph, demands = self._step(batch).graph, self.settings.demands()
         if demands.none:
             return plain_point(graph).peak
         return schedule_needs(graph, plain_schedule(graph), demands)
 
     def plain_time(self, batch: int) -> int:
         """Nanoseconds of the plain step."""
-        return plain_point(self._graph(batch)).time
+        return plain_point(self._step(batch).graph).time
 
     def need(self, batch: int) -> int:
         """Least bytes of a plan.
@@ -87,20 +96,20 @@ class Batches:
         It is beyond the limit only if options solved for this batch are: those of others may be worse.
         """
         step, limit = self._step(batch), self.limit
-        planning = step.planned(reuse=True, show=self._show)
-        if planning.reused_options and self._least(planning) > limit:
-            planning = step.planned(reuse=False, show=self._show)
-        self._plannings[batch] = planning
-        return self._least(planning)
+        frontier = step.frontier(reuse=True, show=self._show)
+        if frontier.reused_options and self._least(frontier) > limit:
+            frontier = step.frontier(reuse=False, show=self._show)
+        self._frontiers[batch] = frontier
+        return self._least(frontier)
 
     def plan(self, batch: int) -> Plan:
         """The plan for a batch that fits, from options of its own."""
-        step, planning = self._step(batch), self._plannings[batch]
-        if planning.reused_options:
-            anew = step.planned(reuse=False, show=self._show)
+        step, frontier = self._step(batch), self._frontiers[batch]
+        if frontier.reused_options:
+            anew = step.frontier(reuse=False, show=self._show)
             if self._least(anew) <= self.limit:  # else the options of others were better, by chance
-                planning = self._plannings[batch] = anew
-        return chosen_plan(planning, step.settings, step.origin, on_infeasible="error")
+                frontier = self._frontiers[batch] = anew
+        return choose_plan(frontier, self.settings, step.context.origin, on_infeasible="error")
 
     @property
     def limit(self) -> int:
@@ -114,31 +123,18 @@ class Batches:
         return tuple(TriedBatch(n, self._known_least(n), self.plain_need(n)) for n in sorted(self._steps))
 
     def _known_least(self, batch: int) -> int | None:
-        planning = self._plannings.get(batch)
-        return None if planning is None else self._least(planning)
+        frontier = self._frontiers.get(batch)
+        return None if frontier is None else self._least(frontier)
 
-    def _least(self, planning: StepFrontier) -> int:
+    def _least(self, frontier: StepFrontier) -> int:
         """Least bytes of the points within the overhead that was asked for."""
         most, demands = self.settings.overhead_limit(), self.settings.demands()
-        points = planning.candidates
+        points = frontier.candidates
         if most is not None:
-            points = tuple(c for c in points if planning.overhead(c.point) <= most + 1e-12)
-        return min(planning.needs(candidate, demands) for candidate in points)
+            points = tuple(c for c in points if frontier.overhead(c.point) <= most + 1e-12)
+        return min(frontier.needs(candidate, demands) for candidate in points)
 
-    def _graph(self, batch: int) -> JointGraph:
-        graph = self._step(batch).graph
-        assert graph is not None
-        return graph
-
-    def _step(self, batch: int) -> TracedBatch:
+    def _step(self, batch: int) -> BatchStep:
         if batch not in self._steps:
-            self._steps[batch] = self._captured(batch)
+            self._steps[batch] = BatchStep.captured(self._factory, self.settings, batch, show=self._show)
         return self._steps[batch]
-
-    def _captured(self, batch: int) -> TracedBatch:
-        target = sample_step(self._factory(batch), f"the model factory, called with batch {batch},")
-        step = TracedBatch(self.settings, batch)
-        call = checked_call(target.model, step, progress=self._show)
-        require_matching_inputs(target.model, target.args, target.kwargs)
-        call.prepare(target.args, target.kwargs)
-        return step

@@ -14,7 +14,7 @@ from hybridremat.analysis.frontier_rows import curve_csv, curve_dict, curve_text
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.errors import LimitError
 from hybridremat.files import write_whole
-from hybridremat.planning.choose import chosen_plan
+from hybridremat.planning.choose import choose_plan
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_frontier import StepFrontier, checkpointed, frontier_point, frontier_points
@@ -88,7 +88,7 @@ class Frontier(FrontierData):
         """
         settings = replace(self._settings, memory_limit=memory_limit, max_overhead=max_overhead)
         settings = settings.validated(need_limit=True)
-        return chosen_plan(self._planning, settings, self.origin, on_infeasible="error")
+        return choose_plan(self._planning, settings, self.origin, on_infeasible="error")
 
     def measured(
         self,

@@ -147,7 +147,7 @@ def _predicted(model: nn.Module) -> int | None:
     from hybridremat.runtime.planned_call import planned_call
 
     call = planned_call(model)
-    plan = call.session.plan if call is not None else None
+    plan = call.plan if call is not None else None
     return plan.predicted_peak if plan is not None else None
 
 

@@ -10,7 +10,7 @@ from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.cli.output import results_apart
 from hybridremat.cli.targets import load_target
 from hybridremat.errors import PolicyError, TargetError
-from hybridremat.planning.settings import AskedOfFrontier
+from hybridremat.planning.settings import FrontierSettings
 from hybridremat.plans.policy import Action, validated_policy
 
 
@@ -29,7 +29,7 @@ def load(options: Namespace, **changes: object) -> SampleStep:
         return load_target(options.target, dropout=options.dropout, changes=changes)
 
 
-def shared_settings(options: Namespace) -> AskedOfFrontier:
+def shared_settings(options: Namespace) -> FrontierSettings:
     """The settings behind the options that all planning commands share, but for the device."""
     return {
         "cost_model": options.cost_model,

@@ -1,7 +1,7 @@
 """The torch.compile backend: what happens between Dynamo's graph and the two graphs that run.
 
-Dynamo hands over a graph; AOTAutograd makes the joint graph of it and asks for a partition; a
-:class:`StepPlanner` chooses the schedule; the emitted graphs are checked and run op by op.
+Dynamo hands over a graph; AOTAutograd makes the joint graph of it and asks for a partition, which a
+:class:`Partitioner` makes (``planning/pipeline.py``); its two graphs run op by op.
 
 Which outputs take part in the loss is fixed when a step is planned. If an output is a scalar, the loss is
 inside the model: the scalars carry gradients, and every other output is returned detached, so that no
@@ -11,7 +11,6 @@ gradient of its size is ever made for it. A gradient that arrives there all the 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,13 +19,9 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from hybridremat.compiler.check import check
-from hybridremat.compiler.emit import emit
-from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.output_hooks import Arrivals, HeldOutputs
 from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.costs.allocations import span
-from hybridremat.graph.joint import Schedule
 from hybridremat.graph.private_torch import (
     allow_second_backward,
     aot_autograd,
@@ -34,37 +29,34 @@ from hybridremat.graph.private_torch import (
     inductor_config,
 )
 from hybridremat.graph.tracing.alias_analysis import TraceError
-from hybridremat.graph.tracing.fx_nodes import joint_outputs
-from hybridremat.graph.tracing.trace import TracedStep, trace_joint
-
-logger = logging.getLogger(__name__)
 
 
 class CaptureComplete(BaseException):
     """Raised instead of running a captured graph: nothing has run. Never leaves hybridremat."""
 
 
-class StepPlanner(Protocol):
-    """Chooses the schedule of a traced step."""
+def _nothing() -> None:
+    pass
 
-    def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
-        """The step with costs, the schedule, and the bytes that the emitted graphs must stay under."""
+
+@dataclass(frozen=True)
+class Partition:
+    """The two graphs that run in place of a joint graph; ``started`` is called when the forward starts."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    started: Callable[[], None] = _nothing
+
+
+class Partitioner(Protocol):
+    """Makes the graphs that run (``planning/pipeline.py``)."""
+
+    def split(self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool) -> Partition:
+        """The forward and backward of a joint graph with that many forward outputs."""
         ...
 
-    def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
-        """Told the exact memory of the checked graphs."""
-        ...
-
-    def current(self) -> str | None:
-        """A name for the step chosen last."""
-        ...
-
-    def running(self, key: str | None) -> None:
-        """Told the name of the step that starts to run."""
-        ...
-
-    def begin(self) -> None:
-        """Told that a training step begins, of one graph or several."""
+    def forward_only(self, graph: fx.GraphModule) -> Callable[[], None]:
+        """Note a graph without a backward; what is returned is called when it starts."""
         ...
 
 
@@ -104,20 +96,22 @@ class Backend:
 
     Parameters
     ----------
-    planner
-        Chooses schedules.
+    partitioner
+        Makes the graphs that run.
     hold_outputs
         Whether the caller keeps outputs that carry no gradient through the backward.
     all_outputs
         Whether all outputs may carry gradients even if one is a scalar.
-    armed
-        Whether compiled graphs run. While False they raise :class:`CaptureComplete` before anything
-        has run, which is how a step is planned without executing it.
-    parted
-        Whether a step may come in several graphs, each of them planned, forward-only ones as well.
+    several_graphs
+        Whether a step may come in several graphs, forward-only ones among them.
 
     Attributes
     ----------
+    armed
+        Whether compiled graphs run. While False they raise :class:`CaptureComplete` before anything
+        has run, which is how a step is planned without executing it.
+    error
+        What planning raised; Dynamo wraps it.
     captured
         Whether there was a graph with a backward.
     graphs
@@ -126,17 +120,16 @@ class Backend:
 
     def __init__(
         self,
-        planner: StepPlanner,
+        partitioner: Partitioner,
         *,
         hold_outputs: bool = False,
         all_outputs: bool = False,
-        armed: bool = True,
-        parted: bool = False,
+        several_graphs: bool = False,
     ) -> None:
-        self.planner = planner
+        self.partitioner = partitioner
         self.hold_outputs, self.all_outputs = hold_outputs, all_outputs
-        self.armed = armed
-        self.parted = parted
+        self.several_graphs = several_graphs
+        self.armed = True
         self.error: HybridRematError | None = None
         self.captured = False
         self.graphs = 0
@@ -156,17 +149,17 @@ class Backend:
         """
         with self._lock:
             self.graphs += 1
-            if not self.parted:
+            if not self.several_graphs:
                 _refuse_graph_break(module)
             roles = assign_roles(module, all_outputs=self.all_outputs)
-            watch, arrivals = HeldOutputs(expected=self.hold_outputs or not roles.loss_inside), Arrivals()
+            hold_outputs = self.hold_outputs or not roles.loss_inside
+            held, arrivals = HeldOutputs(expected=hold_outputs), Arrivals()
+            graphs = _Graphs(self, held, arrivals, hold_outputs=hold_outputs)
             compile_graphs = aot_autograd(
-                fw_compiler=self._compile_forward,
-                bw_compiler=lambda graph, inputs: arrivals.keep_reached(
-                    graph.graph, self._compile_backward(graph, inputs, watch)
-                ),
-                inference_compiler=self._compile_inference,
-                partition_fn=lambda *args, **kwargs: self._partition(*args, roles=roles, **kwargs),
+                fw_compiler=graphs.compile_forward,
+                bw_compiler=graphs.compile_backward,
+                inference_compiler=graphs.compile_inference,
+                partition_fn=graphs.partition,
                 keep_inference_input_mutations=True,
             )
             with inductor_config.patch(fallback_random=True):  # keeps draws that nothing reads, as eager does
@@ -176,42 +169,61 @@ class Backend:
         def run(*args: object) -> Any:
             outputs = compiled(*args)
             arrivals.watch(outputs)
-            return watch.guard(outputs, roles.detached, args) if roles.loss_inside else outputs
+            return held.guard(outputs, roles.detached, args) if roles.loss_inside else outputs
 
         return run
 
-    def _partition(
-        self,
-        joint: fx.GraphModule,
-        _inputs: object,
-        *,
-        num_fwd_outputs: int,
-        roles: OutputRoles,
-        **_: object,
+
+class _Graphs:
+    """The graphs that AOTAutograd makes of one of Dynamo's, from the partition to what runs."""
+
+    def __init__(
+        self, backend: Backend, held: HeldOutputs, arrivals: Arrivals, *, hold_outputs: bool
+    ) -> None:
+        self._backend, self._held, self._arrivals = backend, held, arrivals
+        self._hold_outputs = hold_outputs
+        self._started: Callable[[], None] = _nothing
+
+    def partition(
+        self, joint: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: object
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        self.captured = True
+        """The forward and backward graph of a joint graph."""
+        backend = self._backend
+        backend.captured = True
         try:
-            held = self.hold_outputs or not roles.loss_inside
-            step = trace_joint(joint, num_fwd_outputs, hold_outputs=held)
-            step, schedule, limit = self.planner.choose(step)
-            forward, backward = emit(step, schedule)
-            memory = check(step, forward, backward, limit=limit)
-            self.planner.emitted(step, memory)
-            return forward, backward
+            made = backend.partitioner.split(joint, num_fwd_outputs, hold_outputs=self._hold_outputs)
         except TraceError as error:
-            self.error = CaptureError(str(error))
-            raise self.error from error
+            backend.error = CaptureError(str(error))
+            raise backend.error from error
         except HybridRematError as error:
-            self.error = error
+            backend.error = error
             raise
+        self._started = made.started
+        return made.forward, made.backward
+
+    def compile_forward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """The forward as it runs."""
+        allow_second_backward()
+        return self._runnable(graph, inputs, self._started, "forward")
+
+    def compile_inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """A graph without a backward: nothing to choose, but its memory is part of the step's."""
+        if self._backend.several_graphs:
+            self._started = self._backend.partitioner.forward_only(graph)
+        return self.compile_forward(graph, inputs)
+
+    def compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """The backward as it runs."""
+        run = self._runnable(graph, inputs, self._held.warn_once, "backward")
+        return self._arrivals.keep_reached(graph.graph, run)
 
     def _runnable(
         self, graph: fx.GraphModule, inputs: Sequence[Any], before: Callable[[], None], name: str
     ) -> Any:
-        run = boxed_nop(graph, list(inputs))
+        backend, run = self._backend, boxed_nop(graph, list(inputs))
 
         def call(args: list[Any]) -> Any:
-            if not self.armed:
+            if not backend.armed:
                 raise CaptureComplete
             before()
             with span(name):
@@ -219,20 +231,6 @@ class Backend:
 
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
-
-    def _compile_forward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        allow_second_backward()
-        key = self.planner.current()
-        return self._runnable(graph, inputs, lambda: self.planner.running(key), "forward")
-
-    def _compile_inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """A graph without a backward: nothing to choose, but its memory is part of a parted step's."""
-        if self.parted:
-            self.planner.choose(trace_joint(graph, len(joint_outputs(graph)), hold_outputs=True))
-        return self._compile_forward(graph, inputs)
-
-    def _compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any], watch: HeldOutputs) -> Any:
-        return self._runnable(graph, inputs, watch.warn_once, "backward")
 
 
 def _forget_examples(module: fx.GraphModule) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.backend import Backend, CaptureComplete
-from hybridremat.errors import CaptureError, HybridRematError, InputError, ModelError
+from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.private_torch import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -96,62 +95,6 @@ def model_device(model: nn.Module) -> str:
     return next((parameter.device.type for parameter in model.parameters()), "cpu")
 
 
-def require_trainable(model: object) -> None:
-    """Refuse what is no module, and a module without trainable parameters.
-
-    Raises
-    ------
-    ModelError
-    """
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ModelError(
-            f"{type(model).__name__} has no trainable parameters, so it has no backward pass to plan. "
-            "Set requires_grad on the parameters to be trained before planning."
-        )
-
-
-def require_traceable(model: nn.Module) -> None:
-    """Refuse modules that PyTorch does not trace, with a way out.
-
-    Dynamo can be told to trace ``nn.LSTM`` and its kind (``allow_rnn``). Their fused kernels hand opaque
-    workspaces to their backward, which crash the process when they are tried alone on made-up numbers, and
-    dropout between layers draws other masks than plain PyTorch (torch 2.13).
-
-    Raises
-    ------
-    CaptureError
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            kind = type(module).__name__
-            raise CaptureError(
-                f"{name or 'the model'} is an nn.{kind}, which PyTorch cannot trace into a graph whose "
-                "memory is known. Run its steps yourself with nn.LSTMCell, nn.GRUCell or nn.RNNCell in a "
-                "loop, or wrap the part of the model without it."
-            )
-
-
-def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse sample inputs that the model's ``forward`` does not take.
-
-    Raises
-    ------
-    InputError
-    """
-    try:
-        inspect.signature(model.forward).bind(*args, **kwargs)
-    except TypeError as error:
-        raise InputError(
-            f"the sample inputs do not fit {type(model).__name__}.forward: {error}. Pass what one "
-            "training step "
-            "passes: args=(…) and kwargs={…}."
-        ) from error
-    except ValueError:
-        return  # a forward without a signature: the capture itself will tell
-
-
 def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     """The model's call, compiled by ``backend``: one graph, or several if the backend takes parts."""
     limits: dict[str, Any] = {"recompile_limit": MOST_CAPTURES}  # not in torch.compile's published overloads
@@ -159,7 +102,7 @@ def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     # Dynamo keeps what it compiled as long as the code object, which that holds in turn.
     weakref.finalize(call, reset_code, call.__code__).atexit = False
     compiled: Callable[..., Any] = torch.compile(
-        call, backend=backend, dynamic=False, fullgraph=not backend.parted, **limits
+        call, backend=backend, dynamic=False, fullgraph=not backend.several_graphs, **limits
     )
     return compiled
 

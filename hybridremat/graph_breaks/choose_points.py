@@ -1,4 +1,4 @@
-"""Choose a point for each graph of a step that comes in several, and figure the whole step."""
+"""Choose a point for each graph of a step that comes in several, and add up the whole step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.memory import Replay
-from hybridremat.graph_breaks.limits import Asked, refusal
+from hybridremat.graph_breaks.limits import StepLimits, refusal
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_frontier import Candidate, StepFrontier
@@ -20,7 +20,7 @@ from hybridremat.sequence.joined_graphs import Part, PartedStep, PartPoint, choo
 
 
 @dataclass(frozen=True)
-class PartedProblem:
+class PathProblem:
     """The distinct graphs of a step with the points that each may take.
 
     Attributes
@@ -29,7 +29,7 @@ class PartedProblem:
         Fingerprints of the distinct graphs.
     order
         Indices into ``keys``, in the order of the forward.
-    plannings
+    frontiers
         Of each distinct graph.
     offered
         Points of each distinct graph: its frontier, or the one that it runs already.
@@ -41,7 +41,7 @@ class PartedProblem:
 
     keys: tuple[str, ...]
     order: tuple[int, ...]
-    plannings: tuple[StepFrontier, ...]
+    frontiers: tuple[StepFrontier, ...]
     offered: tuple[tuple[Candidate, ...], ...]
     between: tuple[Part | None, ...]
     joined_bytes: int
@@ -49,25 +49,25 @@ class PartedProblem:
     @staticmethod
     def of(
         order: Sequence[str],
-        plannings: Mapping[str, StepFrontier],
+        frontiers: Mapping[str, StepFrontier],
         fixed: Mapping[str, Candidate],
         between: tuple[Part | None, ...],
         joined_bytes: int,
-    ) -> PartedProblem:
+    ) -> PathProblem:
         """The problem of a step whose graphs run in ``order``."""
         keys = tuple(dict.fromkeys(order))
-        return PartedProblem(
+        return PathProblem(
             keys,
             tuple(keys.index(key) for key in order),
-            tuple(plannings[key] for key in keys),
-            tuple((fixed[key],) if key in fixed else plannings[key].candidates for key in keys),
+            tuple(frontiers[key] for key in keys),
+            tuple((fixed[key],) if key in fixed else frontiers[key].candidates for key in keys),
             between,
             joined_bytes,
         )
 
     def step(self, offered: Sequence[Sequence[Candidate]]) -> PartedStep:
         """The integers of the problem for some points of each graph, which come first among its parts."""
-        parts = [_part(planning, group) for planning, group in zip(self.plannings, offered, strict=True)]
+        parts = [_part(frontier, group) for frontier, group in zip(self.frontiers, offered, strict=True)]
         order = list(self.order)
         for place, code in reversed(list(enumerate(self.between[: len(order) + 1]))):
             if code is not None:
@@ -77,7 +77,7 @@ class PartedProblem:
 
     def plain(self) -> PartedStep:
         """The step with each graph plain."""
-        return self.step([[Candidate(planning.plain, None)] for planning in self.plannings])
+        return self.step([[Candidate(frontier.plain, None)] for frontier in self.frontiers])
 
     def fingerprint(self) -> str:
         """Identifies the step: its graphs in order."""
@@ -95,9 +95,7 @@ class _Choice:
     least: int
 
 
-def choose_parts(
-    problem: PartedProblem, settings: Settings, cost_model: str
-) -> tuple[dict[str, Candidate], Plan]:
+def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Candidate], Plan]:
     """A point for each distinct graph, and the plan of the whole step (without parts, blocks and breaks).
 
     Raises
@@ -105,7 +103,7 @@ def choose_parts(
     InfeasibleLimitError
         If nothing fits, unless ``on_infeasible="least"``.
     """
-    step, asked = problem.step(problem.offered), Asked.of(problem.plain(), settings)
+    step, asked = problem.step(problem.offered), StepLimits.of(problem.plain(), settings)
     choice = _choose(step, asked, settings.on_infeasible)
     taken = zip(problem.keys, problem.offered, choice.points[: len(problem.keys)], strict=True)
     chosen = {key: group[point] for key, group, point in taken}
@@ -123,17 +121,17 @@ def choose_parts(
         extra_flops=_extra_flops(problem, chosen),
         saved_bytes=sum(step.parts[g].points[choice.points[g]].saved for g in step.order),
         blocks=(),
-        cost_model=cost_model,
+        cost_model=settings.costs().name,
         fingerprint=problem.fingerprint(),
         schedule=Schedule((), 0),
-        pins=total_records(r for g in problem.order for r in problem.plannings[g].pins),
-        reused_options=any(planning.reused_options for planning in problem.plannings),
-        timings=_summed(planning.timings for planning in problem.plannings),
+        pins=total_records(r for g in problem.order for r in problem.frontiers[g].pins),
+        reused_options=any(frontier.reused_options for frontier in problem.frontiers),
+        timings=_summed(frontier.timings for frontier in problem.frontiers),
     )
     return chosen, whole
 
 
-def _choose(step: PartedStep, asked: Asked, on_infeasible: OnInfeasible) -> _Choice:
+def _choose(step: PartedStep, asked: StepLimits, on_infeasible: OnInfeasible) -> _Choice:
     leanest = choose_points(step)
     assert leanest is not None, "every graph can run in some way"
     least = step.peak(leanest) + asked.reserve
@@ -141,15 +139,15 @@ def _choose(step: PartedStep, asked: Asked, on_infeasible: OnInfeasible) -> _Cho
     if points is not None:
         return _Choice(points, asked.limit, asked.limit, least)
     error = refusal(step, asked, least)
-    too_slow = asked.limit is None or least <= asked.limit  # max_overhead alone cannot be kept
+    too_slow = asked.limit is None or least <= asked.limit  # only max_overhead cannot be kept
     if on_infeasible == "error" or too_slow:
         raise error
     warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
     return _Choice(leanest, least, asked.limit, least)
 
 
-def _part(planning: StepFrontier, offered: Sequence[Candidate]) -> Part:
-    graph = planning.graph
+def _part(frontier: StepFrontier, offered: Sequence[Candidate]) -> Part:
+    graph = frontier.graph
     replay = Replay(graph)
     released = sum(graph.values[value].bytes for value in graph.released_outputs)
     points = []
@@ -167,9 +165,9 @@ def _part(planning: StepFrontier, offered: Sequence[Candidate]) -> Part:
     return Part(tuple(points), sum(graph.values[value].bytes for value in graph.gradients))
 
 
-def _extra_flops(problem: PartedProblem, chosen: Mapping[str, Candidate]) -> float:
+def _extra_flops(problem: PathProblem, chosen: Mapping[str, Candidate]) -> float:
     flops = sum(chosen[problem.keys[g]].point.flops for g in problem.order)
-    plain = sum(problem.plannings[g].plain.flops for g in problem.order)
+    plain = sum(problem.frontiers[g].plain.flops for g in problem.order)
     return flops / plain - 1.0 if plain else 0.0
 
 

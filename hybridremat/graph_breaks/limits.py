@@ -13,7 +13,7 @@ from hybridremat.units import format_bytes
 
 
 @dataclass(frozen=True)
-class Asked:
+class StepLimits:
     """The limits of one step: ``limit`` and ``reserve`` in bytes, ``overhead`` a fraction; None: any.
 
     ``plain_peak`` (bytes) and ``plain_time`` (nanoseconds) are those of the step with each graph plain;
@@ -28,11 +28,11 @@ class Asked:
     pinned: bool = False
 
     @staticmethod
-    def of(plain: PartedStep, settings: Settings) -> Asked:
+    def of(plain: PartedStep, settings: Settings) -> StepLimits:
         """What settings ask of the step whose plain figures are given."""
         first = (0,) * len(plain.parts)
         peak = plain.peak(first)
-        return Asked(
+        return StepLimits(
             settings.limit_bytes(peak),
             settings.reserve_bytes(),
             settings.overhead_limit(),
@@ -56,7 +56,7 @@ class Asked:
         return step.time(points) / self.plain_time - 1.0 if self.plain_time else 0.0
 
 
-def refusal(step: PartedStep, asked: Asked, least: int) -> InfeasibleLimitError:
+def refusal(step: PartedStep, asked: StepLimits, least: int) -> InfeasibleLimitError:
     """The error for a step of which no points keep to what was asked; ``least`` bytes are feasible."""
     if asked.limit is not None and asked.limit < least:
         return _no_memory(asked, asked.limit, least, len(step.order))
@@ -71,7 +71,7 @@ def refusal(step: PartedStep, asked: Asked, least: int) -> InfeasibleLimitError:
     return too_slow(asked.limit, asked.overhead, takes=takes, least=step.peak(within) + asked.reserve)
 
 
-def _no_memory(asked: Asked, limit: int, least: int, count: int) -> InfeasibleLimitError:
+def _no_memory(asked: StepLimits, limit: int, least: int, count: int) -> InfeasibleLimitError:
     under, plain_peak = " under policy=" if asked.pinned else "", asked.plain_peak
     return InfeasibleLimitError(
         f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes) for this step of {count} graphs: "
@@ -84,7 +84,7 @@ def _no_memory(asked: Asked, limit: int, least: int, count: int) -> InfeasibleLi
     )
 
 
-def _no_time(asked: Asked, overhead: float, takes: float, least: int) -> InfeasibleLimitError:
+def _no_time(asked: StepLimits, overhead: float, takes: float, least: int) -> InfeasibleLimitError:
     recomputed = "what policy= says is recomputed in any case, and " if asked.pinned else ""
     return InfeasibleLimitError(
         f"no plan keeps max_overhead {overhead:.1%} on this path of the model: {recomputed}graphs that it "

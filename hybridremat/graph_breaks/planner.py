@@ -1,8 +1,8 @@
 """Steps that come in several graphs (``graph_breaks="plan"``): one plan for all of them together.
 
-A :mod:`~hybridremat.graph_breaks.survey` learns the graphs, one point of each graph's frontier is chosen so
-that the whole step keeps the limit (:mod:`hybridremat.sequence.joined_graphs`), and each graph then
-runs its point. All outputs of a graph are taken to be held to the end of the step, and to carry gradients.
+A :mod:`~hybridremat.graph_breaks.survey` finds the graphs, one point of each graph's frontier is chosen so
+that the whole step keeps the limit (:mod:`hybridremat.sequence.joined_graphs`), and each graph then runs its
+point. All outputs of a graph are taken to be held to the end of the step, and to carry gradients.
 """
 
 from __future__ import annotations
@@ -10,78 +10,100 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.errors import HybridRematError, InfeasibleLimitError, PlanError, UnsurveyedPathWarning
-from hybridremat.graph.joint import Schedule
 from hybridremat.graph.tracing.trace import TracedStep
-from hybridremat.graph_breaks.graphs import PartedGraphs
+from hybridremat.graph_breaks.graphs import StepGraphs
 from hybridremat.graph_breaks.paths import Path, Paths, SurveyedPath
-from hybridremat.graph_breaks.survey import Survey
+from hybridremat.graph_breaks.survey import Survey, frontier_of
+from hybridremat.planning.one_graph import named
+from hybridremat.planning.pipeline import Chosen, costed
+from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 
-if TYPE_CHECKING:
-    from hybridremat.planning.session import Session
+
+class SurveyNeededError(HybridRematError):
+    """A step starts with a graph that no survey saw, and nothing of it has run. Never leaves hybridremat.
+
+    An error is the only way out of the compilation in which this shows.
+    """
 
 
-class UnknownFirstGraphError(HybridRematError):
-    """A step starts with a graph that no survey saw, and nothing of it has run. Never leaves hybridremat."""
-
-
-class PartedPlanner:
-    """Hands out the part plans of one input shape; a :class:`~hybridremat.compiler.backend.StepPlanner`.
-
-    A graph that no survey saw (the model took another path) is planned when it comes, beside what has run of
-    this step by then; where nothing has, the path is surveyed first, and its graphs are planned together.
+@dataclass
+class _Run:
+    """One run of the step.
 
     Attributes
     ----------
     path
-        The path that the step takes, as far as is known.
+        The path that it takes, as far as is known.
     ran
         The graphs that have run of it.
     unchanged
         Until the first graph runs: whether the model's own code has changed nothing yet. None: it may have.
+    growing
+        Whether the path was extended in the middle of this run.
     """
 
-    def __init__(self, session: Session, survey: Survey) -> None:
-        self.session = session
-        self.graphs = PartedGraphs(session, survey.plannings)
-        self.paths = Paths(session.settings.max_plans)
-        self.path: Path = ()
-        self.ran: list[str] = []
-        self.unchanged: Callable[[], bool] | None = None
-        self.latest: str | None = None
-        self._growing = self._warned = False
+    path: Path
+    ran: list[str] = field(default_factory=list)
+    unchanged: Callable[[], bool] | None = None
+    growing: bool = False
+
+
+class GraphBreakPlanner:
+    """Chooses the schedules of the graphs of one input shape.
+
+    A graph that no survey saw (the model took another path) is planned when it comes, beside what has run of
+    this step by then; where nothing has, the path is surveyed first, and its graphs are planned together.
+    """
+
+    def __init__(self, survey: Survey) -> None:
+        self._context = survey.context
+        self.paths = Paths(self._context.settings.max_plans)
+        self._graphs = StepGraphs(self._context, survey.frontiers)
+        self._last = ""
+        self._warned = False
         surveyed = SurveyedPath.of(survey)
+        self._run = _Run(surveyed.order)
         self.paths.surveyed.append(surveyed)
-        self._adopt(surveyed.order, session.settings)
+        self._adopt(surveyed.order, self._context.settings)
 
     def begin(self) -> None:
-        """Forget what ran in the last step."""
-        self.ran.clear()
-        self._growing = False
-        self._follow(self.path)
+        """Start a run: take the path of the last one until the graphs show another."""
+        self._run = _Run(self._run.path)
+        self._follow(self._run.path)
 
-    def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
+    def enter(self, unchanged: Callable[[], bool]) -> None:
+        """Start the forward; ``unchanged`` says whether the model's own code has changed nothing since."""
+        self._run.unchanged = unchanged
+
+    def choose(self, traced: TracedStep) -> Chosen:
         """The schedule of a graph, planned before or now.
 
         Raises
         ------
-        UnknownFirstGraphError
+        SurveyNeededError
             If the path had better be surveyed; :meth:`learn` is to follow.
         """
-        step, timings = self.session.with_costs(self.session.named(step))
-        self.latest = key = step.graph.fingerprint
-        if key not in self.graphs.parts:
-            self.graphs.plannings[key] = self.session.planning_of(step, timings)
-            if self.unchanged is not None and self.unchanged():
-                raise UnknownFirstGraphError
-            self._extend((*self.ran, key))
-        plan = self.graphs.parts[key]
-        return step, plan.schedule, plan.predicted_peak
+        step, timings = costed(named(traced, self._context), self._context)
+        self._last = key = step.graph.fingerprint
+        if key not in self._graphs.plans:
+            self._graphs.frontiers[key] = frontier_of(step.graph, timings, self._context)
+            if self._run.unchanged is not None and self._run.unchanged():
+                raise SurveyNeededError
+            self._extend((*self._run.ran, key))
+        plan = self._graphs.plans[key]
+        return Chosen(
+            step,
+            plan.schedule,
+            plan.predicted_peak,
+            accept=partial(_require_as_planned, plan),
+            started=partial(self._started, key),
+        )
 
     def learn(self, survey: Survey | None, on_infeasible: OnInfeasible) -> None:
         """Plan one more path together; graphs that other paths run keep their points.
@@ -98,62 +120,45 @@ class PartedPlanner:
         InfeasibleLimitError
             If it does not fit beside the other paths.
         """
-        self.unchanged = None
+        self._run.unchanged = None
+        path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
         if survey is not None:
-            path = SurveyedPath.of(survey)
-            self.graphs.plannings = {**survey.plannings, **self.graphs.plannings}
-        else:
-            assert self.latest is not None
-            path = SurveyedPath((self.latest,))
+            self._graphs.frontiers = {**survey.frontiers, **self._graphs.frontiers}
         if self.paths.is_surveyed(path.order) and path.order in self.paths.plans:
             self._follow(path.order)
             return
         self.paths.surveyed.append(path)
         try:
-            self._adopt(path.order, replace(self.session.settings, on_infeasible=on_infeasible))
+            self._adopt(path.order, replace(self._context.settings, on_infeasible=on_infeasible))
         except InfeasibleLimitError:
             self.paths.surveyed.remove(path)
             raise
 
-    def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
-        """Hold a part's figures against those of its emitted graphs."""
-        assert self.latest is not None
-        planned = self.graphs.parts[self.latest].predicted_peak
-        if memory.peak != planned:
-            raise PlanError(
-                f"a part of the emitted plan has not been run: its peak is {memory.peak} bytes, where "
-                f"{planned} were planned"
-            )
-
-    def current(self) -> str | None:
-        """Names the graph compiled last."""
-        return self.latest
-
-    def running(self, key: str | None) -> None:
-        """Follow the step."""
-        assert key is not None
-        self.unchanged = None
-        self.ran.append(key)
-        ran = tuple(self.ran)
-        if self.path[: len(ran)] == ran:
-            return
-        known = self.paths.starting(ran) or ran
-        if known in self.paths.plans:
-            self._follow(known)
-        else:
-            self._extend(known)  # another path: refused here if the step would pass the limit
-
     def ended(self) -> None:
         """The forward is over: the plan of the step is that of the graphs that ran."""
-        self.unchanged = None
-        ran = tuple(self.ran)
+        self._run.unchanged = None
+        ran = tuple(self._run.ran)
         if ran and not self.paths.is_surveyed(ran):
             self._warn_once()
         if ran in self.paths.plans:
             self._follow(ran)
         elif ran:
             with suppress(InfeasibleLimitError):  # it has run; the plan of the longer path stays
-                self._adopt(ran, replace(self.session.settings, on_infeasible="error"))
+                self._adopt(ran, replace(self._context.settings, on_infeasible="error"))
+
+    def _started(self, key: str) -> None:
+        """A graph starts: follow the path that the step takes."""
+        run = self._run
+        run.unchanged = None
+        run.ran.append(key)
+        ran = tuple(run.ran)
+        if run.path[: len(ran)] == ran:
+            return
+        known = self.paths.starting(ran) or ran
+        if known in self.paths.plans:
+            self._follow(known)
+        else:
+            self._extend(known)  # another path: refused here if the step would pass the limit
 
     def _warn_once(self) -> None:
         if self._warned:
@@ -170,25 +175,34 @@ class PartedPlanner:
 
     def _follow(self, path: Path) -> None:
         """Take a path that has a plan for the one of this step."""
-        self.path = path
+        self._run.path = path
         self.paths.remember(path, self.paths.plans[path])
-        self.session.resume(self.paths.plans[path])
+        self._context.store.resume(self.paths.plans[path])
 
     def _extend(self, order: Path) -> None:
         """Adopt a path found in the middle of a step, in place of what was found of it before."""
-        before = self.path
-        self._adopt(order, self.session.settings)
-        if self._growing and len(before) < len(order) and before == order[: len(before)]:
-            self._give_up(before)
-        self._growing = True
+        run, before = self._run, self._run.path
+        self._adopt(order, self._context.settings)
+        if run.growing and len(before) < len(order) and before == order[: len(before)]:
+            self._drop(before)
+        run.growing = True
 
-    def _give_up(self, path: Path) -> None:
+    def _drop(self, path: Path) -> None:
         if path in self.paths.plans:
-            self.session.forget(self.paths.plans.pop(path))
+            self._context.store.drop(self.paths.plans.pop(path))
 
     def _adopt(self, order: Path, settings: Settings) -> None:
         """Plan a path, and take it for the one of this step."""
-        whole = self.graphs.plan(order, self.paths, settings)
-        self.path = order
+        whole = self._graphs.plan(order, self.paths, settings)
+        self._run.path = order
         self.paths.remember(order, whole)
-        self.session.adopt(whole)
+        self._context.store.add(whole)
+
+
+def _require_as_planned(plan: Plan, memory: EmittedMemory) -> None:
+    """Hold a graph's figures against those of its emitted graphs."""
+    if memory.peak != plan.predicted_peak:
+        raise PlanError(
+            f"a part of the emitted plan has not been run: its peak is {memory.peak} bytes, where "
+            f"{plan.predicted_peak} were planned"
+        )

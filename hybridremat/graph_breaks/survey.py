@@ -1,4 +1,4 @@
-"""Learn the graphs of a step that breaks: run its forward, graphs without gradients, and trace each graph.
+"""Find the graphs of a step that breaks: run its forward, graphs without gradients, and trace each graph.
 
 Which graph comes after a break can depend on values, so it has to be run: once to trace the graphs, and once
 more to measure the code between them, which nothing else may disturb. Both runs are trials: they get copies
@@ -10,26 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from hybridremat.compiler.backend import Backend, break_after
-from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.costs.memory_windows import Windows
-from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
+from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.non_leaf import handed
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.graph_breaks.eager_code import Recorder, measure_between
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.one_graph import named
+from hybridremat.planning.pipeline import Chosen, PlannedPartition, costed, make_frontier
 from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.planning.timings import Timings
 from hybridremat.sequence.joined_graphs import Part
-
-if TYPE_CHECKING:
-    from hybridremat.planning.session import Session
-
 
 # A run of the forward on copies of the inputs, with everything as it was once the context is left.
 Trial = AbstractContextManager[Callable[[], Any]]
@@ -43,12 +42,12 @@ class UnlearntPathError(CaptureError):
 
 @dataclass
 class Survey:
-    """What a run of the forward showed; a :class:`~hybridremat.compiler.backend.StepPlanner`.
+    """What a run of the forward showed.
 
     Attributes
     ----------
-    plannings
-        Each distinct graph by fingerprint.
+    frontiers
+        Those of the distinct graphs, by fingerprint.
     order
         Fingerprints in the order in which the graphs ran.
     breaks
@@ -61,8 +60,8 @@ class Survey:
         Why a graph cannot be planned as a part.
     """
 
-    session: Session
-    plannings: dict[str, StepFrontier] = field(default_factory=dict)
+    context: PlanContext
+    frontiers: dict[str, StepFrontier] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     between: list[Part | None] = field(default_factory=list)
@@ -72,7 +71,7 @@ class Survey:
     recorder: Recorder | None = None
     traced: dict[str, JointGraph] = field(default_factory=dict)
 
-    def choose(self, step: TracedStep) -> tuple[TracedStep, Schedule, int | None]:
+    def choose(self, traced: TracedStep) -> Chosen:
         """Keep the frontier of a graph; its plain schedule stands in, and never runs.
 
         Raises
@@ -80,37 +79,24 @@ class Survey:
         UnlearntPathError
             If the graph is new in the run that measures: nothing else can be measured within.
         """
-        step = self.session.named(step)
-        name = step.graph.fingerprint
-        if name not in self.traced:
+        step = named(traced, self.context)
+        key = step.graph.fingerprint
+        if key not in self.traced:
             if self.recorder is not None:
                 raise UnlearntPathError("another path")
-            costed, timings = self.session.with_costs(step)
-            self.traced[name] = costed.graph
-            if name not in self.plannings:
-                self._plan(name, costed, timings)
-        step = replace(step, graph=self.traced[name])
-        self.latest = name
-        return step, plain_schedule(step.graph), None
+            step, timings = costed(step, self.context)
+            self.traced[key] = step.graph
+            if key not in self.frontiers:
+                self._plan(key, timings)
+        self.latest = key
+        step = replace(step, graph=self.traced[key])
+        return Chosen(step, plain_schedule(step.graph))
 
-    def _plan(self, key: str, step: TracedStep, timings: dict[str, float]) -> None:
+    def _plan(self, key: str, timings: Timings) -> None:
         try:
-            self.plannings[key] = self.session.planning_of(step, timings)
+            self.frontiers[key] = frontier_of(self.traced[key], timings, self.context)
         except PolicyError as error:  # a step of one graph holds fewer outputs, and may obey
             self.refused = self.refused or error
-
-    def emitted(self, step: TracedStep, memory: EmittedMemory) -> None:
-        """Nothing to hold against."""
-
-    def current(self) -> str | None:
-        """The graph traced last."""
-        return self.latest
-
-    def running(self, key: str | None) -> None:
-        """Never called: the graphs are not run as compiled."""
-
-    def begin(self) -> None:
-        """Nothing to begin."""
 
     def enter(self, key: str, ending: tuple[str, str] | None) -> None:
         """Note that a graph runs."""
@@ -129,7 +115,7 @@ class Survey:
             self._forget_path()
             with trial() as run:
                 run()
-            if not self.in_parts:
+            if not self.has_breaks:
                 return
             try:
                 with trial() as run:
@@ -158,16 +144,23 @@ class Survey:
             self.recorder = None
 
     @property
-    def in_parts(self) -> bool:
+    def has_breaks(self) -> bool:
         """Whether the step is anything but one graph."""
         return len(self.order) > 1 or any(ending is not None for ending in self.breaks)
+
+
+def frontier_of(graph: JointGraph, timings: Timings, context: PlanContext) -> StepFrontier:
+    """The frontier of one of several graphs; in training, options of other shapes will do."""
+    return make_frontier(graph, timings, context, reuse=len(context.store) > 0)
 
 
 class SurveyBackend(Backend):
     """Traces each graph, and runs it as Dynamo left it, without gradients."""
 
     def __init__(self, survey: Survey) -> None:
-        super().__init__(survey, hold_outputs=True, all_outputs=True, parted=True)
+        super().__init__(
+            PlannedPartition(survey.choose), hold_outputs=True, all_outputs=True, several_graphs=True
+        )
         self.survey = survey
 
     def __call__(

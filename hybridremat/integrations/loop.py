@@ -104,12 +104,12 @@ class LoopWatch:
         self._pure = self._pure and self._planned > 0 and not self._peaks.slow
         self._planned += 1
         peak = self._peaks.end()
-        plan = call.session.plan
+        plan = call.plan
         if plan is None:
             return
         self.log.ran(plan)
         if peak is not None:
-            settings = call.session.settings
+            settings = call.context.settings
             bound = bool(plan.parts) or settings.hold_outputs
             self._compare(StepFigures(plan, peak, upper_bound=bound))
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from hybridremat.errors import ModelError, OptionsError
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.settings import SETTING_NAMES, Asked, Settings
+from hybridremat.planning.settings import SETTING_NAMES, Settings, WrapSettings
 from hybridremat.runtime.planned_call import planned_call
 from hybridremat.runtime.prepare import given_plan
 
 
-class WrapOptions(Asked, total=False):
+class WrapOptions(WrapSettings, total=False):
     """The keyword arguments of :func:`hybridremat.wrap` that a loop's callback takes."""
 
     plan: Plan | str | Path | None

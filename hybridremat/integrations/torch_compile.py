@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from hybridremat.compiler.backend import Backend
 from hybridremat.errors import CaptureError, OptionsError
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.one_graph import choose_schedule
+from hybridremat.planning.pipeline import backend_for
 from hybridremat.planning.progress import planning_progress
-from hybridremat.planning.session import Session
 from hybridremat.planning.settings import SETTING_NAMES, Settings
 from hybridremat.runtime.origin import graph_origin
 
@@ -54,16 +56,14 @@ def hybridremat_backend(
     """
     settings, on_plan, show = read_options(mode, options or {})
     _refuse_symbolic_shapes(example_inputs)
-    session = Session(settings)
-    session.origin = graph_origin(example_inputs)
-    backend = Backend(session, hold_outputs=settings.hold_outputs, all_outputs=settings.grad_outputs == "all")
     started = time.perf_counter()
     with planning_progress(show=show) as progress:
-        session.progress = progress
+        context = PlanContext.of(settings).at(graph_origin(example_inputs), progress)
+        backend = backend_for(settings, partial(choose_schedule, context=context))
         compiled = backend(module, example_inputs)
-    session.note_total(time.perf_counter() - started)
-    if on_plan is not None and session.plan is not None:
-        on_plan(session.plan)
+    context.store.note_total(time.perf_counter() - started)
+    if on_plan is not None and context.store.current is not None:
+        on_plan(context.store.current)
     return compiled
 
 

@@ -15,8 +15,8 @@ from hybridremat.plans.outside_memory import Demands
 from hybridremat.plans.records import PlanDetails, PlannedBlock, Request
 
 
-def chosen_plan(
-    planning: StepFrontier, settings: Settings, origin: Origin, *, on_infeasible: OnInfeasible
+def choose_plan(
+    frontier: StepFrontier, settings: Settings, origin: Origin, *, on_infeasible: OnInfeasible
 ) -> Plan:
     """The plan of the point that ``settings`` ask for; nothing is solved.
 
@@ -27,19 +27,19 @@ def chosen_plan(
         cannot be kept.
     """
     demands = settings.demands()
-    asked = limit = settings.limit_bytes(planning.plain.peak)
+    asked = limit = settings.limit_bytes(frontier.plain.peak)
     try:
-        chosen = planning.choose(limit, settings.overhead_limit(), demands)
+        chosen = frontier.choose(limit, settings.overhead_limit(), demands)
     except InfeasibleLimitError as error:
-        chosen = planning.least(demands)
-        needed = planning.needs(chosen, demands)
-        too_slow = limit is not None and needed <= limit  # max_overhead alone cannot be kept
+        chosen = frontier.least(demands)
+        needed = frontier.needs(chosen, demands)
+        too_slow = limit is not None and needed <= limit  # only max_overhead cannot be kept
         if on_infeasible == "error" or too_slow:
             raise
         limit = needed
         warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=3)
-    return make_plan(
-        planning,
+    return plan_of_point(
+        frontier,
         chosen,
         limit=limit,
         asked=asked,
@@ -50,8 +50,8 @@ def chosen_plan(
     )
 
 
-def make_plan(
-    planning: StepFrontier,
+def plan_of_point(
+    frontier: StepFrontier,
     chosen: Candidate,
     *,
     limit: int | None,
@@ -62,7 +62,7 @@ def make_plan(
     request: Request | None = None,
 ) -> Plan:
     """The plan that a point of the frontier stands for."""
-    graph, point = planning.graph, chosen.point
+    graph, point = frontier.graph, chosen.point
     memory = step_memory(graph, point.schedule)
     return Plan(
         memory_limit=limit,
@@ -70,29 +70,29 @@ def make_plan(
         reserve=demands.reserve,
         forwards=demands.forwards,
         predicted_peak=point.peak,
-        needed=planning.needs(chosen, demands),
-        plain_peak=planning.plain.peak,
-        least_peak=planning.needs(planning.least(demands), demands),
-        overhead=planning.overhead(point),
-        extra_flops=planning.extra_flops(point),
+        needed=frontier.needs(chosen, demands),
+        plain_peak=frontier.plain.peak,
+        least_peak=frontier.needs(frontier.least(demands), demands),
+        overhead=frontier.overhead(point),
+        extra_flops=frontier.extra_flops(point),
         saved_bytes=memory.saved,
-        blocks=_blocks(planning, chosen),
+        blocks=_blocks(frontier, chosen),
         cost_model=cost_model,
         fingerprint=graph.fingerprint,
         schedule=point.schedule,
         origin=origin or Origin(),
         request=request or Request(),
-        details=_details(planning, chosen),
-        reused_options=planning.reused_options,
-        pins=planning.pins,
-        timings=dict(planning.timings),
+        details=_details(frontier, chosen),
+        reused_options=frontier.reused_options,
+        pins=frontier.pins,
+        timings=dict(frontier.timings),
     )
 
 
-def _details(planning: StepFrontier, chosen: Candidate) -> PlanDetails | None:
+def _details(frontier: StepFrontier, chosen: Candidate) -> PlanDetails | None:
     if chosen.chain_index is None:
         return None
-    plan = planning.chains[chosen.chain_index]
+    plan = frontier.chains[chosen.chain_index]
     distinct = tuple(dict.fromkeys(plan.option_sets))
     number = {options: index for index, options in enumerate(distinct)}
     return PlanDetails(
@@ -100,13 +100,13 @@ def _details(planning: StepFrontier, chosen: Candidate) -> PlanDetails | None:
         option_sets=distinct,
         option_set_of=tuple(number[options] for options in plan.option_sets),
         decisions=chosen.point.decisions,
-        frontier=frontier_points(planning),
-        checkpointed=checkpointed(planning),
+        frontier=frontier_points(frontier),
+        checkpointed=checkpointed(frontier),
     )
 
 
-def _blocks(planning: StepFrontier, chosen: Candidate) -> tuple[PlannedBlock, ...]:
+def _blocks(frontier: StepFrontier, chosen: Candidate) -> tuple[PlannedBlock, ...]:
     if chosen.chain_index is None:
         return ()
-    plan = planning.chains[chosen.chain_index]
+    plan = frontier.chains[chosen.chain_index]
     return planned_blocks(plan.chain, plan.option_sets, chosen.point.schedule, chosen.point.decisions)

@@ -36,3 +36,5 @@ class OptionCache:
         return found
 
 
+OPTIONS = OptionCache()
+"""Of this process."""

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from hybridremat.errors import PlanFormatError
@@ -28,10 +28,6 @@ from hybridremat.version import __version__
 logger = logging.getLogger(__name__)
 
 SIZE = "256MiB"
-
-# What a plan does not depend on.
-_NOT_ASKED = ("workers", "max_plans", "cache")
-
 
 def cache_size() -> int:
     """Most bytes of kept plans: ``HYBRIDREMAT_CACHE_SIZE``.
@@ -113,8 +109,6 @@ def plan_key(fingerprint: str, settings: Settings, device: str, *, reused: bool)
     reused
         Whether options of another input shape will do.
     """
-    asked = [(item.name, getattr(settings, item.name)) for item in fields(settings)]
-    request = [(name, value) for name, value in asked if name not in _NOT_ASKED]
     here = device_description(device) if settings.spec is None else ""
-    parts = fingerprint, request, here, reused, SCHEMA, __version__
+    parts = fingerprint, settings.deciding(), here, reused, SCHEMA, __version__
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

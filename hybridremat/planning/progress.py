@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hybridremat.planning.planner import Progress
+    from hybridremat.planning.timings import Progress
 
 
 @contextmanager

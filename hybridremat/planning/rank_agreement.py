@@ -1,6 +1,6 @@
 """What ranks with the same step agree on: the memory of its kernels, their times, and the plan.
 
-Steps are compared as traced, before anything has been measured. A kernel may take other temporary memory on
+Steps are compared as traced, before anything has been measured. A kernel may take other workspace on
 another machine, so every rank measures its own, and all plan with the most that any of them found: the limit
 then holds on each. Times are those of the first rank, and so is the plan.
 """
@@ -10,18 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 
-from hybridremat.graph.costs.cost_models import cost_model
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.ranks import ALONE, Circle, Ranks
+from hybridremat.planning.ranks import RankGroup, Ranks
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.codec import plan_from_dict
-
-# No part of what a plan is asked for; the cost model is one by its name.
-_NOT_ASKED = ("workers", "max_plans", "cache", "cost_model")
 
 
 def plan_name(plan: Plan) -> str:
@@ -33,30 +29,30 @@ def plan_name(plan: Plan) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
-class Agreement:
-    """What one session agrees on with ``ranks``; alone it takes its own figures, times and plans.
+class RankAgreement:
+    """What the steps of one model agree on with ``ranks``; alone, each keeps its own figures and plans.
 
     A step that is traced again later, alone, keeps to the memory that was agreed on, and so to its plan.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.ranks: Ranks = ALONE
-        self._circle = Circle(())
+    def __init__(self, settings: Settings, ranks: Ranks) -> None:
+        self._settings = settings
+        self._ranks = ranks
+        self._group = RankGroup(())
         self._agreed: dict[str, tuple[str, ...]] = {}
 
     @property
     def alone(self) -> bool:
         """Whether no other rank has a say now."""
-        return self.ranks.size == 1
+        return self._ranks.alone
 
     def on_memory(self, traced: TracedStep, measured: TracedStep) -> TracedStep:
         """The step with the most bytes that any rank measured, for each kernel and value."""
         key, graph = self._key(traced), measured.graph
-        self._circle = self.ranks.circle(key, _memory_text(graph))
-        if self._circle.ranks is not None:
-            self._agreed[key] = self._circle.texts
-        return replace(measured, graph=_with_most(graph, (*self._circle.texts, *self._agreed.get(key, ()))))
+        self._group = self._ranks.group(key, _memory_text(graph))
+        if self._group.ranks is not None:
+            self._agreed[key] = self._group.texts
+        return replace(measured, graph=_with_most(graph, (*self._group.texts, *self._agreed.get(key, ()))))
 
     def on_times(self, step: TracedStep, measure: Callable[[], TracedStep]) -> TracedStep:
         """The step with the times that the first rank measures."""
@@ -65,19 +61,20 @@ class Agreement:
             timed = zip(step.graph.ops, json.loads(text), strict=True)
             return replace(step, graph=replace(step.graph, ops=tuple(replace(op, time=t) for op, t in timed)))
 
-        return self._circle.lead(measure, lambda timed: json.dumps([op.time for op in timed.graph.ops]), read)
+        def write(timed: TracedStep) -> str:
+            return json.dumps([op.time for op in timed.graph.ops])
+
+        return self._group.from_leader(measure, write, read)
 
     def on_plan(self, make: Callable[[], Plan]) -> Plan:
         """The plan that the first rank makes."""
-        return self._circle.lead(
+        return self._group.from_leader(
             make, lambda plan: json.dumps(plan.to_dict()), lambda text: plan_from_dict(json.loads(text), Plan)
         )
 
     def _key(self, traced: TracedStep) -> str:
-        """Names a traced step and what is asked for it."""
-        names = [item.name for item in fields(self.settings) if item.name not in _NOT_ASKED]
-        asked = [(name, getattr(self.settings, name)) for name in names]
-        request = repr((asked, cost_model(self.settings.cost_model).name))
+        """The key of a traced step and of what is asked for it."""
+        request = repr(self._settings.deciding())
         return hashlib.sha256((traced.graph.fingerprint + request).encode()).hexdigest()
 
 

@@ -1,15 +1,14 @@
-"""A wrap that all ranks of a process group make together: one talk, in rounds, until all are done.
+"""The rendezvous of all ranks of a process group that wrap a model, in rounds, until all are done.
 
-In every round each rank says one thing: what it asks, that it is done, or that it failed. So no rank waits
-for one that has failed: the first failure ends the talk on all of them, with the same error. Ranks that ask
-with the same key form a circle; its first rank works for all of it. Ranks need not ask equally often, so
-that models that differ (the stages of a pipeline) or inputs that do (a batch of each rank's own) are no
-special case: each circle has its leader, and who is done says so until the others are.
+In every round each rank sends one message: a question, that it is done, or that it failed. So no rank waits
+for one that has failed: the first failure ends the rendezvous on all of them, with the same error. Ranks
+that ask with the same key form a group; its first rank works for the whole group. Ranks need not ask equally
+often, so that models that differ (the stages of a pipeline) or inputs that do (a batch of each rank's own)
+are no special case: a rank that is done says so in each round until the others are done, too.
 
-What they say is text in JSON, and goes through the store of the process group. Collectives would not do.
-The talk takes place while a graph is traced, and there gloo's all_gather hung in 3 of about 18 runs (torch
-2.13, cause not found; never in 6,000 calls outside of tracing). NCCL's have a watchdog that ends the process
-if a plan takes long.
+Messages are JSON, and go through the store of the process group. Collectives would not do: messages are sent
+while a graph is traced, and there gloo's all_gather hung in 3 of about 18 runs (torch 2.13, cause not found;
+never in 6,000 calls outside of tracing). NCCL's have a watchdog that ends the process if a plan takes long.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ TIMEOUT = timedelta(hours=1)  # until it gives up; planning a large model may ta
 
 @dataclass(frozen=True)
 class _Message:
-    """What a rank says in one round.
+    """What a rank sends in one round.
 
     Attributes
     ----------
     state
         Whether it asks, is done with its part, or has failed.
     key
-        What it asks about; when it is done, what names its plan; when it failed, the type of the error.
+        What it asks about; when it is done, the name of its plan; when it failed, the type of the error.
     text
-        What it has to say to its circle, or the error's message.
+        For the other ranks of its group, or the error's message.
     figures
         Of an infeasible limit: the limit and the least feasible one, in bytes.
     """
@@ -62,15 +61,15 @@ class _Message:
 
 
 @dataclass(frozen=True)
-class Circle:
-    """Ranks with one question; ``texts`` is what each of them said, in the order of ranks."""
+class RankGroup:
+    """Ranks with one question; ``texts`` is what each of them sent, in the order of ranks."""
 
     texts: tuple[str, ...]
     members: tuple[int, ...] = (0,)
     ranks: Ranks | None = None
 
-    def lead(self, make: Callable[[], T], write: Callable[[T], str], read: Callable[[str], T]) -> T:
-        """What the first rank of the circle makes; the others read what it wrote.
+    def from_leader(self, make: Callable[[], T], write: Callable[[T], str], read: Callable[[str], T]) -> T:
+        """What the first rank of the group makes; the others read what it wrote.
 
         Raises
         ------
@@ -82,71 +81,75 @@ class Circle:
         leader = self.members[0]
         if self.ranks.rank == leader:
             made = make()
-            self.ranks.hear(_Message("asks", "lead", write(made)))
+            self.ranks.exchange(_Message("asks", "lead", write(made)))
             return made
-        return read(self.ranks.hear(_Message("asks", "lead"))[leader].text)
+        return read(self.ranks.exchange(_Message("asks", "lead"))[leader].text)
 
 
 class Ranks:
     """All ranks of the default process group, or this process alone.
 
-    Rank 0 gathers what everybody says in a round, and writes it where everybody reads it.
+    Rank 0 gathers the messages of a round, and writes them where every rank reads them.
     """
 
     def __init__(self, rank: int, size: int, store: Store | None = None) -> None:
         self.rank, self.size, self._store = rank, size, store
         self._rounds = 0
-        self._over = False
+        self._over = self._finished = False
 
-    def circle(self, key: str, text: str) -> Circle:
-        """The ranks that ask with the same key now, and what each of them says."""
-        if self.size == 1:
-            return Circle((text,))
-        heard = self.hear(_Message("asks", key, text))
-        members = tuple(r for r, said in enumerate(heard) if (said.state, said.key) == ("asks", key))
-        return Circle(tuple(heard[r].text for r in members), members, self)
+    @property
+    def alone(self) -> bool:
+        """Whether no other rank takes part, or not any more."""
+        return self.size == 1 or self._finished
 
-    def hear(self, message: _Message) -> list[_Message]:
-        """One round: what every rank says, by rank.
+    def group(self, key: str, text: str) -> RankGroup:
+        """The ranks that ask with the same key now, and the text of each of them."""
+        if self.alone:
+            return RankGroup((text,))
+        messages = self.exchange(_Message("asks", key, text))
+        members = tuple(r for r, sent in enumerate(messages) if (sent.state, sent.key) == ("asks", key))
+        return RankGroup(tuple(messages[r].text for r in members), members, self)
+
+    def exchange(self, message: _Message) -> list[_Message]:
+        """One round: the messages of all ranks, by rank.
 
         Raises
         ------
         HybridRematError
-            What the first rank that failed says.
+            That of the first rank that failed.
         """
         texts = self._gathered(json.dumps(asdict(message)))
-        heard = [_Message(**json.loads(text)) for text in texts]
-        failed = next((rank for rank, said in enumerate(heard) if said.state == "failed"), None)
+        messages = [_Message(**json.loads(text)) for text in texts]
+        failed = next((rank for rank, sent in enumerate(messages) if sent.state == "failed"), None)
         if failed is not None:
             self._over = True
-            raise _error(heard[failed], failed)
-        return heard
+            raise _error(messages[failed], failed)
+        return messages
 
     def finish(self, plan: str) -> None:
-        """Wait until every rank is done, each with the plan of that name."""
-        while self.size > 1:
-            heard = self.hear(_Message("done", plan))
-            if all(said.state == "done" for said in heard):
-                self._over = True
-                plans = {said.key for said in heard}
+        """Wait until every rank is done, each with the plan of that name; from then on each is alone."""
+        while not self.alone:
+            messages = self.exchange(_Message("done", plan))
+            if all(sent.state == "done" for sent in messages):
+                self._over = self._finished = True
+                plans = {sent.key for sent in messages}
                 if len(plans) > 1 and self.rank == 0:
                     logger.warning(_MANY_PLANS, self.size, len(plans))
-                return
 
     def fail(self, error: Exception) -> None:
-        """Let the other ranks know; nobody is told twice, nor after the process group itself failed."""
+        """Tell the other ranks, once, and not after the process group itself failed."""
         if self.size == 1 or self._over:
             return
         figures = (error.limit, error.least) if isinstance(error, errors.InfeasibleLimitError) else None
         try:
-            self.hear(_Message("failed", type(error).__name__, str(error), figures))
+            self.exchange(_Message("failed", type(error).__name__, str(error), figures))
         except errors.HybridRematError:
-            return  # all have been told; the caller raises its own error
+            return  # all know; the caller raises its own error
 
     def _gathered(self, text: str) -> list[str]:
         store, number = self._store, self._rounds
         assert store is not None
-        self._over = True  # should the store fail, there is nobody to tell
+        self._over = True  # should the store fail, no rank can be reached
         try:
             store.set(f"{number}/{self.rank}", text)
             if self.rank == 0:
@@ -154,12 +157,12 @@ class Ranks:
                 store.set(f"{number}", json.dumps(texts))
                 for rank in range(self.size):
                     store.delete_key(f"{number}/{rank}")
-                store.delete_key(f"{number - 1}")  # everybody has read it, having said something since
-            heard: list[str] = json.loads(self._read(store, f"{number}"))
+                store.delete_key(f"{number - 1}")  # every rank has read it: it has sent a message since
+            gathered: list[str] = json.loads(self._read(store, f"{number}"))
         except RuntimeError as error:  # not every store has a type of its own for them
             raise errors.RankError(_BROKEN.format(error=error)) from error
         self._rounds, self._over = number + 1, False
-        return heard
+        return gathered
 
     def _read(self, store: Store, key: str) -> str:
         try:
@@ -177,38 +180,39 @@ _WAITING = (
     "every rank has to wrap; pass across_ranks=False if this one wraps alone."
 )
 _BROKEN = (
-    "the ranks could not talk in hybridremat.wrap, and this one has not wrapped the model: {error}. Every "
-    "rank of the group has to wrap at the same point; pass across_ranks=False if this one wraps alone."
+    "the ranks could not reach each other in hybridremat.wrap, and this one has not wrapped the model: "
+    "{error}. Every rank of the group has to wrap at the same point; pass across_ranks=False if this "
+    "one wraps alone."
 )
 _MANY_PLANS = (
-    "the %d ranks run %d different plans, for their models, sample inputs or requests differ. Each keeps its "
+    "the %d ranks run %d different plans: their models, sample inputs or requests differ. Each keeps its "
     "own limit; pass sample inputs of one shape on all ranks to have one plan, made once."
 )
 
 
-def _error(said: _Message, rank: int) -> errors.HybridRematError:
-    text = f"{said.text} (Rank {rank} says so; no rank has wrapped the model.)"
-    kind = getattr(errors, said.key, None)
-    if kind is errors.InfeasibleLimitError and said.figures is not None:
-        limit, least = said.figures
+def _error(sent: _Message, rank: int) -> errors.HybridRematError:
+    text = f"{sent.text} (Raised on rank {rank}; no rank has wrapped the model.)"
+    kind = getattr(errors, sent.key, None)
+    if kind is errors.InfeasibleLimitError and sent.figures is not None:
+        limit, least = sent.figures
         return errors.InfeasibleLimitError(text, limit=limit, least=least)
     if isinstance(kind, type) and issubclass(kind, errors.HybridRematError):
         return kind(text)
-    return errors.RankError(f"{said.key}: {text}")
+    return errors.RankError(f"{sent.key}: {text}")
 
 
 def _all_ranks() -> Ranks:
     if not distributed.is_available() or not distributed.is_initialized():
         return ALONE
-    store, size = group_store(f"hybridremat/{next(_TALKS)}"), distributed.get_world_size()
+    store, size = group_store(f"hybridremat/{next(_NUMBERS)}"), distributed.get_world_size()
     if size == 1 or store is None:  # MPI has none
         return ALONE
     return Ranks(distributed.get_rank(), size, store)
 
 
 @contextmanager
-def together(across_ranks: bool) -> Iterator[Ranks]:
-    """The ranks that take part; an exception inside ends the talk on all of them."""
+def rendezvous(across_ranks: bool) -> Iterator[Ranks]:
+    """The ranks that take part; an exception inside ends the rendezvous on all of them."""
     ranks = _all_ranks() if across_ranks else ALONE
     try:
         yield ranks
@@ -218,4 +222,4 @@ def together(across_ranks: bool) -> Iterator[Ranks]:
 
 
 ALONE = Ranks(0, 1)
-_TALKS = count()  # the same number on all ranks: each has taken part in as many
+_NUMBERS = count()  # the same number on all ranks: each has taken part in as many

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, cast, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 from hybridremat.errors import LimitError
 from hybridremat.graph.costs.cost_models import CostModel, cost_model
 from hybridremat.graph.costs.device_specs import DeviceSpec, device_spec
 from hybridremat.graph.costs.spec_costs import SpecCost
 from hybridremat.plans.outside_memory import Demands
+from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import Policy, policy_of, validated_policy
 from hybridremat.plans.records import Request
 from hybridremat.units import parse_bytes, parse_overhead, resolve_limit
-
-if TYPE_CHECKING:
-    from hybridremat.planning.plan import Plan
 
 GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
 GraphBreaks = Literal["error", "plan"]
 
 
-class AskedOfFrontier(TypedDict, total=False):
+class FrontierSettings(TypedDict, total=False):
     """Keywords that decide on the frontier; see :func:`hybridremat.wrap`."""
 
     cost_model: str | CostModel
@@ -35,16 +34,16 @@ class AskedOfFrontier(TypedDict, total=False):
     policy: Policy | None
 
 
-class AskedOfBatch(AskedOfFrontier, total=False):
-    """Keywords of the search for a batch size; see :func:`hybridremat.max_batch_size`."""
+class BatchSettings(FrontierSettings, total=False):
+    """Keywords of :func:`hybridremat.max_batch_size`."""
 
     max_overhead: float | str | None
     reserve: int | str
     forwards: int
 
 
-class Asked(AskedOfFrontier, total=False):
-    """Keywords of a plan, the fields of :class:`Settings`; see :func:`hybridremat.wrap`."""
+class WrapSettings(FrontierSettings, total=False):
+    """Keywords of :func:`hybridremat.wrap` that say what to plan."""
 
     memory_limit: int | str | None
     max_overhead: float | str | None
@@ -59,12 +58,19 @@ class _Elsewhere(TypedDict, total=False):
     device_spec: str | Path | DeviceSpec | None
 
 
-class AskedOfPlan(Asked, _Elsewhere, total=False):
+class PlanSettings(WrapSettings, _Elsewhere, total=False):
     """Keywords of :func:`hybridremat.plan`: what runs nowhere can be planned for any device."""
 
 
-class AskedOfCurve(AskedOfFrontier, _Elsewhere, total=False):
+class CurveSettings(FrontierSettings, _Elsewhere, total=False):
     """Keywords of :func:`hybridremat.frontier`."""
+
+
+# Fields of Settings. ``decides``: plans depend on it, so that it is part of the key of a kept plan, and of
+# what ranks compare. ``of_wrap``: wrap takes it; the others are found out, or for another device.
+_DECIDES = {"decides": True, "of_wrap": True}
+_HOW = {"decides": False, "of_wrap": True}
+_NOT_OF_WRAP = {"decides": True, "of_wrap": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,21 +80,21 @@ class Settings:
     ``reckoning`` says where a limit comes from that is not the caller's (``runtime/auto_limit.py``).
     """
 
-    memory_limit: int | str | None = None
-    max_overhead: float | str | None = None
-    reserve: int | str = 0
-    cost_model: str | CostModel = "profile"
-    hold_outputs: bool = False
-    grad_outputs: GradOutputs = "auto"
-    forwards: int = 1
-    on_infeasible: OnInfeasible = "error"
-    max_plans: int = 64
-    graph_breaks: GraphBreaks = "error"
-    workers: int | None = None
-    cache: bool = True
-    reckoning: str = ""
-    device_spec: str | Path | DeviceSpec | None = None
-    policy: Policy | None = None
+    memory_limit: int | str | None = field(default=None, metadata=_DECIDES)
+    max_overhead: float | str | None = field(default=None, metadata=_DECIDES)
+    reserve: int | str = field(default=0, metadata=_DECIDES)
+    cost_model: str | CostModel = field(default="profile", metadata=_DECIDES)
+    hold_outputs: bool = field(default=False, metadata=_DECIDES)
+    grad_outputs: GradOutputs = field(default="auto", metadata=_DECIDES)
+    forwards: int = field(default=1, metadata=_DECIDES)
+    on_infeasible: OnInfeasible = field(default="error", metadata=_DECIDES)
+    max_plans: int = field(default=64, metadata=_HOW)
+    graph_breaks: GraphBreaks = field(default="error", metadata=_DECIDES)
+    workers: int | None = field(default=None, metadata=_HOW)
+    cache: bool = field(default=True, metadata=_HOW)
+    reckoning: str = field(default="", metadata=_NOT_OF_WRAP)
+    device_spec: str | Path | DeviceSpec | None = field(default=None, metadata=_NOT_OF_WRAP)
+    policy: Policy | None = field(default=None, metadata=_DECIDES)
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes are planned with what was said now
@@ -156,13 +162,20 @@ class Settings:
             return SpecCost(self.spec)
         return cost_model(self.cost_model)
 
+    def deciding(self) -> tuple[tuple[str, object], ...]:
+        """Name and value of every setting that plans depend on; the cost model by its name."""
+        asked = ((item.name, getattr(self, item.name)) for item in fields(self) if item.metadata["decides"])
+        return tuple(
+            (name, cost_model(value).name if name == "cost_model" else value) for name, value in asked
+        )
+
     def request(self) -> Request:
         """What a plan records of these settings."""
         return Request(
             self.memory_limit, self.max_overhead, self.hold_outputs, self.grad_outputs, self.reckoning
         )
 
-    def following(self, plan: Plan) -> Settings:
+    def following(self, plan: PlanData) -> Settings:
         """These settings, but what is asked is what ``plan`` was made for."""
         return replace(
             self,
@@ -193,10 +206,25 @@ class Settings:
         return None if self.memory_limit is None else resolve_limit(self.memory_limit, plain_peak)
 
 
-#: What a caller of ``wrap`` may name: not what is found out, nor another device than the one that runs it.
-SETTING_NAMES: tuple[str, ...] = tuple(
-    item.name for item in fields(Settings) if item.name not in ("reckoning", "device_spec")
-)
+SETTING_NAMES: tuple[str, ...] = tuple(item.name for item in fields(Settings) if item.metadata["of_wrap"])
+"""What a caller of ``wrap`` may name: not what is found out, nor another device than the one that runs it."""
+
+
+def settings_of(function: str, given: Mapping[str, Any]) -> Settings:
+    """The settings that a function was called with.
+
+    Raises
+    ------
+    TypeError
+        For a name that is none of them.
+    """
+    known = [item.name for item in fields(Settings)]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+    return Settings(**given)
 
 
 def _positive(name: str, value: object, what: str) -> None:

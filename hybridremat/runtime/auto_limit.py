@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from hybridremat.compiler.capture import require_trainable
+from hybridremat.compiler.model_checks import require_trainable
 from hybridremat.errors import LimitError
 from hybridremat.planning.settings import Settings
 from hybridremat.runtime.optimizer_state import guessed_state, state_to_come

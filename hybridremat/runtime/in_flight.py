@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import TYPE_CHECKING
 
 import torch
 
 from hybridremat.errors import OutstandingForwardWarning
 from hybridremat.graph.private_torch import tree_leaves
+from hybridremat.planning.context import PlanContext
 from hybridremat.units import format_bytes
-
-if TYPE_CHECKING:
-    from hybridremat.planning.session import Session
 
 
 class _Token:
@@ -29,19 +26,19 @@ class _Token:
         self.spent = True
 
 
-class Outstanding:
+class ForwardsInFlight:
     """Counts the forwards of one wrapped model that wait for their backward."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, context: PlanContext) -> None:
+        self._context = context
         self._tokens: weakref.WeakSet[_Token] = weakref.WeakSet()
         self._warned = False
 
     def before_forward(self) -> None:
         """Warn, once, if this forward is one more than was planned for."""
         waiting = sum(not token.spent for token in self._tokens)
-        planned = self._session.settings.forwards
-        plan = self._session.plan
+        planned = self._context.settings.forwards
+        plan = self._context.store.current
         if self._warned or waiting < planned or plan is None:
             return
         self._warned = True

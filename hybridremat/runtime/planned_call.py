@@ -17,10 +17,10 @@ from hybridremat.compiler.model_state import untouched_by_trial, watch
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, InfeasibleLimitError
 from hybridremat.graph.private_torch import tree_leaves
-from hybridremat.graph_breaks.planner import UnknownFirstGraphError
+from hybridremat.graph_breaks.planner import SurveyNeededError
+from hybridremat.planning.context import PlanContext
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.session import Session
-from hybridremat.runtime.in_flight import Outstanding
+from hybridremat.runtime.in_flight import ForwardsInFlight
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
 from hybridremat.runtime.steps import Step, StepMaker, conditions, input_key
 
@@ -33,7 +33,7 @@ MANY_CAPTURES = 8  # of one input shape: modes, frozen layers and autocast switc
 class PlannedCall:
     """Stands in for a module's call: planned in training, plain otherwise.
 
-    Steps are kept by input shape, the least recently used is given up for a new one beyond
+    Steps are kept by input shape, the least recently used is dropped for a new one beyond
     ``Settings.max_plans``.
 
     Attributes
@@ -42,13 +42,13 @@ class PlannedCall:
         What is entered around each planned forward, once its step is planned. For those who watch.
     """
 
-    def __init__(self, model: nn.Module, session: Session, *, show: bool = False) -> None:
-        self.model, self.session = model, session
-        self._maker = StepMaker(model, session, show=show)
-        self.outstanding = Outstanding(session)
+    def __init__(self, model: nn.Module, context: PlanContext, *, show: bool = False) -> None:
+        self.model, self.context = model, context
+        self._maker = StepMaker(model, context, show=show)
+        self.in_flight = ForwardsInFlight(context)
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
         self._caching = caching_configs(model)
-        self._warned = self._told = False
+        self._warned_of_shapes = self._warned_of_captures = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,24 +63,30 @@ class PlannedCall:
                 raise
 
     @property
+    def plan(self) -> Plan | None:
+        """The plan of the step that ran or was compiled last."""
+        return self.context.store.current
+
+    @property
     def captures(self) -> int:
         """How many graphs have come for the steps that are kept: it changes when something is planned."""
         return sum(step.backend.graphs for step in self._steps.values())
 
     def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         step = self._step(args, kwargs)
-        step.backend.planner.begin()
-        self.outstanding.before_forward()
+        if step.breaks is not None:
+            step.breaks.begin()
+        self.in_flight.before_forward()
         with self.around_forward():
             output = self._run(step, args, kwargs)
-        self.outstanding.after_forward(output)
+        self.in_flight.after_forward(output)
         self._notice_captures(step.backend)
         return output
 
     def _notice_captures(self, backend: Backend) -> None:
-        """Tell, once, that steps are captured again and again for inputs of one shape."""
-        if backend.graphs >= MANY_CAPTURES and not backend.parted and not self._told:
-            self._told = True
+        """Warn, once, if steps are captured again and again for inputs of one shape."""
+        if backend.graphs >= MANY_CAPTURES and not backend.several_graphs and not self._warned_of_captures:
+            self._warned_of_captures = True
             logger.warning(
                 "%s has been captured %d times for inputs of one shape: something that its forward reads "
                 "keeps changing (a Python number on a module, self.calls += 1?), and each change is captured "
@@ -91,30 +97,30 @@ class PlannedCall:
 
     def _run(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a step; where breaks are planned, one whose graphs have changed is first surveyed again."""
-        if step.parted is not None:
+        if step.breaks is not None:
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            step.parted.unchanged = watch([*self.model.parameters(), *self.model.buffers(), *inputs])
+            step.breaks.enter(watch([*self.model.parameters(), *self.model.buffers(), *inputs]))
         try:
             return self._compiled(step, args, kwargs)
-        except UnknownFirstGraphError:
+        except SurveyNeededError:
             pass
         except CaptureError:
-            if step.parted is not None or self.session.settings.graph_breaks == "error":
+            if step.breaks is not None or self.context.settings.graph_breaks == "error":
                 raise
         return self._compiled(self._surveyed_again(step, args, kwargs), args, kwargs)
 
     def _compiled(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with translated_errors(self.model, step.backend):
             output = step.compiled(*args, **kwargs)
-        if step.parted is not None:
-            step.parted.ended()
+        if step.breaks is not None:
+            step.breaks.ended()
         return output
 
     def _surveyed_again(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """A step that knows the graphs of these inputs: one path more, or else all of it planned anew."""
-        if step.parted is not None:
+        if step.breaks is not None:
             with suppress(InfeasibleLimitError):
-                step.parted.learn(self._maker.path(args, kwargs), on_infeasible="error")
+                step.breaks.learn(self._maker.path(args, kwargs), on_infeasible="error")
                 return step
         anew = self._steps[self._key(args, kwargs)] = self._maker.planned(args, kwargs)
         return anew
@@ -136,38 +142,37 @@ class PlannedCall:
         with without_caches(self._caching):
             known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
-            if known and step.parted is not None and (survey := self._maker.path(args, kwargs)) is not None:
-                step.parted.learn(survey, self.session.settings.on_infeasible)
+            if known and step.breaks is not None and (survey := self._maker.path(args, kwargs)) is not None:
+                step.breaks.learn(survey, self.context.settings.on_infeasible)
         if not step.backend.captured:
             raise no_backward(self.model)
-        if step.parted is None:
-            self.session.running(step.plan_key)
-        return self.session.plan
+        if step.breaks is None:
+            self.context.store.use(step.plan_key)
+        return self.plan
 
     def _step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         key = self._key(args, kwargs)
         if key in self._steps:
             self._steps.move_to_end(key)
-            self.session.origin = self._steps[key].origin
             return self._steps[key]
         step = self._maker.planned(args, kwargs)
-        self._make_room()  # not before: a shape that cannot be planned costs no other its plan
+        self._make_room()  # not before: a shape that cannot be planned must not cost another one its plan
         self._steps[key] = step
         return step
 
     def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         """Names a step. Where breaks are planned, the model's state decides too: it may touch no graph."""
-        parted = self.session.settings.graph_breaks == "plan"
-        return input_key(args, kwargs), conditions(self.model) if parted else None
+        breaks = self.context.settings.graph_breaks == "plan"
+        return input_key(args, kwargs), conditions(self.model) if breaks else None
 
     def _make_room(self) -> None:
-        most = self.session.settings.max_plans
+        most = self.context.settings.max_plans
         while len(self._steps) >= most:
             self._steps.popitem(last=False)
-            if not self._warned:
-                self._warned = True
+            if not self._warned_of_shapes:
+                self._warned_of_shapes = True
                 logger.warning(
-                    "%s has met more than max_plans=%d input shapes; a plan is given up for each new one, "
+                    "%s has met more than max_plans=%d input shapes; a plan is dropped for each new one, "
                     "and made again if its shape comes back. Pad inputs to few lengths (a collator's "
                     "pad_to_multiple_of=), or raise max_plans.",
                     type(self.model).__name__,

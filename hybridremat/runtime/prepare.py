@@ -1,4 +1,4 @@
-"""What comes before a wrap or a plan: checks, and the call that then stands in for the model's."""
+"""Wrap, plan and take frontiers: checks first, then the call that stands in for the model's."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Any
 
 from torch import nn
 
-from hybridremat.compiler.capture import require_matching_inputs, require_traceable, require_trainable
-from hybridremat.compiler.parallel_modules import require_local
+from hybridremat.compiler.capture import no_backward
+from hybridremat.compiler.model_checks import require_capturable, require_matching_inputs, require_trainable
 from hybridremat.errors import LimitError, ModelError, PolicyError
 from hybridremat.planning.apply import applicable
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.one_graph import FrontierOnly
+from hybridremat.planning.pipeline import Choose, backend_for, captured_call
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.rank_agreement import plan_name
-from hybridremat.planning.ranks import ALONE, together
-from hybridremat.planning.session import Session
+from hybridremat.planning.ranks import rendezvous
 from hybridremat.planning.settings import Settings
+from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.plans.origin import Origin
 from hybridremat.runtime.auto_limit import with_auto_limit
+from hybridremat.runtime.kv_caches import caching_configs, without_caches
+from hybridremat.runtime.origin import origin_of
 from hybridremat.runtime.planned_call import SLOT, PlannedCall, planned_call
 
 
@@ -38,15 +45,8 @@ def wrap_planned(
     HybridRematError
         As :func:`hybridremat.wrap`, before anything has changed.
     """
-    call = prepared_call(
-        model,
-        args,
-        kwargs,
-        settings,
-        only_frontier=False,
-        progress=progress,
-        across_ranks=across_ranks,
-        plan=plan,
+    call = planned_call_of(
+        model, args, kwargs, settings, plan=plan, progress=progress, across_ranks=across_ranks
     )
     setattr(model, SLOT, call)
 
@@ -79,51 +79,91 @@ def call_of(model: nn.Module) -> PlannedCall:
     return call
 
 
-def prepared_call(
+def planned_call_of(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     settings: Settings,
     *,
-    only_frontier: bool,
-    progress: bool,
-    across_ranks: bool = False,
     plan: Plan | str | Path | None = None,
+    progress: bool = False,
+    across_ranks: bool = False,
 ) -> PlannedCall:
-    """A planned call with the plan, or the frontier, for these inputs; the model is as it was.
+    """A call with the plan for these inputs, to stand in for the model's own; the model is as it was.
 
     Raises
     ------
     HybridRematError
         As :func:`hybridremat.wrap`.
     """
-    with together(across_ranks) as ranks:
+    with rendezvous(across_ranks) as ranks:
         given = None if plan is None else given_plan(plan, settings)
         settings = settings if given is None else settings.following(given)
-        checked = with_auto_limit(settings, model).validated(need_limit=not only_frontier)
-        session = Session(checked, only_frontier=only_frontier, given=given)
-        call = checked_call(model, session, progress=progress)
+        settings = with_auto_limit(settings, model).validated(need_limit=True)
+        call = unplanned_call(model, PlanContext.of(settings, given=given, ranks=ranks), progress=progress)
         require_matching_inputs(model, args, kwargs or {})
-        session.agreement.ranks = ranks
-        call.prepare(args, kwargs or {})
-        ranks.finish(plan_name(session.plan) if session.plan is not None else "")
-        session.agreement.ranks = ALONE  # an input shape that comes in training waits for nobody
+        made = call.prepare(args, kwargs or {})
+        ranks.finish(plan_name(made) if made is not None else "")
     return call
 
 
-def checked_call(
+def step_frontier(
     model: nn.Module,
-    session: Session,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    settings: Settings,
     *,
     progress: bool,
-) -> PlannedCall:
-    """A planned call that has nothing planned yet.
+) -> tuple[StepFrontier, Settings, Origin]:
+    """The frontier of a model's step, with the validated settings and the record of what it is for.
+
+    Raises
+    ------
+    HybridRematError
+        As :func:`hybridremat.frontier`.
+    """
+    settings = settings.validated(need_limit=False)
+    origin = origin_of(model, args, kwargs or {}, settings.spec)
+    with planning_progress(show=progress) as shown:
+        chooser = FrontierOnly(PlanContext.of(settings).at(origin, shown))
+        capture_only(model, args, kwargs or {}, settings, chooser.choose)
+    assert chooser.frontier is not None
+    return chooser.frontier, settings, origin
+
+
+def capture_only(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], settings: Settings, choose: Choose
+) -> None:
+    """Hand the traced step of a model to ``choose``; nothing is run or wrapped.
+
+    Raises
+    ------
+    ModelError, CaptureError, InputError
+        If the step cannot be captured.
+    """
+    _require_unwrapped(model)
+    require_matching_inputs(model, args, kwargs)
+    backend = backend_for(settings, choose)
+    with without_caches(caching_configs(model)):
+        captured_call(model, args, kwargs, backend)
+    if not backend.captured:
+        raise no_backward(model)
+
+
+def unplanned_call(model: nn.Module, context: PlanContext, *, progress: bool) -> PlannedCall:
+    """A call to stand in for the model's, with nothing planned yet.
 
     Raises
     ------
     ModelError, CaptureError
         If the model cannot be planned.
     """
+    _require_unwrapped(model)
+    require_capturable(model)
+    return PlannedCall(model, context, show=progress)
+
+
+def _require_unwrapped(model: nn.Module) -> None:
     require_trainable(model)
     if planned_call(model) is not None:
         raise ModelError(
@@ -134,9 +174,6 @@ def checked_call(
             f"this {type(model).__name__} is already compiled (model.compile(), or torch_compile=True of a "
             "training loop), and a call is either compiled or planned: leave that out"
         )
-    require_local(model)
-    require_traceable(model)
-    return PlannedCall(model, session, show=progress)
 
 
 def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
@@ -188,12 +225,12 @@ def wrap_at_first_step(
         As :func:`hybridremat.wrap`, before anything has changed. What needs inputs to be known, an
         infeasible limit among it, comes out of the first step.
     """
-    session = Session(settings.validated(need_limit=True), given=given)
-    call = checked_call(model, session, progress=progress)
+    context = PlanContext.of(settings.validated(need_limit=True), given=given)
+    call = unplanned_call(model, context, progress=progress)
     setattr(model, SLOT, call)
     return call
 
 
 def require_wrappable(model: nn.Module, settings: Settings) -> None:
     """Raise what :func:`wrap_at_first_step` would raise; nothing is changed."""
-    checked_call(model, Session(settings.validated(need_limit=True)), progress=False)
+    unplanned_call(model, PlanContext.of(settings.validated(need_limit=True)), progress=False)

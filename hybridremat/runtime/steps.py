@@ -1,26 +1,28 @@
-"""Makes the planned steps of a wrapped model: captured in one graph, or surveyed and planned in parts."""
+"""The planned steps of a wrapped model: how each is made, and what it is kept by."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from hybridremat.compiler.backend import Backend
-from hybridremat.compiler.capture import capture, compile_step, model_device, nothing_captured, run_once
+from hybridremat.compiler.capture import compile_step, model_device, nothing_captured, run_once
 from hybridremat.compiler.model_state import untouched_by_trial
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.graph.private_torch import tree_leaves
-from hybridremat.graph_breaks.planner import PartedPlanner
+from hybridremat.graph_breaks.planner import GraphBreakPlanner
 from hybridremat.graph_breaks.survey import Survey, SurveyBackend
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.one_graph import choose_schedule, require_policy
+from hybridremat.planning.pipeline import PlannedPartition, backend_for, captured_call
 from hybridremat.planning.progress import planning_progress
-from hybridremat.planning.session import Session
-from hybridremat.plans.origin import Origin
 from hybridremat.runtime.origin import origin_of
 
 
@@ -28,56 +30,53 @@ from hybridremat.runtime.origin import origin_of
 class Step:
     """The compiled step of one input shape; Dynamo's guards still decide whether it fits a call.
 
-    ``origin`` records what it is for, ``plan_key`` names the plan made for it, and ``parted`` plans a step of
-    several graphs.
+    ``plan_key`` is the fingerprint of the plan made for it, and ``breaks`` plans a step of several graphs.
     """
 
     backend: Backend
     compiled: Callable[..., Any]
-    origin: Origin = field(default_factory=Origin)
     plan_key: str | None = None
-    parted: PartedPlanner | None = None
+    breaks: GraphBreakPlanner | None = None
 
 
 class StepMaker:
     """Plans steps for sample inputs. ``show``: whether a person sees the progress."""
 
-    def __init__(self, model: nn.Module, session: Session, *, show: bool) -> None:
-        self.model, self.session, self.show = model, session, show
+    def __init__(self, model: nn.Module, context: PlanContext, *, show: bool) -> None:
+        self.model, self.context, self.show = model, context, show
 
     def planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """Capture and plan the step for these inputs; nothing of it is run."""
         started = time.perf_counter()
-        with planning_progress(show=self.show) as progress:
-            self.session.progress = progress
-            self.session.origin = origin_of(self.model, args, kwargs, self.session.settings.spec)
-            survey = self._survey(args, kwargs)
-            step = self._in_one_graph(args, kwargs) if survey is None else self._in_parts(survey)
-        self.session.note_total(time.perf_counter() - started)
-        return replace(step, origin=self.session.origin, plan_key=self.session.current())
+        with self._context_for(args, kwargs) as context:
+            survey = self._survey(args, kwargs, context)
+            step = self._of_one_graph(args, kwargs, context) if survey is None else self._of_several(survey)
+        store = self.context.store
+        store.note_total(time.perf_counter() - started)
+        return replace(step, plan_key=store.current.fingerprint if store.current is not None else None)
 
     def path(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
         """A survey of the path that these inputs take in a step that is planned already."""
+        with self._context_for(args, kwargs) as context:
+            return self._survey(args, kwargs, context)
+
+    @contextmanager
+    def _context_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[PlanContext]:
+        origin = origin_of(self.model, args, kwargs, self.context.settings.spec)
         with planning_progress(show=self.show) as progress:
-            self.session.progress = progress
-            return self._survey(args, kwargs)
+            yield self.context.at(origin, progress)
 
-    def _in_one_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
-        settings = self.session.settings
-        backend = Backend(
-            self.session,
-            hold_outputs=settings.hold_outputs,
-            all_outputs=settings.grad_outputs == "all",
-        )
-        compiled = compile_step(self.model, backend)
-        capture(self.model, compiled, backend, args, kwargs)
-        return Step(backend, compiled)
+    def _of_one_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any], context: PlanContext) -> Step:
+        backend = backend_for(context.settings, partial(choose_schedule, context=context))
+        return Step(backend, captured_call(self.model, args, kwargs, backend))
 
-    def _survey(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
+    def _survey(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], context: PlanContext
+    ) -> Survey | None:
         """The graphs of the step; None for a step of one graph, and where breaks are errors."""
-        if self.session.settings.graph_breaks == "error" or self.session.only_frontier:
+        if context.settings.graph_breaks == "error":
             return None
-        survey = Survey(self.session)
+        survey = Survey(context)
         backend = SurveyBackend(survey)
         compiled = compile_step(self.model, backend)
 
@@ -90,19 +89,21 @@ class StepMaker:
         survey.learn(trial, model_device(self.model))
         if not survey.order:
             raise nothing_captured(self.model)
-        if not survey.in_parts:
+        if not survey.has_breaks:
             return None
-        self.session.check_policy(list(survey.traced.values()))
+        require_policy(list(survey.traced.values()), context)
         if survey.refused is not None:
             raise survey.refused
         return survey
 
-    def _in_parts(self, survey: Survey) -> Step:
+    def _of_several(self, survey: Survey) -> Step:
         """The graphs that a survey found, planned together; they are compiled as they first run."""
-        planner = PartedPlanner(self.session, survey)
-        backend = Backend(planner, hold_outputs=True, all_outputs=True, parted=True)
+        planner = GraphBreakPlanner(survey)
+        backend = Backend(
+            PlannedPartition(planner.choose), hold_outputs=True, all_outputs=True, several_graphs=True
+        )
         backend.captured = True
-        return Step(backend, compile_step(self.model, backend), parted=planner)
+        return Step(backend, compile_step(self.model, backend), breaks=planner)
 
 
 def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:

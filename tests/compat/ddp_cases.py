@@ -17,8 +17,8 @@ from torch.nn import functional
 from training import Transformer, train
 
 import hybridremat
+from hybridremat.planning import pipeline
 from hybridremat.planning import ranks as talk
-from hybridremat.planning import session
 
 CLONES = 128 * 16 * 4 + 512  # DistributedDataParallel's copies of the outputs, and small tensors
 
@@ -28,7 +28,7 @@ def few_options(function):
 
     def run(rank):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(session, "OPTIONS", FewOptions())
+            patch.setattr(pipeline, "OPTIONS", FewOptions())
             return function(rank)
 
     return run
@@ -114,7 +114,7 @@ def circles(rank):
         time.sleep(8)
     (x,) = batches(0, 1)
     plan = described(wrap(net(), x[:64] if rank == 1 else x, "100%"))
-    return plan | {"solved": session.OPTIONS.solved, "heard": heard}
+    return plan | {"solved": pipeline.OPTIONS.solved, "heard": heard}
 
 
 @few_options

@@ -1,0 +1,148 @@
+"""Steps of one graph: the plan that each of them runs, known already or made now."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.errors import InfeasibleLimitError, PlanError
+from hybridremat.graph.joint import JointGraph, plain_schedule
+from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.apply import applied
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.pipeline import Chosen, costed, make_frontier, make_plan
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.plan_cache import plan_key
+from hybridremat.planning.port import named_here
+from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.planning.timings import Timings
+from hybridremat.plans.outside_memory import Demands, PhasePeaks, needed_bytes
+from hybridremat.plans.policy import require_matches, resolve_policy, under_policy
+
+logger = logging.getLogger(__name__)
+
+
+def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
+    """The schedule of a traced step, from its plan; the plan becomes the current one of the store.
+
+    Raises
+    ------
+    HybridRematError
+        As :func:`hybridremat.wrap`.
+    """
+    step = named(traced, context)
+    require_policy([step.graph], context)
+    ready = _ready(step, context)
+    if ready is not None and ready.details is not None:
+        plan, step = ready, replace(step, graph=ready.details.graph)
+    else:
+        step, timings = costed(step, context)
+        plan = context.agreement.on_plan(lambda: ready or _made(step.graph, timings, context))
+        _keep(plan, context)
+    context.store.add(plan)
+    return Chosen(
+        step,
+        plan.schedule,
+        plan.memory_limit,
+        accept=partial(_require_as_planned, plan, step.graph),
+        started=partial(context.store.use, plan.fingerprint),
+    )
+
+
+class FrontierOnly:
+    """Chooses the plain schedule, which is not run, and keeps the frontier."""
+
+    def __init__(self, context: PlanContext) -> None:
+        self.context = context
+        self.frontier: StepFrontier | None = None
+
+    def choose(self, traced: TracedStep) -> Chosen:
+        """See :data:`~hybridremat.planning.pipeline.Choose`."""
+        step = named(traced, self.context)
+        require_policy([step.graph], self.context)
+        step, timings = costed(step, self.context)
+        self.frontier = make_frontier(step.graph, timings, self.context)
+        return Chosen(step, plain_schedule(step.graph))
+
+
+def named(traced: TracedStep, context: PlanContext) -> TracedStep:
+    """A step as traced, with a fingerprint that tells plans under the context's policy apart."""
+    return replace(traced, graph=under_policy(traced.graph, context.settings.policy))
+
+
+def require_policy(graphs: Sequence[JointGraph], context: PlanContext) -> None:
+    """Hold the policy against the graphs of a step, before anything is measured or planned.
+
+    A pattern has to match in the first input shape; in another one it may find nothing to pin.
+
+    Raises
+    ------
+    PolicyError
+        If it cannot be kept.
+    """
+    if not len(context.store):
+        require_matches(graphs, context.settings.policy)
+    for graph in graphs:
+        resolve_policy(graph, context.settings.policy)
+
+
+def _ready(step: TracedStep, context: PlanContext) -> Plan | None:
+    """A plan that need not be made: in the store, given by the caller, or kept on disk."""
+    known = context.store.get(step.graph.fingerprint)
+    if known is not None:
+        return known
+    if context.given is not None and not len(context.store):
+        return applied(context.given, step, context.origin, lambda: costed(step, context)[0])
+    if context.disk is None or not context.agreement.alone:
+        return None
+    started = time.perf_counter()
+    for reused in (False, True) if len(context.store) else (False,):
+        found = context.disk.read(_disk_key(step.graph.fingerprint, context, reused=reused))
+        if found is not None and found.fingerprint == step.graph.fingerprint:
+            timings = {"read the kept plan": time.perf_counter() - started}
+            return replace(named_here(found, step.graph, context.origin), timings=timings)
+    return None
+
+
+def _made(graph: JointGraph, timings: Timings, context: PlanContext) -> Plan:
+    """A plan for a graph that has none.
+
+    The first one of a model is made with care. Later ones come in the middle of training: they reuse
+    the options of blocks that differ in sizes alone, unless nothing fits that way.
+    """
+    if len(context.store):
+        try:
+            return make_plan(graph, timings, context, reuse=True, on_infeasible="error")
+        except InfeasibleLimitError:
+            logger.info("the options of other shapes do not fit this one; its blocks are solved anew")
+    return make_plan(graph, timings, context, reuse=False, on_infeasible=context.settings.on_infeasible)
+
+
+def _keep(plan: Plan, context: PlanContext) -> None:
+    """Keep a plan that was made here alone for other runs."""
+    if context.disk is not None and context.agreement.alone and plan.details is not None:
+        context.disk.write(_disk_key(plan.fingerprint, context, reused=plan.reused_options), plan)
+
+
+def _disk_key(fingerprint: str, context: PlanContext, *, reused: bool) -> str:
+    return plan_key(fingerprint, context.settings, context.origin.device or "cpu", reused=reused)
+
+
+def _require_as_planned(plan: Plan, graph: JointGraph, memory: EmittedMemory) -> None:
+    """Hold the plan's figures against those of the emitted graphs, found by other means."""
+    if memory.peak != plan.predicted_peak:
+        raise PlanError(
+            f"the emitted plan has not been run: its peak is {memory.peak} bytes, where "
+            f"{plan.predicted_peak} were planned"
+        )
+    peaks = PhasePeaks(memory.forward_peak, memory.backward_peak, memory.saved)
+    needed = needed_bytes(graph, peaks, Demands(plan.reserve, plan.forwards))
+    if plan.memory_limit is not None and needed > plan.memory_limit:
+        raise PlanError(
+            f"the emitted plan has not been run: with the caller's code it takes {needed} bytes, "
+            f"beyond the limit of {plan.memory_limit}"
+        )

@@ -1,0 +1,178 @@
+"""A planned step: check, capture, trace, cost, segment, solve, compose, choose, emit, check, run.
+
+PyTorch hands over the joint graph in the middle of its own compilation, so the stages nest:
+:func:`captured_call` captures; that calls :meth:`PlannedPartition.split` with the joint graph, which asks
+for a schedule; a step without a plan gets one from :func:`make_plan`, and its frontier from
+:func:`plan_graph`. Nothing of the step has run when all of them have returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from hybridremat.compiler.backend import Backend, Partition
+from hybridremat.compiler.capture import capture, compile_step
+from hybridremat.compiler.check import check
+from hybridremat.compiler.emit import emit
+from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.model_checks import require_capturable
+from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.tracing.fx_nodes import joint_outputs
+from hybridremat.graph.tracing.trace import TracedStep, trace_joint
+from hybridremat.planning.choose import choose_plan
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.option_cache import OPTIONS, OptionCache
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.settings import OnInfeasible, Settings
+from hybridremat.planning.stages import compose, forward_frontier, plain_point, segment_graph, solve_options
+from hybridremat.planning.step_costs import with_costs
+from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.planning.timings import Progress, Stopwatch, Timings, no_progress
+from hybridremat.plans.policy import Pinned, resolve_policy
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is to run of a traced step.
+
+    Attributes
+    ----------
+    step
+        The step with costs.
+    schedule
+        Every execution of its ops.
+    limit
+        Bytes that the emitted graphs must stay under, if any.
+    accept
+        Raises :class:`~hybridremat.PlanError` unless the emitted graphs take what was planned.
+    started
+        Called when the forward starts.
+    """
+
+    step: TracedStep
+    schedule: Schedule
+    limit: int | None = None
+    accept: Callable[[EmittedMemory], None] = lambda _: None
+    started: Callable[[], None] = lambda: None
+
+
+Choose = Callable[[TracedStep], Chosen]
+
+
+def backend_for(settings: Settings, choose: Choose) -> Backend:
+    """The backend of steps of one graph."""
+    return Backend(
+        PlannedPartition(choose),
+        hold_outputs=settings.hold_outputs,
+        all_outputs=settings.grad_outputs == "all",
+    )
+
+
+def captured_call(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend
+) -> Callable[..., Any]:
+    """The model's call with planned steps, for sample inputs."""
+    require_capturable(model)  # check
+    run = compile_step(model, backend)
+    capture(model, run, backend, args, kwargs)  # capture, which calls split
+    return run  # run: each call is a planned forward, its backward follows
+
+
+class PlannedPartition:
+    """A partitioner (``compiler/backend.py``) that emits the schedule that ``choose`` returns."""
+
+    def __init__(self, choose: Choose) -> None:
+        self.choose = choose
+
+    def split(self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool) -> Partition:
+        """The forward and backward of a joint graph with that many forward outputs."""
+        traced = trace_joint(joint, num_outputs, hold_outputs=hold_outputs)  # trace
+        chosen = self.choose(traced)  # a plan that is known, or make_plan
+        forward, backward = emit(chosen.step, chosen.schedule)  # emit
+        memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
+        chosen.accept(memory)
+        return Partition(forward, backward, chosen.started)
+
+    def forward_only(self, graph: fx.GraphModule) -> Callable[[], None]:
+        """Note a graph without a backward; what is returned is called when it starts."""
+        return self.choose(trace_joint(graph, len(joint_outputs(graph)), hold_outputs=True)).started
+
+
+def costed(traced: TracedStep, context: PlanContext) -> tuple[TracedStep, Timings]:
+    """The step with costs, and the seconds that they took."""
+    return with_costs(traced, context.settings, context.agreement, context.progress)  # cost
+
+
+def make_frontier(
+    graph: JointGraph, timings: Timings, context: PlanContext, *, reuse: bool = False
+) -> StepFrontier:
+    """The frontier of a graph with costs under the context's policy; ``timings`` are those of its costs."""
+    return plan_graph(
+        graph,
+        cache=OPTIONS,
+        workers=context.settings.workers,
+        progress=context.progress,
+        reuse=reuse,
+        pinned=resolve_policy(graph, context.settings.policy),
+        timings=timings,
+    )
+
+
+def make_plan(
+    graph: JointGraph, timings: Timings, context: PlanContext, *, reuse: bool, on_infeasible: OnInfeasible
+) -> Plan:
+    """A plan for a graph with costs.
+
+    Raises
+    ------
+    InfeasibleLimitError, PolicyError
+        If there is none that does as was asked.
+    """
+    frontier = make_frontier(graph, timings, context, reuse=reuse)
+    return choose_plan(frontier, context.settings, context.origin, on_infeasible=on_infeasible)  # choose
+
+
+def plan_graph(
+    graph: JointGraph,
+    *,
+    cache: OptionCache,
+    workers: int | None = None,
+    progress: Progress = no_progress,
+    reuse: bool = False,
+    pinned: Pinned | None = None,
+    timings: Timings | None = None,
+) -> StepFrontier:
+    """The whole frontier of a joint graph with costs.
+
+    Parameters
+    ----------
+    workers
+        Processes that solve blocks; None for one a core. The result is the same for any number.
+    progress
+        Called with (stage, done, total).
+    reuse
+        Whether options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.shape_reuse`).
+    pinned
+        What a policy pins in this graph.
+    timings
+        Seconds of earlier stages.
+
+    Raises
+    ------
+    PolicyError
+        If no schedule that was found obeys the pins.
+    """
+    pinned, watch = pinned or Pinned(), Stopwatch(timings or {})
+    if not any(op.phase is Phase.BACKWARD for op in graph.ops):
+        return forward_frontier(graph, pinned, watch.timings)
+    with watch("segment"):
+        chains = segment_graph(graph, pinned.pins, progress)  # segment
+    with watch("solve blocks"):
+        plans, reused = solve_options(chains, cache, workers, progress, reuse=reuse)  # solve
+    with watch("compose"):
+        points = compose(plans, pinned.pins, progress)  # compose
+    return StepFrontier(graph, plans, points, plain_point(graph), watch.timings, reused, pinned.records)

@@ -1,0 +1,54 @@
+"""The plans of one wrapped model: one for each joint graph, and the one that ran or was made last."""
+
+from __future__ import annotations
+
+from hybridremat.planning.plan import Plan
+
+
+class PlanStore:
+    """Plans by fingerprint of their joint graph, the latest used last; ``most`` of them are kept."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._plans: dict[str, Plan] = {}
+        self._current: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @property
+    def current(self) -> Plan | None:
+        """The plan of the step that ran or was compiled last."""
+        return self._plans.get(self._current) if self._current is not None else None
+
+    def get(self, fingerprint: str) -> Plan | None:
+        """The plan of a graph, if it is kept."""
+        return self._plans.get(fingerprint)
+
+    def add(self, plan: Plan) -> None:
+        """Make a plan the current one; the least recently used is dropped if there are too many."""
+        self._plans.pop(plan.fingerprint, None)
+        while len(self._plans) >= self._most:
+            del self._plans[next(iter(self._plans))]
+        self._plans[plan.fingerprint] = plan
+        self._current = plan.fingerprint
+
+    def resume(self, plan: Plan) -> None:
+        """Make a plan that was added before the current one, whether it has been dropped since or not."""
+        self.add(self._plans.get(plan.fingerprint, plan))
+
+    def use(self, fingerprint: str | None) -> None:
+        """Make the plan of a graph the current one, if it is kept."""
+        if fingerprint is not None and fingerprint in self._plans:
+            self.add(self._plans[fingerprint])
+
+    def drop(self, plan: Plan) -> None:
+        """Remove a plan that another one replaces."""
+        self._plans.pop(plan.fingerprint, None)
+
+    def note_total(self, seconds: float) -> None:
+        """Record how long planning took in all: what no stage counts is capture, emission and checking."""
+        plan = self.current
+        if plan is not None:
+            rest = max(0.0, seconds - plan.planning_seconds)
+            self._plans[plan.fingerprint] = plan.with_timings({"capture and emit": rest})

@@ -1,0 +1,102 @@
+"""The stages between a joint graph with costs and its frontier: segment, solve, compose.
+
+Each block size gives one chain; the distinct blocks of all chains are solved together, so that a block
+that two chains share is solved once; the frontiers of the chains are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.types import BlockBinding
+from hybridremat.errors import PolicyError
+from hybridremat.graph.joint import JointGraph, plain_schedule
+from hybridremat.graph.pins import Pins, obeys
+from hybridremat.graph.segmentation.block_sizes import block_sizes
+from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.graph.segmentation.segment import segment
+from hybridremat.graph.segmentation.validate import validate_chain
+from hybridremat.planning.option_cache import OptionCache
+from hybridremat.planning.step_frontier import Candidate, ChainPlan, StepFrontier
+from hybridremat.planning.timings import Progress, Timings
+from hybridremat.plans.policy import Pinned
+from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point
+from hybridremat.sequence.repair import Mender
+
+
+@dataclass(frozen=True)
+class BoundChain:
+    """One segmentation, with the problem of each block."""
+
+    chain: Chain
+    bindings: tuple[BlockBinding, ...]
+
+
+def segment_graph(graph: JointGraph, pins: Pins, progress: Progress) -> tuple[BoundChain, ...]:
+    """The distinct chains that the block sizes give."""
+    chains: list[Chain] = []
+    sizes = block_sizes(graph, pins)
+    for size in sizes:
+        progress("segmenting", len(chains), len(sizes))
+        chain = segment(graph, max_ops=size, pins=pins)
+        validate_chain(chain)
+        if chain not in chains:
+            chains.append(chain)
+    return tuple(
+        BoundChain(chain, tuple(bind_block(chain, index) for index in range(len(chain.blocks))))
+        for chain in chains
+    )
+
+
+def solve_options(
+    chains: Sequence[BoundChain], cache: OptionCache, workers: int | None, progress: Progress, *, reuse: bool
+) -> tuple[tuple[ChainPlan, ...], bool]:
+    """The chains with the options of their blocks, and whether some are those of other input shapes.
+
+    ``reuse``: options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.shape_reuse`).
+    """
+    problems = [binding.problem for bound in chains for binding in bound.bindings]
+    reused = cache.reused(problems) if reuse else {}
+    options = reused | cache.solve(
+        [problem for problem in problems if problem not in reused],
+        workers,
+        lambda done, total: progress("solving blocks", done, total),
+    )
+    plans = tuple(
+        ChainPlan(bound.chain, bound.bindings, tuple(options[each.problem] for each in bound.bindings))
+        for bound in chains
+    )
+    return plans, bool(reused)
+
+
+def compose(plans: Sequence[ChainPlan], pins: Pins, progress: Progress) -> tuple[Candidate, ...]:
+    """The points of all chains' frontiers that obey and that none of another beats, each with its chain.
+
+    Raises
+    ------
+    PolicyError
+        If no schedule that was found obeys the pins.
+    """
+    fronts = []
+    for index, plan in enumerate(plans):
+        progress("composing", index, len(plans))
+        points = frontier(plan.chain, plan.bindings, plan.option_sets, pins)
+        fronts.append([p for p in points if obeys(plan.chain.graph, p.schedule, pins)])
+    if not any(fronts):
+        raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
+    owner = {id(point): index for index, front in enumerate(fronts) for point in front}
+    return tuple(Candidate(point, owner[id(point)]) for point in merge_frontiers(*fronts))
+
+
+def forward_frontier(graph: JointGraph, pinned: Pinned, timings: Timings) -> StepFrontier:
+    """The frontier of a graph without a backward: nothing to choose."""
+    plain = plain_point(graph)
+    only = schedule_point(graph, Mender(graph, pinned.pins)(plain.schedule))
+    return StepFrontier(graph, (), (Candidate(only, None),), plain, timings, pins=pinned.records)
+
+
+def plain_point(graph: JointGraph) -> SchedulePoint:
+    """The figures of the plain step."""
+    return schedule_point(graph, plain_schedule(graph))

@@ -1,0 +1,52 @@
+"""Costs of a traced step: memory and times of its kernels, measured here or reckoned for another device."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+from hybridremat.errors import DeviceMemoryWarning
+from hybridremat.graph.costs.cost_models import with_footprints, with_times
+from hybridremat.graph.costs.device_specs import DeviceSpec
+from hybridremat.graph.costs.kernel_store import KernelStore
+from hybridremat.graph.costs.kernels import distinct_kernels
+from hybridremat.graph.costs.spec_costs import sized_for
+from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.rank_agreement import RankAgreement
+from hybridremat.planning.settings import Settings
+from hybridremat.planning.timings import Progress, Timings
+from hybridremat.units import format_bytes
+
+
+def with_costs(
+    step: TracedStep, settings: Settings, agreement: RankAgreement, progress: Progress
+) -> tuple[TracedStep, Timings]:
+    """The step with times, workspaces and real sizes, and the seconds that it took to find them.
+
+    Ranks with the same step agree on the figures.
+    """
+    started = time.perf_counter()
+    model, spec = settings.costs(), settings.spec
+    if spec is not None:  # nothing is run, and nothing is remembered
+        step = with_times(sized_for(step, spec), model, KernelStore(), lambda *_: None)
+        return step, {"costs": time.perf_counter() - started}
+    device = distinct_kernels(step).device
+    store = KernelStore.for_device(device) if settings.cache else KernelStore()
+    step = agreement.on_memory(step, with_footprints(step, store))
+    step = agreement.on_times(
+        step,
+        lambda: with_times(step, model, store, lambda done, total: progress("timing kernels", done, total)),
+    )
+    store.save()
+    return step, {"costs": time.perf_counter() - started}
+
+
+def warn_beyond(spec: DeviceSpec, limit: int | None) -> None:
+    """Warn of a limit in bytes that the device of ``spec`` cannot hold."""
+    if limit is not None and limit > spec.memory:
+        warnings.warn(
+            f"the limit of {format_bytes(limit)} is more than {spec.name} has, {format_bytes(spec.memory)}; "
+            "parameters and optimizer state come on top of it",
+            DeviceMemoryWarning,
+            stacklevel=3,
+        )
