@@ -4,8 +4,11 @@ import sys
 
 import pytest
 import torch
-from command_line import MODELS
 from hypothesis import settings
+
+pytest.register_assert_rewrite("support")
+
+from support.command_line import MODELS  # noqa: E402 - its assertions are to say what they compare
 
 # The same examples on every machine and run: a failure can be repeated, and a slow machine fails nothing.
 settings.register_profile("repository", derandomize=True, deadline=None, print_blob=True)
@@ -30,7 +33,7 @@ def _own_cache_folder(tmp_path_factory):
 
 @pytest.fixture
 def models(tmp_path, monkeypatch):
-    """A file with functions that make models (:mod:`command_line`), in the current folder."""
+    """A file with functions that make models (:mod:`support.command_line`), in the current folder."""
     (tmp_path / "mymodels.py").write_text(MODELS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

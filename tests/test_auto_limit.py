@@ -7,13 +7,13 @@ import copy
 import pytest
 import torch
 from torch import nn
-from training import small
-from wrapping import HOW, assert_untouched, state_of
 
 import hybridremat
 from hybridremat.errors import LimitError, ModelError
 from hybridremat.runtime import auto_limit as device_limit
 from hybridremat.runtime.optimizer_state import state_to_come
+from support.training import small
+from support.wrapping import HOW, assert_untouched, state_of
 
 GIB, MIB = 1 << 30, 1 << 20
 

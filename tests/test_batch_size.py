@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from training import Mlp
-from wrapping import HOW
 
 import hybridremat
 from hybridremat.errors import InfeasibleLimitError, LimitError, ModelError, TargetError
 from hybridremat.planning import option_cache, pipeline
+from support.training import Mlp
+from support.wrapping import HOW
 
 MOST = 16
 

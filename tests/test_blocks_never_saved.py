@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_blocks_solver import (
+
+from hybridremat.blocks.lattice import Lattice
+from hybridremat.blocks.pareto import Effort, enumerate_options
+from hybridremat.blocks.scale import scale_block
+from hybridremat.blocks.shape_reuse import reuse_options, structure
+from hybridremat.blocks.simulate import simulate_option
+from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
+from support.brute_blocks import (
     FUSED,
     SOLVES,
     SWEEPS,
@@ -18,13 +25,6 @@ from test_blocks_solver import (
     frontier,
     least_times,
 )
-
-from hybridremat.blocks.lattice import Lattice
-from hybridremat.blocks.pareto import Effort, enumerate_options
-from hybridremat.blocks.scale import scale_block
-from hybridremat.blocks.shape_reuse import reuse_options, structure
-from hybridremat.blocks.simulate import simulate_option
-from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
 
 RANDOM = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

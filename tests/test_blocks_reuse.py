@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypothesis import given, settings
-from test_blocks_solver import SWEEPS, blocks
 
 from hybridremat.blocks.pareto import enumerate_options
 from hybridremat.blocks.shape_reuse import reuse_options, structure
 from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
+from support.brute_blocks import SWEEPS, blocks
 
 
 def twice_the_block(problem: BlockProblem) -> BlockProblem:

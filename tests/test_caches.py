@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from training import train, train_plain
 
 import hybridremat
+from support.training import train, train_plain
 
 transformers = pytest.importorskip("transformers")
 

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 from torch import fx
-from training import small, traced
 
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
@@ -21,6 +20,7 @@ from hybridremat.errors import PlanError
 from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.private_torch import run_and_save_rng_state
+from support.training import small, traced
 
 # An example costs a tenth of a second: none is made smaller when it fails.
 EXAMPLES = {

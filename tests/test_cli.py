@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from command_line import QUICK, failed
 
 from hybridremat import Plan
 from hybridremat.cli import main as cli
+from support.command_line import QUICK, failed
 
 
 def test_plan_prints_writes_and_is_read_again(models, capsys):

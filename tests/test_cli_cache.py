@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from command_line import QUICK
 
 from hybridremat.cli import main as cli
+from support.command_line import QUICK
 
 KEY = "0123456789abcdef" * 2
 

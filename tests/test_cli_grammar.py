@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from command_line import QUICK
 
 import hybridremat
 from hybridremat.cli import main as cli
 from hybridremat.cli.options import limit_options, shared_options
+from support.command_line import QUICK
 
 HEAVY = {"torch", "transformers", "ortools", "rich", "numpy", "networkx", "matplotlib", "jinja2"}
 HELPS = [["--help"], *([name, "--help"] for name in cli.COMMANDS)]

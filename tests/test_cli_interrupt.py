@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from command_line import MODELS, QUICK, alive, children, started
 from ortools.sat.python import cp_model
 
 from hybridremat.blocks.pareto import Effort, enumerate_options
 from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
+from support.command_line import MODELS, QUICK, alive, children, started
 
 SLOW = """
 from hybridremat.zoo.models import reference_model

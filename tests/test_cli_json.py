@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from command_line import QUICK
 
 from hybridremat import Plan
 from hybridremat.cli import main as cli
+from support.command_line import QUICK
 
 
 def test_what_the_users_code_prints_goes_elsewhere(models):

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import QUICK
 
 from hybridremat.cli import main as cli
+from support.command_line import QUICK
 
 FULL = Path("/dev/full")
 COMMANDS = [["cache"], ["cache", "--json"], ["plan", "mymodels.py:make", "--limit", "99%", "--json", *QUICK]]

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from command_line import QUICK, failed
 
 from hybridremat.cli import main as cli
 from hybridremat.cli.inputs import parse_sets
@@ -12,6 +11,7 @@ from hybridremat.cli.targets import load_target
 from hybridremat.errors import TargetError
 from hybridremat.zoo.models import REFERENCE_MODELS, reference_model
 from hybridremat.zoo.recipes import RECIPES
+from support.command_line import QUICK, failed
 
 
 def made(name: str, *sets: str, **how):

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import MODELS, failed
 
 from hybridremat.cli import main as cli
 from hybridremat.cli.targets import load_target
 from hybridremat.errors import TargetError
+from support.command_line import MODELS, failed
 
 
 def line_of(text: str) -> int:

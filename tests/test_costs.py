@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from training import small, traced, with_costs
 
 import hybridremat
 from hybridremat.errors import CostModelError
@@ -23,6 +22,7 @@ from hybridremat.graph.costs.cost_models import (
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.joint import Phase
+from support.training import small, traced, with_costs
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from training import small, train_plain
-from wrapping import HOW, assert_untouched, state_of
 
 import hybridremat
 from hybridremat.analysis.frontier_data import MeasuredPoint
@@ -25,6 +23,8 @@ from hybridremat.errors import (
 )
 from hybridremat.planning import option_cache, pipeline
 from hybridremat.plans.records import FrontierPoint
+from support.training import small, train_plain
+from support.wrapping import HOW, assert_untouched, state_of
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from quick_planning import quick_planning
 from torch import nn
 from torch.nn import functional
-from training import small
-from wrapping import HOW, assert_untouched, state_of
 
 import hybridremat
 from hybridremat import DeviceSpec, DeviceSpecError, LimitError
 from hybridremat.graph.costs.device_specs import DEVICE_SPECS, device_spec
+from support.quick_planning import quick_planning
+from support.training import small
+from support.wrapping import HOW, assert_untouched, state_of
 
 # One teraflop and one gigabyte in a second at most; 0.7 and 0.8 of that are reckoned with.
 TOY = DeviceSpec("toy", fp32=1e9, tf32=2e9, bf16=4e9, fp16=8e9, bandwidth=1e9, memory=1 << 20, call_ns=100)

@@ -9,12 +9,12 @@ import sys
 import warnings
 from pathlib import Path
 
-import doc_examples
 import pytest
 import torch
 
 import hybridremat
 from hybridremat import errors
+from support import doc_examples
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

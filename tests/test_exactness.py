@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from training import train, train_plain
 
 import hybridremat
+from support.training import train, train_plain
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 

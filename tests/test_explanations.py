@@ -6,16 +6,16 @@ import json
 from dataclasses import replace
 
 import pytest
-from naive_memory import naive_profile
-from quick_planning import quick_planning
-from training import small
-from wrapping import HOW, least_limit
 
 import hybridremat
 from hybridremat import InputError, Plan
 from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import schedule_time
 from hybridremat.reports.what_if import WhatIf
+from support.naive_memory import naive_profile
+from support.quick_planning import quick_planning
+from support.training import small
+from support.wrapping import HOW, least_limit
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,43 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from training import train, train_plain
 
 import hybridremat
 from hybridremat import Plan
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InfeasibleLimitWarning, LimitError
-
-HOW = {"cost_model": "flops", "workers": 1, "progress": False, "graph_breaks": "plan"}
-
-
-class Stage(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.wide, self.narrow = (
-            nn.BatchNorm1d(width),
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, x):
-        return x + self.dropout(self.narrow(functional.gelu(self.wide(self.norm(x)))))
-
-
-class Reader(nn.Module):
-    """Reads a value in the middle of its forward, and may take another path for it."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.first, self.second, self.third = Stage(width), Stage(width), Stage(width)
-        self.seen: list[float] = []
-
-    def forward(self, x, labels):
-        x = self.first(x)
-        mean = x.detach().mean().item()
-        self.seen.append(mean)
-        x = self.second(x) if mean < 5 else self.third(self.second(x))
-        return functional.cross_entropy(x, labels)
+from support.broken_nets import HOW, Inside, Reader, Stage, batch
+from support.training import train, train_plain
 
 
 class Layers(nn.Module):
@@ -67,10 +36,6 @@ class Layers(nn.Module):
         for layer in self.layers:
             x = layer(x, self.scale)
         return functional.cross_entropy(x, labels)
-
-
-def batch(rows=48, width=16, shift=0.0):
-    return {"x": torch.randn(rows, width) + shift, "labels": torch.randint(0, width, (rows,))}
 
 
 def test_shapes_beyond_the_number_of_captures_are_refused_not_run_unplanned(monkeypatch):
@@ -138,9 +103,9 @@ def test_another_path_is_planned_beside_what_has_run():
 def test_the_report_names_the_breaks_and_what_they_cost():
     plan = hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", **HOW)
     found = plan.breaks[0]
-    assert "test_graph_breaks.py:" in found.place and "item" in found.reason
+    assert "broken_nets.py:" in found.place and "item" in found.reason
     assert found.crossing_bytes >= 48 * 16 * 4
-    assert "graph break" in str(plan) and "test_graph_breaks.py" in str(plan)
+    assert "graph break" in str(plan) and "broken_nets.py" in str(plan)
     assert [block.index for block in plan.blocks] == list(range(len(plan.blocks)))
 
 
@@ -238,28 +203,6 @@ def test_code_between_the_graphs_is_measured_and_counted():
     assert max(trained.peaks) <= plan.predicted_peak <= least
     in_graphs = max(part.predicted_peak for part in plan.parts)
     assert max(trained.peaks) > in_graphs
-
-
-class Deep(nn.Module):
-    """As many turns as the numbers ask for, each with a break; what crosses them is made by plain PyTorch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.turns, self.stages = 2, nn.ModuleList(Stage(16) for _ in range(2))
-
-    def forward(self, x):
-        for turn in range(self.turns):
-            x = self.stages[turn % 2](x) * x.detach().abs().mean().item()
-        return x.pow(2).mean()
-
-
-class Inside(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Deep()
-
-    def forward(self, x):
-        return self.inner(x)
 
 
 def test_more_turns_than_surveyed_are_refused_before_they_pass_the_limit():

@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from html_pages import data_of, named_graph, planned, unpacked
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from hybridremat.reports.html_page import render_html
 from hybridremat.reports.html_step import MOST_POINTS
 from hybridremat.reports.timeline import step_timeline, thinned
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, Solo
+from support.html_pages import data_of, named_graph, planned, unpacked
 
 
 @pytest.fixture(scope="module", params=[(3, 0.4), (30, 0.1), (70, 0.5)], ids=["short", "long", "many blocks"])

@@ -6,8 +6,6 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from browsers import chromium
-from html_pages import planned
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -17,6 +15,8 @@ from hybridremat.graph.memory import step_memory
 from hybridremat.graph.op_names import short_op
 from hybridremat.reports.block_rows import block_rows
 from hybridremat.units import format_bytes, format_time
+from support.browsers import chromium
+from support.html_pages import planned
 
 TEXT_BOXES = """
 return [...document.querySelectorAll('svg')].filter(s => s.clientWidth > 100).map(svg => {

@@ -6,12 +6,12 @@ import json
 import re
 
 import pytest
-from quick_planning import quick_planning
-from training import small
-from wrapping import HOW, least_limit
 
 import hybridremat
 from hybridremat.cli import main as cli
+from support.quick_planning import quick_planning
+from support.training import small
+from support.wrapping import HOW, least_limit
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from loop_cases import (
+from torch.utils.data import DataLoader
+
+import hybridremat
+from support.loop_cases import (
     BAD,
     HOW,
     MEASURED,
@@ -21,11 +24,8 @@ from loop_cases import (
     fail_in_backward,
     profiler_runs,
 )
-from planned_steps import planned_forwards
-from torch.utils.data import DataLoader
-from training import Transformer
-
-import hybridremat
+from support.planned_steps import planned_forwards
+from support.training import Transformer
 
 lightning = pytest.importorskip("pytorch_lightning")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

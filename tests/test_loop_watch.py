@@ -9,9 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_cases import HOW, MEASURED, PREDICTED, _little_effort, profiler_runs  # noqa: F401
 from torch import nn
-from training import allocated_peak, small
 
 import hybridremat
 from hybridremat.graph.costs.allocations import record_allocations
@@ -22,6 +20,8 @@ from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_figures import StepLog
 from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
 from hybridremat.integrations.loop_options import find_target, loop_options
+from support.loop_cases import HOW, MEASURED, PREDICTED, _little_effort, profiler_runs  # noqa: F401
+from support.training import allocated_peak, small
 
 
 def watch(model, **options):

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from training import train, train_plain
 
 import hybridremat
 from hybridremat.zoo.models import reference_model
 from hybridremat.zoo.unet import UNet
+from support.training import train, train_plain
 
 transformers = pytest.importorskip("transformers")
 

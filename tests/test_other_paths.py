@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from quick_planning import quick_planning
-from test_graph_breaks import HOW, Inside, Reader, Stage, batch
 from torch import nn
 from torch.nn import functional
-from training import train
 
 import hybridremat
 from hybridremat.errors import InfeasibleLimitError, UnsurveyedPathWarning
 from hybridremat.planning import option_cache, pipeline
 from hybridremat.runtime.steps import StepMaker
+from support.broken_nets import HOW, Inside, Reader, Stage, batch
+from support.quick_planning import quick_planning
+from support.training import train
 
 ROOMY = 1 << 30
 

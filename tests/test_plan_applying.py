@@ -8,11 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from quick_planning import quick_planning
-from test_graph_breaks import Reader
-from test_graph_breaks import batch as reader_batch
-from training import Transformer, small, train, train_plain
-from wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
 import hybridremat
 from hybridremat import Plan, PlanFormatError, PlanMismatchError
@@ -22,6 +17,11 @@ from hybridremat.graph.memory import step_memory
 from hybridremat.planning import pipeline
 from hybridremat.planning.rank_agreement import plan_name
 from hybridremat.plans import codec as plan_codec
+from support.broken_nets import Reader
+from support.broken_nets import batch as reader_batch
+from support.quick_planning import quick_planning
+from support.training import Transformer, small, train, train_plain
+from support.wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,10 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from quick_planning import LITTLE
 from torch import nn
-from training import small, train, train_plain
-from wrapping import HOW, least_limit, wrap
 
 import hybridremat
 from hybridremat.blocks.pareto import enumerate_options
@@ -23,6 +20,9 @@ from hybridremat.graph.costs.kernel_store import device_description
 from hybridremat.planning import pipeline
 from hybridremat.planning.plan_cache import PlanCache, plan_key
 from hybridremat.planning.settings import Settings
+from support.quick_planning import LITTLE
+from support.training import small, train, train_plain
+from support.wrapping import HOW, least_limit, wrap
 
 
 @pytest.fixture

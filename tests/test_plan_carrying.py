@@ -5,16 +5,16 @@ import json
 from dataclasses import replace
 
 import pytest
-from nets import transformer
-from quick_planning import quick_planning
-from training import small, train, train_plain
-from wrapping import HOW, assert_untouched, state_of
 
 import hybridremat
 from hybridremat import InfeasibleLimitError, Plan, PlanMismatchError
 from hybridremat.graph.joint import Schedule, Value, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning.port import carried_chain, first_difference, kernel_kind, runs_too_often
+from support.nets import transformer
+from support.quick_planning import quick_planning
+from support.training import small, train, train_plain
+from support.wrapping import HOW, assert_untouched, state_of
 
 NAMES_THERE = {
     "aten._scaled_dot_product_flash_attention_for_cpu": "aten._scaled_dot_product_efficient_attention",

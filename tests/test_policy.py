@@ -7,12 +7,8 @@ import json
 
 import pytest
 import torch
-from quick_planning import quick_planning
-from test_pins import broken_promises
 from torch import nn
 from torch.nn import functional
-from training import Transformer, loss_in, small, train, train_plain
-from wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
 import hybridremat
 from hybridremat.graph.joint import JointGraph, Op, Phase, plain_schedule
@@ -23,6 +19,10 @@ from hybridremat.plans.patterns import Pattern
 from hybridremat.plans.policy import require_matches, resolve_policy
 from hybridremat.reports.what_if import WhatIf
 from hybridremat.sequence.repair import Mender
+from support.pin_oracle import broken_promises
+from support.quick_planning import quick_planning
+from support.training import Transformer, loss_in, small, train, train_plain
+from support.wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Several processes: one plan for equal ranks, errors on all of them, DistributedDataParallel around it all.
 
-The processes run rank_cases.py once; each test looks at one thing that came of it.
+The processes run support/rank_cases.py once; each test looks at one thing that came of it.
 """
 
 import time
@@ -8,19 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from processes import run_ranks
-from rank_cases import MORE
 from torch import distributed
 
 import hybridremat
 from hybridremat.planning.ranks import Ranks
+from support.processes import run_ranks
+from support.rank_cases import MORE
 
 OWN = 512  # bytes of small tensors that DistributedDataParallel makes in a step, in threads of its own
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return run_ranks("rank_cases:whole", tmp_path_factory.mktemp("ranks"))
+    return run_ranks("support.rank_cases:whole", tmp_path_factory.mktemp("ranks"))
 
 
 def test_one_plan_is_made_once(ranks):

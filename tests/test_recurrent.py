@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quick_planning import quick_planning
 from torch import nn
-from training import train, train_plain
 
 import hybridremat
 from hybridremat.errors import CaptureError
+from support.quick_planning import quick_planning
+from support.training import train, train_plain
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 

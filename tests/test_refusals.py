@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from training import Mlp, small, train, train_plain
-from wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
 import hybridremat
 from hybridremat.errors import CostModelError
+from support.training import Mlp, small, train, train_plain
+from support.wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
 
 class Broken(nn.Module):

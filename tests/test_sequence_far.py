@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sequence_schedules import training_chain
 
 from hybridremat.graph.segmentation.skip_values import MOST_FAR, FarValue, far_values
 from hybridremat.sequence import states as rows
@@ -15,6 +14,7 @@ from hybridremat.sequence.backtrack import Rebuilder
 from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures
 from hybridremat.sequence.decisions import ForwardOption
 from hybridremat.sequence.dynamic_program import chain_table
+from support.random_chains import training_chain
 
 NONE: frozenset[int] = frozenset()
 

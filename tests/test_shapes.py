@@ -10,7 +10,6 @@ import weakref
 
 import pytest
 import torch
-from training import Mlp, Transformer, allocated_peak, train
 
 import hybridremat
 from hybridremat.errors import (
@@ -21,6 +20,7 @@ from hybridremat.errors import (
     OutstandingForwardWarning,
     ProfilerActiveError,
 )
+from support.training import Mlp, Transformer, allocated_peak, train
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 

@@ -9,11 +9,11 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from training import Mlp, allocated_peak, loss_in, small, train, train_plain
-from wrapping import least_limit, wrap
 
 import hybridremat
 from hybridremat.errors import HeldOutputWarning
+from support.training import Mlp, allocated_peak, loss_in, small, train, train_plain
+from support.wrapping import least_limit, wrap
 
 
 def test_a_gradient_into_a_detached_output_is_refused_and_all_allows_it():

@@ -5,11 +5,6 @@ import copy
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from nets import transformer
-from quick_planning import quick_planning
-from random_models import build, recipes
-from test_memory import random_step, small_graph
-from wrapping import HOW
 
 import hybridremat
 from hybridremat.graph.joint import Phase, Schedule, plain_schedule
@@ -17,6 +12,11 @@ from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.segmentation.chain import Block, Chain
 from hybridremat.reports.spans import Band
 from hybridremat.reports.timeline import step_timeline
+from support.nets import transformer
+from support.quick_planning import quick_planning
+from support.random_models import build, recipes
+from support.random_steps import random_step, small_graph
+from support.wrapping import HOW
 
 
 def chain_of(graph, cut=0) -> Chain:

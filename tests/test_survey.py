@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from training import train, train_plain
-from wrapping import assert_untouched, state_of
 
 import hybridremat
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, ModelError
+from support.training import train, train_plain
+from support.wrapping import assert_untouched, state_of
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False, "graph_breaks": "plan"}
 

@@ -8,10 +8,10 @@ from collections import Counter
 import torch
 from torch import nn
 from torch.nn import functional
-from training import small, traced, train
 
 import hybridremat
 from hybridremat.graph.joint import Phase
+from support.training import small, traced, train
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from loop_cases import (
+
+import hybridremat
+from support.loop_cases import (
     BAD,
     HOW,
     MEASURED,
@@ -22,9 +24,7 @@ from loop_cases import (
     fail_in_backward,
     profiler_runs,
 )
-from planned_steps import planned_forwards
-
-import hybridremat
+from support.planned_steps import planned_forwards
 
 transformers = pytest.importorskip("transformers")
 load_file = pytest.importorskip("safetensors.torch").load_file

@@ -1,11 +1,11 @@
 """Blocks of a plain step show the peaks that they have there, as blocks do that something was decided for."""
 
 import pytest
-from html_pages import planned
 
 from hybridremat.blocks.types import BlockBinding, BlockProblem, ForwardOp
 from hybridremat.graph.joint import Schedule
 from hybridremat.plans.block_summary import option_of_schedule
+from support.html_pages import planned
 
 
 @pytest.fixture(scope="module")

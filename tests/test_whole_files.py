@@ -4,13 +4,13 @@ import os
 import threading
 
 import pytest
-from command_line import QUICK
 
 from hybridremat import Plan
 from hybridremat.cli import main as cli
 from hybridremat.cli.output import require_writable
 from hybridremat.errors import OutputError
 from hybridremat.files import write_whole
+from support.command_line import QUICK
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from training import SMALL, loss_in, small, train, train_plain
-from wrapping import HOW, assert_untouched, least_limit, state_of, three_limits, wrap
 
 import hybridremat
+from support.training import SMALL, loss_in, small, train, train_plain
+from support.wrapping import HOW, assert_untouched, least_limit, state_of, three_limits, wrap
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import cases_language
-import cases_vision
-import cases_wiring
 import pytest
-from harness import hold_to_plain, parameters
+
+from support.compat import cases_language, cases_vision, cases_wiring
+from support.compat.harness import hold_to_plain, parameters
 
 CASES = [*cases_language.CASES, *cases_vision.CASES, *cases_wiring.CASES]
 

@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from harness import EQUAL, HOW
-from training import train, train_plain
-from vision_nets import GroupUNet
 
 import hybridremat
 from hybridremat.zoo.models import reference_model
+from support.compat.harness import EQUAL, HOW
+from support.compat.vision_nets import GroupUNet
+from support.training import train, train_plain
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Several processes, beyond what test_ranks.py shows: options of DistributedDataParallel, circles, FSDP."""
 
 import pytest
-from processes import run_ranks
 from torch import nn
 
 import hybridremat
+from support.processes import run_ranks
 
 pytestmark = pytest.mark.compat
 
@@ -24,7 +24,7 @@ def remark(made):
 
 
 def test_options_of_ddp(tmp_path, line):
-    ranks = run_ranks("ddp_cases:options", tmp_path)
+    ranks = run_ranks("support.compat.ddp_cases:options", tmp_path)
     for name, made in ranks[0].items():
         for rank in ranks:
             assert_held(rank[name])
@@ -32,7 +32,7 @@ def test_options_of_ddp(tmp_path, line):
 
 
 def test_graph_breaks(tmp_path, line):
-    ranks = run_ranks("ddp_cases:breaks", tmp_path)
+    ranks = run_ranks("support.compat.ddp_cases:breaks", tmp_path)
     for rank in ranks:
         assert_held(rank)
         assert rank["parts"] == 2
@@ -41,7 +41,7 @@ def test_graph_breaks(tmp_path, line):
 
 
 def test_a_transformer_with_measured_times(tmp_path, line):
-    first, second = run_ranks("ddp_cases:transformer", tmp_path)
+    first, second = run_ranks("support.compat.ddp_cases:transformer", tmp_path)
     assert_held(first)
     assert_held(second)
     assert (first["steps"], first["overhead"]) == (second["steps"], second["overhead"])
@@ -54,7 +54,7 @@ def test_a_transformer_with_measured_times(tmp_path, line):
 
 
 def test_ranks_with_equal_inputs_share_a_plan(tmp_path, line):
-    first, other, third = run_ranks("ddp_cases:circles", tmp_path, size=3, port=True)
+    first, other, third = run_ranks("support.compat.ddp_cases:circles", tmp_path, size=3, port=True)
     assert first["fingerprint"] == third["fingerprint"] != other["fingerprint"]
     assert first["steps"] == third["steps"]
     assert first["solved"] > 0 == third["solved"]
@@ -64,7 +64,7 @@ def test_ranks_with_equal_inputs_share_a_plan(tmp_path, line):
 
 
 def test_sharded_models(tmp_path, line):
-    for rank in run_ranks("ddp_cases:sharded", tmp_path):
+    for rank in run_ranks("support.compat.ddp_cases:sharded", tmp_path):
         assert rank["FSDP inside"][0] == rank["fully_shard inside"][0] == "ModelError"
         assert rank["fully_shard around"][0] == "CaptureError"
         assert rank["SyncBatchNorm"][0] == "CaptureError"

@@ -6,11 +6,22 @@ import copy
 
 import pytest
 import torch
-from pairs import EQUAL, Net, assert_equal_runs, batches, hold, hold_net, learn, net, wrap_least, wrap_share
 from torch import nn
 from torch.nn import functional
 
 import hybridremat
+from support.compat.pairs import (
+    EQUAL,
+    Net,
+    assert_equal_runs,
+    batches,
+    hold,
+    hold_net,
+    learn,
+    net,
+    wrap_least,
+    wrap_share,
+)
 
 GROUP = "Training habits"
 SCALAR = {"reserve": 64}  # a loss that is scaled or divided after the model takes one more scalar

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 
-import cases_language
 import pytest
-from cases_decoders import decoder
-from cases_encoders import TRANSLATED, TWO_STACKS, answer_batch, built
-from harness import HOW, Case, hold_to_plain
-from quick_planning import quick_planning
 
 import hybridremat
+from support.compat import cases_language
+from support.compat.cases_decoders import decoder
+from support.compat.cases_encoders import TRANSLATED, TWO_STACKS, answer_batch, built
+from support.compat.harness import HOW, Case, hold_to_plain
+from support.quick_planning import quick_planning
 
 BY_NAME = {case.name: case for case in cases_language.CASES}
 # Padding beside dropout; routing; a scan in a loop; an encoder whose output every decoder layer reads.

@@ -8,13 +8,13 @@ import pickle
 
 import pytest
 import torch
-from pairs import EQUAL, assert_equal_runs, batches, hold, learn, run, wrap_least, wrap_share
-from planned_steps import planned_forwards, plans_made
 from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import hybridremat
+from support.compat.pairs import EQUAL, assert_equal_runs, batches, hold, learn, run, wrap_least, wrap_share
+from support.planned_steps import planned_forwards, plans_made
 
 GROUP = "Training habits"
 REPLANNED = f"{EQUAL}; planned anew"

@@ -8,12 +8,23 @@ from itertools import accumulate
 
 import pytest
 import torch
-from pairs import EQUAL, Run, assert_equal_runs, batches, hold, learn, net, run, wrap_least, wrap_share
-from planned_steps import planned_forwards
 from torch.utils.data import DataLoader, Dataset
-from training import recorded
 
 import hybridremat
+from support.compat.pairs import (
+    EQUAL,
+    Run,
+    assert_equal_runs,
+    batches,
+    hold,
+    learn,
+    net,
+    run,
+    wrap_least,
+    wrap_share,
+)
+from support.planned_steps import planned_forwards
+from support.training import recorded
 
 GROUP = "Loops"
 LOGGED = 64  # bytes: the loss that Lightning keeps for its log, and divides for accumulation

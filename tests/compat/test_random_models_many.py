@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from random_models import recipes
-from test_random_models import FEW, hold_to_plain
+
+from support.random_models import recipes
+from support.random_training import FEW, hold_to_plain
 
 MANY = settings(FEW, max_examples=80)
 

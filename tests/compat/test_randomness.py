@@ -7,11 +7,20 @@ import gc
 
 import pytest
 import torch
-from pairs import EQUAL, allocated_after, assert_equal_runs, batches, hold, learn, net, wrap_least
 from torch import nn
 from torch.nn import functional
 
 from hybridremat.compiler.rng_replay import replay
+from support.compat.pairs import (
+    EQUAL,
+    allocated_after,
+    assert_equal_runs,
+    batches,
+    hold,
+    learn,
+    net,
+    wrap_least,
+)
 
 GROUP = "Training habits"
 

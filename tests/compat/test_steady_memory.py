@@ -7,13 +7,13 @@ import gc
 
 import pytest
 import torch
-from quick_planning import quick_planning
 from torch import nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function
-from training import loss_in, small, train
 
 import hybridremat
+from support.quick_planning import quick_planning
+from support.training import loss_in, small, train
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 MARK = "## end of step"

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from extreme_schedules import run_extremely
-from harness import EQUAL, EQUAL_TO_JOINT, HOW, _Through
-from quick_planning import quick_planning
-from tensor_cases import GROUPS, REFUSED
-from tensor_nets import Net, Unusual
 from torch.utils._pytree import tree_leaves, tree_structure
-from training import Trained, allocated_peak
 
 import hybridremat
 from hybridremat import CaptureError
+from support.compat.harness import EQUAL, EQUAL_TO_JOINT, HOW, _Through
+from support.compat.tensor_cases import GROUPS, REFUSED
+from support.compat.tensor_nets import Net, Unusual
+from support.extreme_schedules import run_extremely
+from support.quick_planning import quick_planning
+from support.training import Trained, allocated_peak
 
 CASES = [case for cases in GROUPS.values() for case in cases]
 REFERENCE = {"eager": EQUAL, "joint": EQUAL_TO_JOINT}

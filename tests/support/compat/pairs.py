@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from harness import EQUAL as EQUAL
-from harness import HOW
-from planned_steps import planned_forwards, times_each, training_forwards, wrapped_names
 from torch import nn
 from torch.nn import functional
-from training import Trained, allocated_peak, allocations
 
 import hybridremat
+from support.compat.harness import EQUAL as EQUAL
+from support.compat.harness import HOW
+from support.planned_steps import planned_forwards, times_each, training_forwards, wrapped_names
+from support.training import Trained, allocated_peak, allocations
 
 _LEAST: dict[object, int] = {}
 

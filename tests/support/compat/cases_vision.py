@@ -10,11 +10,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness import Case
-from vision_models import Made, clip, conditioned, hugging_face, images, segformer, timm, torchvision, unet
-from vision_nets import DropPathNet, GroupUNet
-
 from hybridremat.zoo.unet import UNet
+from support.compat.harness import Case
+from support.compat.vision_models import (
+    Made,
+    clip,
+    conditioned,
+    hugging_face,
+    images,
+    segformer,
+    timm,
+    torchvision,
+    unet,
+)
+from support.compat.vision_nets import DropPathNet, GroupUNet
 
 VIT = {"hidden_size": 96, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 384}
 SWIN = {"embed_dim": 24, "depths": [2, 2, 6, 2], "num_heads": [1, 2, 4, 8], "window_size": 4}

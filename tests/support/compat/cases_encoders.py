@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from cases_decoders import BATCH, LENGTH, WORDS, Built, padded_batch, token_batch
-from harness import Case
+
+from support.compat.cases_decoders import BATCH, LENGTH, WORDS, Built, padded_batch, token_batch
+from support.compat.harness import Case
 
 CLASSES = 3
 

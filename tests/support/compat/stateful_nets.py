@@ -7,7 +7,8 @@ import copy
 import torch
 from torch import nn
 from torch.nn import functional
-from wiring_nets import WIDTH, block
+
+from support.compat.wiring_nets import WIDTH, block
 
 
 class StopsGradients(nn.Module):

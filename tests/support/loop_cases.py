@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quick_planning import quick_planning
 from torch.utils.data import Dataset
+
+from support.quick_planning import quick_planning
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 PREDICTED, MEASURED = "hybridremat/predicted_peak_bytes", "hybridremat/measured_peak_bytes"

@@ -10,13 +10,12 @@ import copy
 from dataclasses import replace
 from random import Random
 
-from training import FixedPlanner
-
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning.pipeline import PlannedPartition
+from support.training import FixedPlanner
 
 
 def extreme_schedule(graph, seed: int, share: float) -> Schedule:

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch._library.effects import EffectType
 from torch.nn import functional
-from wiring_nets import WIDTH
+
+from support.compat.wiring_nets import WIDTH
 
 
 @torch.library.custom_op("hybridremat_compat::swish", mutates_args=())

@@ -4,14 +4,13 @@ import json
 import re
 from dataclasses import replace
 
-from nets import transformer
-from quick_planning import QUICK
-
 from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.pipeline import plan_graph
 from hybridremat.planning.plan import Plan
 from hybridremat.plans.origin import Origin, TensorSpec
 from hybridremat.plans.outside_memory import NOTHING
+from support.nets import transformer
+from support.quick_planning import QUICK
 
 INPUTS = (TensorSpec("x", (4, 16), "float32"),)
 ORIGIN = Origin("TinyNet", INPUTS, 1234, 4936, "cpu", "a machine", "0.1", "2.13")

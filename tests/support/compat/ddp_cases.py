@@ -9,16 +9,16 @@ from datetime import timedelta
 
 import pytest
 import torch
-from planned_steps import planned_forwards
-from rank_cases import FewOptions, Net, batches, compare, described, error_of, net, wrap
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn import functional
-from training import Transformer, train
 
 import hybridremat
 from hybridremat.planning import pipeline
 from hybridremat.planning import ranks as talk
+from support.planned_steps import planned_forwards
+from support.rank_cases import FewOptions, Net, batches, compare, described, error_of, net, wrap
+from support.training import Transformer, train
 
 CLONES = 128 * 16 * 4 + 512  # DistributedDataParallel's copies of the outputs, and small tensors
 

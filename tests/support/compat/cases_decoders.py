@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import Case
 from torch import nn
+
+from support.compat.harness import Case
 
 GROUP = "Decoders"
 WORDS, LENGTH, BATCH = 97, 24, 2

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
-from random_pieces import PIECES, UnfitError
 from torch import nn
+
+from support.random_pieces import PIECES, UnfitError
 
 MOST_ELEMENTS = 1 << 13
 SHARED = "shared"  # a piece used before

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planned_steps import planned_forwards, plans_made
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from training import Trained, allocated_peak
 
 import hybridremat
 from hybridremat.blocks.pareto import Effort, enumerate_options
@@ -19,6 +17,8 @@ from hybridremat.graph.costs import cost_models as costs
 from hybridremat.graph.costs import kernel_store
 from hybridremat.planning import pipeline
 from hybridremat.planning.option_cache import OptionCache
+from support.planned_steps import planned_forwards, plans_made
+from support.training import Trained, allocated_peak
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 MORE = 4096  # bytes that each kernel takes more on the second rank's machine

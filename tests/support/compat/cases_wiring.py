@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Case
-from own_functions import OwnFunctions
-from own_ops import HiddenEffect, ImpureOps, PureOps
-from stateful_nets import Buffers, StopsGradients, Teacher
 from torch import nn
-from wiring_nets import (
+
+from support.compat.harness import Case
+from support.compat.own_functions import OwnFunctions
+from support.compat.own_ops import HiddenEffect, ImpureOps, PureOps
+from support.compat.stateful_nets import Buffers, StopsGradients, Teacher
+from support.compat.wiring_nets import (
     WIDTH,
     Nested,
     Sample,

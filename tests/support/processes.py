@@ -48,7 +48,7 @@ def _log(folder: Path, rank: int) -> Path:
 
 def _start(arguments: list, environment: dict) -> subprocess.Popen:
     _, rank, _, folder, *_ = arguments
-    command = [sys.executable, __file__, *map(str, arguments)]
+    command = [sys.executable, "-m", "support.processes", *map(str, arguments)]
     with _log(folder, rank).open("w") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import Trained, loss_in, train, train_plain
 
 import hybridremat
+from support.training import Trained, loss_in, train, train_plain
 
 EQUAL, EQUAL_TO_JOINT = "bit-equal to plain eager", "bit-equal to the unplanned joint graph"
 HOW: dict[str, Any] = {"cost_model": "flops", "workers": 1, "progress": False}

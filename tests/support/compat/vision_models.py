@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from vision_nets import ConditionedUNet
+
+from support.compat.vision_nets import ConditionedUNet
 
 CLASSES = 10
 Made = tuple[nn.Module, dict[str, Any]]

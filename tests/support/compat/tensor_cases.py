@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-from tensor_nets import (
+from torch import nn
+from torch.nn import functional
+from torch.testing._internal.two_tensor import TwoTensor
+
+from support.compat.tensor_nets import (
     Marked,
     Unusual,
     branch,
@@ -33,9 +37,6 @@ from tensor_nets import (
     wanting_gradients,
     weights_changed,
 )
-from torch import nn
-from torch.nn import functional
-from torch.testing._internal.two_tensor import TwoTensor
 
 OUTPUTS = [
     Unusual("views of one activation as outputs", lambda n, x: [h := n.body(x), h.view(-1), h[0], h.t()]),

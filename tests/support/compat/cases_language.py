@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cases_decoders
-import cases_encoders
+from support.compat import cases_decoders, cases_encoders
 
 CASES = [*cases_decoders.CASES, *cases_encoders.CASES]

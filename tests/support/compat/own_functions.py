@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from wiring_nets import WIDTH, block
+
+from support.compat.wiring_nets import WIDTH, block
 
 
 class Clipped(torch.autograd.Function):

@@ -1,0 +1,1 @@
+"""The cases of the compatibility table, and how they are tried."""
