@@ -10,7 +10,7 @@ import hybridremat
 from hybridremat import InfeasibleLimitError, Plan, PlanMismatchError
 from hybridremat.graph.joint import Schedule, Value, plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.planning.port import carried_chain, first_difference, kernel_kind, runs_too_often
+from hybridremat.planning.port import kernel_kind, portable, ported_chain, runs_too_often
 from support.nets import transformer
 from support.quick_planning import quick_planning
 from support.training import small, train, train_plain
@@ -122,7 +122,7 @@ def other_outputs(plan: Plan) -> Plan:
         (renamed, r"op 3 .*, and was tanh .*\(forward\)"),
         (reordered, r"step 0 \(.*\) reads .*, which was not computed before"),
         (other_inputs, r"it is for inputs \(\), and these are"),
-        (other_outputs, r"held outputs are others"),
+        (other_outputs, r"held outputs differ"),
     ],
 )
 def test_what_is_no_plan_for_this_step_is_refused(planned, change, message):
@@ -170,13 +170,13 @@ def test_ops_that_run_once_are_found():
     once = replace(graph, ops=tuple(replace(op, recomputable=op.id != 3) for op in graph.ops))
     assert runs_too_often(once, steps) is None
     assert runs_too_often(once, twice).id == 3
-    assert first_difference(graph, once) is None
-    assert first_difference(graph, transformer(2)) is not None
+    assert portable(graph, once) is None
+    assert portable(graph, transformer(2)) is not None
 
 
 def test_a_chain_over_the_same_graph_stays(planned):
     chain = planned[2].details.chain
-    assert carried_chain(chain, chain.graph) == chain
+    assert ported_chain(chain, chain.graph) == chain
 
 
 def test_made_and_shown_on_the_command_line(models, capsys):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, PlanMismatchError
-from hybridremat.graph.joint import JointGraph, Op, plain_schedule
+from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.pins import obeys
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.port import carried_chain, first_difference, named_here, runs_too_often
+from hybridremat.planning.port import first_difference, named_here, portable, ported_chain, runs_too_often
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin, differences
 from hybridremat.plans.outside_memory import Demands, schedule_needs
@@ -50,7 +50,7 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
         if not elsewhere:
             raise PlanMismatchError(_mismatch(plan, details.graph, step.graph, here))
         if found := _unlike(plan, details.graph, step.graph, here):
-            raise PlanMismatchError(_not_carried(found, plan.origin, here))
+            raise PlanMismatchError(_not_portable(found, plan.origin, here))
     if not elsewhere:
         return named_here(plan, step.graph, here)
     return _counted(plan, details, _timed(measured().graph, details.graph), here)
@@ -69,7 +69,7 @@ def _counted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) 
     needed = schedule_needs(graph, plan.schedule, demands)
     if plan.memory_limit is not None and needed > plan.memory_limit:
         raise _too_much(plan, needed)
-    chain = carried_chain(details.chain, graph)
+    chain = ported_chain(details.chain, graph)
     return replace(
         plan,
         predicted_peak=memory.peak,
@@ -88,7 +88,7 @@ def _unlike(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) ->
     there = replace(plan.origin, device=here.device, torch=here.torch, hybridremat=here.hybridremat)
     if found := differences(there, here):
         return found
-    if (difference := first_difference(planned, graph)) is not None:
+    if (difference := portable(planned, graph)) is not None:
         return [difference]
     if (once := runs_too_often(graph, plan.schedule)) is not None:
         return [f"{once.name} must run exactly once on {here.device}"]
@@ -101,7 +101,7 @@ def _unlike(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) ->
     return []
 
 
-def _not_carried(found: list[str], origin: Origin, here: Origin) -> str:
+def _not_portable(found: list[str], origin: Origin, here: Origin) -> str:
     return (
         f"the plan was made for {origin.device_name or 'another device'}, and its schedule is none for this "
         f"step on {here.device}: {'; '.join(found)}. Nothing has changed. {_AGAIN}"
@@ -126,29 +126,19 @@ def applicable(plan: Plan) -> PlanDetails:
 
 
 def _mismatch(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> str:
-    found = differences(plan.origin, here) or _first_difference(planned, graph, pinned=bool(plan.pins))
+    found = differences(plan.origin, here) or [_difference(planned, graph, pinned=bool(plan.pins))]
     return f"the plan was not made for this step: {'; '.join(found)}. Nothing has changed. {_AGAIN}"
 
 
-def _first_difference(planned: JointGraph, graph: JointGraph, *, pinned: bool) -> list[str]:
-    """Where two graphs of models that look alike part; ``pinned``: whether names of modules matter."""
-    for ours, theirs in zip(graph.ops, planned.ops, strict=False):
-        is_now, was = _described(graph, ours), _described(planned, theirs)
-        if is_now != was:
-            place = f" in {ours.module}" if ours.module else ""
-            return [f"op {ours.id}{place} is {is_now}, and was {was}"]
-    if len(graph.ops) != len(planned.ops):
-        return [f"its graph has {len(planned.ops)} ops, and this one {len(graph.ops)}"]
+def _difference(planned: JointGraph, graph: JointGraph, *, pinned: bool) -> str:
+    """How two graphs of models that look alike differ; ``pinned``: whether names of modules matter."""
+    if (difference := first_difference(planned, graph, kernels=True)) is not None:
+        return difference
     for ours, theirs in zip(graph.ops, planned.ops, strict=True):
         if pinned and ours.module != theirs.module:
             names = f"{ours.module!r}, and was in {theirs.module!r}"
-            return [f"its policy goes by modules, and op {ours.id} ({ours.target}) is in {names}"]
-    return ["its graph joins the same ops otherwise (layouts, edges or outputs differ)"]
-
-
-def _described(graph: JointGraph, op: Op) -> str:
-    made = [graph.values[value] for value in op.writes]
-    return " ".join([op.target, *(f"{'×'.join(map(str, v.shape)) or 'scalar'} {v.dtype}" for v in made)])
+            return f"its policy goes by modules, and op {ours.id} ({ours.target}) is in {names}"
+    return "its graph connects the same ops differently (layouts, edges or outputs differ)"
 
 
 def _too_much(plan: Plan, needed: int) -> InfeasibleLimitError:

@@ -1,4 +1,4 @@
-"""A plan for a graph that was captured for another device: carried over to the graph here, op by op.
+"""Port a plan to a graph that was captured on another device, or under other names, op by op.
 
 PyTorch calls some kernels by other names on other devices (flash attention on CPU and CUDA, cuDNN's
 normalizations), and these may hand out other extra values. What a schedule says, which op runs when, means
@@ -33,27 +33,39 @@ def kernel_kind(target: str) -> str:
     return "_".join(words) or parts[1]
 
 
-def first_difference(planned: JointGraph, graph: JointGraph) -> str | None:
-    """Where two graphs cease to hold the same ops on values of the same shapes; None where they do not."""
+def first_difference(planned: JointGraph, graph: JointGraph, *, kernels: bool) -> str | None:
+    """The first op in which two graphs differ; None if they hold the same ops on values of the same shapes.
+
+    ``kernels``: whether ops have to be the same kernels with the same outputs. Otherwise it is enough that
+    they compute the same: further outputs (generator states, statistics) differ by device.
+    """
     for was, now in zip(planned.ops, graph.ops, strict=False):
-        before, here = _described(planned, was), _described(graph, now)
+        before, here = _described(planned, was, kernels=kernels), _described(graph, now, kernels=kernels)
         if before != here:
             place = f" in {now.module}" if now.module else ""
             return f"op {now.id}{place} is {here}, and was {before}"
     if len(planned.ops) != len(graph.ops):
         return f"its graph has {len(planned.ops)} ops, and this one {len(graph.ops)}"
-    place_of = _places(planned, graph)
-    for name in ("held_outputs", "released_outputs", "gradients"):
-        if _moved(getattr(planned, name), place_of) != getattr(graph, name):
-            return f"{name.replace('_', ' ')} are others"
     return None
 
 
-def _described(graph: JointGraph, op: Op) -> str:
-    """Kind, phase, and the first result; further ones (generator states, statistics) differ by device."""
-    made = [graph.values[value] for value in op.writes[:1]]
+def portable(planned: JointGraph, graph: JointGraph) -> str | None:
+    """Why a schedule of one graph cannot be one of the other, from another device; None if it can."""
+    if (difference := first_difference(planned, graph, kernels=False)) is not None:
+        return difference
+    place_of = _places(planned, graph)
+    for name in ("held_outputs", "released_outputs", "gradients"):
+        if _moved(getattr(planned, name), place_of) != getattr(graph, name):
+            return f"its {name.replace('_', ' ')} differ"
+    return None
+
+
+def _described(graph: JointGraph, op: Op, *, kernels: bool) -> str:
+    name = op.target if kernels else kernel_kind(op.target)
+    made = [graph.values[value] for value in (op.writes if kernels else op.writes[:1])]
     results = [f"{'×'.join(map(str, value.shape)) or 'scalar'} {value.dtype}" for value in made]
-    return " ".join([kernel_kind(op.target), *results, f"({op.phase}{', in place' if op.mutates else ''})"])
+    phase = [] if kernels else [f"({op.phase}{', in place' if op.mutates else ''})"]
+    return " ".join([name, *results, *phase])
 
 
 def runs_too_often(graph: JointGraph, schedule: Schedule) -> Op | None:
@@ -62,7 +74,7 @@ def runs_too_often(graph: JointGraph, schedule: Schedule) -> Op | None:
     return next((op for op in graph.ops if not op.recomputable and runs[op.id] != 1), None)
 
 
-def carried_chain(chain: Chain, graph: JointGraph) -> Chain:
+def ported_chain(chain: Chain, graph: JointGraph) -> Chain:
     """The same blocks over the ops of ``graph``, between the values that take the place of theirs."""
     place_of = _places(chain.graph, graph)
     return replace(
