@@ -14,7 +14,6 @@ from hybridremat.reports.spans import Band
 from hybridremat.reports.timeline import step_timeline
 from support.examples import examples
 from support.nets import transformer
-from support.quick_planning import quick_planning
 from support.random_models import build, recipes
 from support.random_steps import random_step, small_graph
 from support.wrapping import HOW
@@ -59,8 +58,7 @@ def test_bands_of_planned_models_add_up_to_the_replay(recipe):
         copy.deepcopy(model)(**batch)[0].backward()
     except RuntimeError:  # nothing in it learns, or it changes in place what its own backward needs
         assume(False)
-    with quick_planning():
-        plan = hybridremat.plan(model, kwargs=batch, max_overhead=10.0, **HOW)
+    plan = hybridremat.plan(model, kwargs=batch, max_overhead=10.0, **HOW)
     assert plan.details is not None
     assert_sums_up(plan.details.chain, plan.schedule)
     assert_sums_up(plan.details.chain, plain_schedule(plan.details.graph))
