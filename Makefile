@@ -12,10 +12,11 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := .venv/.installed
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 EXTRA := .compat/packages
 
-.PHONY: help demo test lint types wheel-check docs check marks compat browser clean
+.PHONY: help demo test test-slow test-all lint types wheel-check docs check marks compat browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -24,8 +25,16 @@ help: ## this list
 demo: $(STAMP) ## train real models under a memory limit, plain and planned side by side
 	$(BIN)/hybridremat demo
 
-test: $(STAMP) browser ## the tests
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+# Every mechanism has a test here. Without a marker on the command line, pytest runs the same ones.
+test: $(STAMP) browser ## the quick tests, one of each mechanism: minutes
+	$(PYTEST) -m "not slow and not compat" $(PYTEST_ARGS)
+
+# Property tests are in both: with few examples above, with all of them here (tests/conftest.py).
+test-slow: $(STAMP) browser ## the other tests: more models and cases, all examples of property tests
+	$(PYTEST) -m "slow and not compat" --hypothesis-profile=full $(PYTEST_ARGS)
+
+test-all: $(STAMP) browser ## all of both
+	$(PYTEST) -m "not compat" --hypothesis-profile=full $(PYTEST_ARGS)
 
 # Without one, the tests of the HTML report's page are skipped (in CI: fail), all others run.
 browser: ## install Chromium and its driver, for the tests of the HTML report (Debian, as root or with sudo)
@@ -54,7 +63,7 @@ wheel-check: $(STAMP) ## build the wheel, install it elsewhere, import every mod
 docs: $(STAMP) ## the documentation as pages, docs/_build/html/index.html; a warning is an error
 	$(BIN)/sphinx-build -M html docs docs/_build -W --keep-going -q
 
-check: lint types test wheel-check docs ## all of the above but the demo
+check: lint types wheel-check docs test-all ## lint, types, wheel, documentation and all tests, as CI does
 
 marks: $(STAMP) ## frontiers of the reference models beside the recorded ones
 	$(BIN)/python benchmarks/compare_marks.py
@@ -62,7 +71,7 @@ marks: $(STAMP) ## frontiers of the reference models beside the recorded ones
 compat: $(STAMP) $(EXTRA)/.installed ## try every model and habit of docs/compatibility.md, and write its table
 	rm -rf .compat/lines
 	HYBRIDREMAT_COMPAT_RESULTS=.compat/lines HYBRIDREMAT_COMPAT_PACKAGES=$(EXTRA) \
-		$(BIN)/pytest tests/compat -m "compat or not compat" -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+		$(PYTEST) tests/compat -m "compat or not compat" $(PYTEST_ARGS)
 	$(BIN)/python tools/compat_table.py .compat/lines docs/compatibility.md
 
 # Not in .venv: torchvision has no CPU build for this torch, and breaks other imports unless the tests'

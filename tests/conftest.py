@@ -1,6 +1,8 @@
 """Settings that every test shares."""
 
+import os
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,11 +10,14 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("support")
 
-from support.command_line import MODELS  # noqa: E402 - its assertions are to say what they compare
+from support.command_line import MODELS  # noqa: E402 - assertions in it are to say what they compare
+from support.examples import PROFILES  # noqa: E402
+from support.quick_planning import full_planning, quick_planning  # noqa: E402
 
 # The same examples on every machine and run: a failure can be repeated, and a slow machine fails nothing.
-settings.register_profile("repository", derandomize=True, deadline=None, print_blob=True)
-settings.load_profile("repository")
+for name, count in PROFILES.items():
+    settings.register_profile(name, derandomize=True, deadline=None, print_blob=True, max_examples=count)
+settings.load_profile("quick")
 
 # With several threads on a busy machine, the first steps of plain eager training in a process do not always
 # repeat themselves (1 of 24 processes; 0 of 30 with one thread), so nothing could be compared bit for bit.
@@ -29,6 +34,39 @@ def _own_cache_folder(tmp_path_factory):
         patch.setenv("HYBRIDREMAT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("HYBRIDREMAT_CACHE_SIZE", "0")
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """With all examples (``--hypothesis-profile=full``) property tests belong to the slow ones."""
+    if settings.get_current_profile_name() == "full":
+        for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+                item.add_marker("slow")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _little_effort():
+    with quick_planning():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _effort_of_the_module(request):
+    with _effort(request.node):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _effort_of_the_test(request):
+    with _effort(request.node):
+        yield
+
+
+def _effort(node):
+    """Full effort where it is asked for, and for the figures of the compatibility table."""
+    full = node.get_closest_marker("full_effort") or node.get_closest_marker("compat")
+    return full_planning() if full or "HYBRIDREMAT_COMPAT_RESULTS" in os.environ else nullcontext()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridremat.blocks.lattice import Lattice
@@ -25,8 +25,9 @@ from support.brute_blocks import (
     frontier,
     least_times,
 )
+from support.examples import examples
 
-RANDOM = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+RANDOM = examples(60, suppress_health_check=list(HealthCheck))
 
 
 @st.composite

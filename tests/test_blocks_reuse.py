@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from hybridremat.blocks.pareto import enumerate_options
 from hybridremat.blocks.shape_reuse import reuse_options, structure
 from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
 from support.brute_blocks import SWEEPS, blocks
+from support.examples import examples
 
 
 def twice_the_block(problem: BlockProblem) -> BlockProblem:
@@ -50,6 +51,6 @@ def test_a_block_of_twice_the_sizes_has_as_many_options() -> None:
 
 
 @given(blocks())
-@settings(max_examples=60)
+@examples(60)
 def test_no_option_of_a_random_block_is_lost(problem: BlockProblem) -> None:
     assert_doubled(problem)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridremat.blocks import pareto
@@ -16,9 +16,10 @@ from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
 from support.brute_blocks import FUSED, SOLVES, SWEEPS, blocks, brute_force, figures, frontier, least_times
+from support.examples import examples
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @pytest.mark.parametrize(("effort", "copies"), [(SWEEPS, 3), (SOLVES, 2)], ids=["sweeps", "solves"])
 @given(problem=blocks())
 def test_finds_every_nondominated_option(problem: BlockProblem, effort: Effort, copies: int) -> None:
@@ -35,7 +36,7 @@ def test_finds_every_nondominated_option(problem: BlockProblem, effort: Effort, 
     assert frontier(figures(found.solo)) == frontier(brute_force(bare, solo=True, copies=copies))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(problem=blocks(), data=st.data())
 def test_finds_every_option_that_leaves_far_outputs_alone(problem: BlockProblem, data: st.DataObject) -> None:
     if not problem.outputs or not frontier(brute_force(problem, solo=False, copies=3)):
@@ -60,7 +61,7 @@ def lasting(problem: BlockProblem) -> BlockProblem:
     return replace(problem, steps=tuple(steps))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(50, suppress_health_check=list(HealthCheck))
 @given(problem=blocks().map(lasting))
 def test_sweeps_and_solves_agree(problem: BlockProblem) -> None:
     def least(options: tuple[Option, ...], saved: int, peak: int) -> int | None:
@@ -97,7 +98,7 @@ def test_blocks_too_large_for_a_lattice_are_solved(effort: Effort, monkeypatch: 
     assert frontier(figures(solved.options)) == frontier(figures(swept.options))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @pytest.mark.parametrize(
     "effort", [Effort(), FUSED, Effort(solved_above=0)], ids=["sweeps", "fused", "solves"]
 )
@@ -115,7 +116,7 @@ def test_simulator_accepts_every_option(problem: BlockProblem, effort: Effort) -
         assert option.saved_bytes == option.forward_peak == 0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(problem=blocks())
 def test_rows_of_ops_lose_no_time_where_the_peak_is_free(problem: BlockProblem) -> None:
     ordinary = brute_force(problem, solo=False, copies=3)

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 from torch import fx
@@ -20,6 +20,7 @@ from hybridremat.errors import PlanError
 from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.private_torch import run_and_save_rng_state
+from support.examples import examples
 from support.training import small, traced
 
 # An example costs a tenth of a second: none is made smaller when it fails.
@@ -155,7 +156,7 @@ def expected(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=15, **EXAMPLES)
+@examples(15, **EXAMPLES)
 @given(data=st.data())
 def test_valid_schedules_pass_compute_the_same_and_need_what_the_replay_says(name, data):
     step = step_of(name)
@@ -257,7 +258,7 @@ DAMAGES = (replace_input, skip_node, change_constant, move_call, repeat_call, ex
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=15, **EXAMPLES)
+@examples(15, **EXAMPLES)
 @given(data=st.data())
 def test_whatever_computes_other_numbers_is_refused(name, damage, data):
     step = step_of(name)

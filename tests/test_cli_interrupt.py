@@ -47,7 +47,9 @@ def assert_ended(process, folder: Path) -> None:
     assert not [path.name for path in folder.iterdir() if "p.json" in path.name]
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.3, 0.9, 1.8])
+@pytest.mark.parametrize(
+    "delay", [0.3, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.0, 0.9, 1.8))]
+)
 def test_while_the_model_is_captured(slow, delay):
     """Destructors and callbacks run all the time here, and swallow exceptions."""
     with planning("--workers", "1") as process:
@@ -57,7 +59,13 @@ def test_while_the_model_is_captured(slow, delay):
         assert_ended(process, slow)
 
 
-@pytest.mark.parametrize("everybody", [True, False], ids=["as a terminal does", "one process"])
+@pytest.mark.parametrize(
+    "everybody",
+    [
+        pytest.param(True, id="as a terminal does"),
+        pytest.param(False, id="one process", marks=pytest.mark.slow),
+    ],
+)
 def test_while_blocks_are_solved(slow, everybody):
     """A terminal sends the signal to the solver processes too: they must not write their tracebacks."""
     with planning("--cost-model", "flops", "--workers", "2") as process:
@@ -71,6 +79,7 @@ def test_while_blocks_are_solved(slow, everybody):
     assert not [solver for solver in solvers if alive(solver)]
 
 
+@pytest.mark.slow
 def test_several_in_a_row_change_nothing(slow):
     with planning("--cost-model", "flops", "--workers", "2") as process:
         assert process.stdout.readline() == "made\n"
@@ -81,7 +90,7 @@ def test_several_in_a_row_change_nothing(slow):
         assert_ended(process, slow)
 
 
-@pytest.mark.parametrize("swallow", ["__del__", "import"])
+@pytest.mark.parametrize("swallow", ["__del__", pytest.param("import", marks=pytest.mark.slow)])
 def test_an_interrupt_that_is_swallowed_comes_again(slow, swallow):
     raising = "import signal\n        signal.raise_signal(signal.SIGINT)"
     if swallow == "__del__":

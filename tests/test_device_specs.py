@@ -12,7 +12,6 @@ from torch.nn import functional
 import hybridremat
 from hybridremat import DeviceSpec, DeviceSpecError, LimitError
 from hybridremat.graph.costs.device_specs import DEVICE_SPECS, device_spec
-from support.quick_planning import quick_planning
 from support.training import small
 from support.wrapping import HOW, assert_untouched, state_of
 
@@ -48,12 +47,6 @@ def ops_of(model, x, **how):
 
 
 RATES = [("float32", 1e9, 4), ("bfloat16", 4e9, 2), ("float16", 8e9, 2)]
-
-
-@pytest.fixture(autouse=True)
-def _quickly():
-    with quick_planning():
-        yield
 
 
 @pytest.mark.parametrize(("dtype", "rate", "size"), RATES)

@@ -51,7 +51,9 @@ def _net():
     return next(f[3] for f in doc_examples.FENCE.finditer(page) if f[3].startswith("# net.py\n"))
 
 
-SLOW = {"README.md": pytest.mark.slow, "choose-a-limit.md": pytest.mark.slow}
+pytestmark = pytest.mark.full_effort  # pages show figures
+QUICK = {"start.md", "read-a-plan.md", "command-line.md", "graph-breaks.md", "torch-compile.md"}
+SLOW = {name: pytest.mark.slow for name in NAMES if name not in QUICK}
 
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=p.name, marks=SLOW.get(p.name, ())) for p in PAGES])

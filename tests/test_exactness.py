@@ -68,7 +68,12 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+ALIKE = ("smooth l1", "cross entropy of probabilities")  # a loss of the kind of "mse"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ALIKE else n for n in MODELS]
+)
 def test_training_is_bit_equal_in_the_memory_that_was_promised(name):
     torch.manual_seed(0)
     model, batch = MODELS[name](), {"x": torch.randn(64, 32)}

@@ -13,16 +13,8 @@ from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import schedule_time
 from hybridremat.reports.what_if import WhatIf
 from support.naive_memory import naive_profile
-from support.quick_planning import quick_planning
 from support.training import small
 from support.wrapping import HOW, least_limit
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _coarse_options():
-    """What is asked here does not depend on how good plans are."""
-    with quick_planning():
-        yield
 
 
 def planned(name: str, **how) -> Plan:

@@ -47,7 +47,7 @@ def test_shapes_beyond_the_number_of_captures_are_refused_not_run_unplanned(monk
             functional.relu(model(**batch(rows))).backward()
 
 
-@pytest.mark.parametrize("make", [Reader, Layers])
+@pytest.mark.parametrize("make", [Reader, pytest.param(Layers, marks=pytest.mark.slow)])
 def test_bit_equal_within_the_limit_of_the_whole_step(make):
     torch.manual_seed(0)
     model, inputs = make(), batch()
@@ -136,7 +136,7 @@ def test_infeasible_limits_and_overheads():
     assert frugal.overhead <= 0.1 and frugal.predicted_peak < frugal.plain_peak
 
 
-@pytest.mark.parametrize("on_infeasible", ["error", "least"])
+@pytest.mark.parametrize("on_infeasible", ["error", pytest.param("least", marks=pytest.mark.slow)])
 def test_an_overhead_that_does_not_fit_the_limit_says_so(on_infeasible):
     model, inputs = Reader(), batch()
     plan = hybridremat.plan(model, kwargs=inputs, memory_limit="100%", **HOW)

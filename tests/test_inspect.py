@@ -9,7 +9,6 @@ import pytest
 
 import hybridremat
 from hybridremat.cli import main as cli
-from support.quick_planning import quick_planning
 from support.training import small
 from support.wrapping import HOW, least_limit
 
@@ -18,8 +17,7 @@ from support.wrapping import HOW, least_limit
 def saved(tmp_path_factory):
     """A tight plan and its file."""
     model, batch = small("transformer")
-    with quick_planning():
-        plan = hybridremat.plan(model, kwargs=batch, memory_limit=least_limit(model, batch), **HOW)
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit=least_limit(model, batch), **HOW)
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     plan.save(path)
     return plan, str(path)

@@ -19,7 +19,6 @@ from support.loop_cases import (
     OVERHEAD,
     PREDICTED,
     Rows,
-    _little_effort,  # noqa: F401
     agree,
     fail_in_backward,
     profiler_runs,

@@ -20,7 +20,7 @@ from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_figures import StepLog
 from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
 from hybridremat.integrations.loop_options import find_target, loop_options
-from support.loop_cases import HOW, MEASURED, PREDICTED, _little_effort, profiler_runs  # noqa: F401
+from support.loop_cases import HOW, MEASURED, PREDICTED, profiler_runs
 from support.training import allocated_peak, small
 
 

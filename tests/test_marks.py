@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_frontier
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet50"])
+@pytest.mark.full_effort
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("resnet50", marks=pytest.mark.slow)])
 def test_frontier_reaches_the_recorded_one(name: str) -> None:
     model, batch = reference_model(name)
     eager, recorded = recorded_frontier(name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
 from hybridremat.graph.memory import Replay, ScheduleError, schedule_flops, schedule_time, step_memory
+from support.examples import examples
 from support.naive_memory import naive_profile
 from support.random_steps import random_step, small_graph
 
@@ -76,7 +77,7 @@ def test_time_and_flops_count_every_execution() -> None:
     assert schedule_flops(graph, Schedule((0, 1, 2, 0, 3), 3)) == 8
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.integers(0, 10**9))
 def test_replay_agrees_with_the_naive_one(seed: int) -> None:
     graph, schedule = random_step(seed)

@@ -80,6 +80,8 @@ def unet():
 
 
 MODELS = {make.__name__: make for make in (gpt2, bert, llama, vit, resnet18, resnet50, unet)}
+EVERYDAY = ("gpt2", "resnet18")
+IN_FULL = (pytest.mark.slow, pytest.mark.full_effort)
 MODELS["gpt2 in full"] = partial(reference_model, "gpt2", 0.1)
 MODELS["resnet50 in full"] = partial(reference_model, "resnet50")
 
@@ -94,9 +96,7 @@ def three_limits(model, batch):
     return {"80 %": easy, "half-way": (easy + least) // 2, "least": least}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n.endswith("in full") else n for n in MODELS]
-)
+@pytest.mark.parametrize("name", [n if n in EVERYDAY else pytest.param(n, marks=IN_FULL) for n in MODELS])
 def test_training_is_bit_equal_in_the_memory_that_was_promised(name):
     torch.manual_seed(0)
     model, batch = MODELS[name]()

@@ -16,16 +16,9 @@ from hybridremat.errors import InfeasibleLimitError, UnsurveyedPathWarning
 from hybridremat.planning import option_cache, pipeline
 from hybridremat.runtime.steps import StepMaker
 from support.broken_nets import HOW, Inside, Reader, Stage, batch
-from support.quick_planning import quick_planning
 from support.training import train
 
 ROOMY = 1 << 30
-
-
-@pytest.fixture(autouse=True)
-def _coarse_plans():
-    with quick_planning():
-        yield
 
 
 @pytest.fixture

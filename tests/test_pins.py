@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import Phase as Stage
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
@@ -14,15 +14,16 @@ from hybridremat.graph.memory import step_memory
 from hybridremat.graph.pins import Pins, obeys
 from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.segmentation.validate import validate_chain
+from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.pipeline import plan_graph
 from hybridremat.plans.policy import Pinned
 from hybridremat.sequence.decisions import ForwardOption
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.repair import Mender
+from support.examples import examples
 from support.joint_graphs import joint_graphs
 from support.nets import Net, transformer
 from support.pin_oracle import broken_promises
-from support.quick_planning import QuickOptions
 
 
 @st.composite
@@ -61,7 +62,7 @@ def remade_for_the_backward(graph: JointGraph, pins: Pins) -> set[int]:
         late |= read & pins.remade
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(pinned_graphs())
 def test_a_mended_plain_step_obeys_and_runs_nothing_in_vain(case):
     graph, pins = case
@@ -79,7 +80,7 @@ def test_a_mended_plain_step_obeys_and_runs_nothing_in_vain(case):
         assert backward & pins.remade & alive(graph) == remade_for_the_backward(graph, pins)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(pinned_graphs())
 def test_a_mended_step_that_runs_all_twice_obeys(case):
     graph, pins = case
@@ -91,7 +92,7 @@ def test_a_mended_step_that_runs_all_twice_obeys(case):
     assert broken_promises(graph, mended, pins) == []
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(pinned_graphs(), st.integers(2, 9))
 def test_chains_know_the_pins(case, max_ops):
     graph, pins = case
@@ -102,11 +103,11 @@ def test_chains_know_the_pins(case, max_ops):
     assert chain.remade == remade - chain.always - set().union(*chain.boundary)
 
 
-@settings(max_examples=80, deadline=None, phases=[Stage.explicit, Stage.reuse, Stage.generate])
+@examples(80, phases=[Stage.explicit, Stage.reuse, Stage.generate])
 @given(pinned_graphs())
 def test_every_point_of_a_plan_obeys(case):
     graph, pins = case
-    planning = plan_graph(graph, cache=QuickOptions(), pinned=Pinned(pins))
+    planning = plan_graph(graph, cache=OptionCache(), workers=1, pinned=Pinned(pins))
     for candidate in planning.candidates:
         schedule = candidate.point.schedule
         assert broken_promises(graph, schedule, pins) == []
@@ -118,7 +119,7 @@ def ops_of(graph: JointGraph, target: str) -> frozenset[int]:
 
 
 def planned(graph: JointGraph, pins: Pins):
-    return plan_graph(graph, cache=QuickOptions(), pinned=Pinned(pins)).candidates
+    return plan_graph(graph, cache=OptionCache(), workers=1, pinned=Pinned(pins)).candidates
 
 
 def test_a_cheap_pin_costs_its_op_alone_and_keeps_the_frontier_below_plain():
@@ -148,7 +149,7 @@ def deep_net() -> JointGraph:
 def test_what_may_not_wait_for_the_backward_is_saved_only_by_blocks_that_run_again_in_it():
     graph = deep_net()
     pins = Pins(remade=ops_of(graph, "bend"))
-    planning = plan_graph(graph, cache=QuickOptions(), pinned=Pinned(pins))
+    planning = plan_graph(graph, cache=OptionCache(), workers=1, pinned=Pinned(pins))
     late = 0
     for candidate in planning.candidates:
         plan, point = planning.chains[candidate.chain_index], candidate.point

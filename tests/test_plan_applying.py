@@ -19,16 +19,8 @@ from hybridremat.planning.rank_agreement import plan_name
 from hybridremat.plans import codec as plan_codec
 from support.broken_nets import Reader
 from support.broken_nets import batch as reader_batch
-from support.quick_planning import quick_planning
 from support.training import Transformer, small, train, train_plain
 from support.wrapping import HOW, assert_untouched, least_limit, state_of, wrap
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _coarse_options():
-    """What is asked here does not depend on how good plans are."""
-    with quick_planning():
-        yield
 
 
 @pytest.fixture
@@ -46,13 +38,18 @@ def nothing_is_made(monkeypatch):
     return forbid
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """A transformer, its batch, and the file of a tight plan for them."""
+@pytest.fixture(scope="module")
+def tight():
+    """A tight plan for the small transformer."""
     model, batch = small("transformer")
-    plan = hybridremat.plan(model, kwargs=batch, memory_limit=least_limit(model, batch), **HOW)
-    plan.save(tmp_path / "plan.json")
-    return model, batch, plan, tmp_path / "plan.json"
+    return hybridremat.plan(model, kwargs=batch, memory_limit=least_limit(model, batch), **HOW)
+
+
+@pytest.fixture
+def saved(tight, tmp_path):
+    """A transformer, its batch, and the file of a tight plan for them."""
+    tight.save(tmp_path / "plan.json")
+    return *small("transformer"), tight, tmp_path / "plan.json"
 
 
 def test_a_file_holds_the_whole_plan(saved):
@@ -72,7 +69,7 @@ def test_a_plain_step_is_a_plan_too(tmp_path):
     assert hybridremat.get_plan(model).blocks == plain.blocks
 
 
-@pytest.mark.parametrize("as_path", [True, False])
+@pytest.mark.parametrize("as_path", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_applied_plan_trains_as_plain_and_makes_nothing(saved, nothing_is_made, as_path):
     model, batch, plan, path = saved
     plain = train_plain(model, batch)

@@ -12,7 +12,6 @@ from hybridremat.graph.joint import Schedule, Value, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning.port import kernel_kind, portable, ported_chain, runs_too_often
 from support.nets import transformer
-from support.quick_planning import quick_planning
 from support.training import small, train, train_plain
 from support.wrapping import HOW, assert_untouched, state_of
 
@@ -26,8 +25,7 @@ NAMES_THERE = {
 def planned():
     """A net, its batch, and a plan for it on another device with room for what its kernels take here."""
     model, batch = small("transformer")
-    with quick_planning():
-        plan = hybridremat.plan(model, kwargs=batch, memory_limit="60%", device_spec="h200", **HOW)
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="60%", device_spec="h200", **HOW)
     # what kernels allocate while they run is not known there: room for it on any device
     return model, batch, replace(plan, memory_limit=2 * plan.predicted_peak)
 
@@ -50,7 +48,7 @@ def other_graph(plan: Plan) -> Plan:
     return replace(plan, fingerprint="0" * 32, details=replace(plan.details, chain=chain))
 
 
-@pytest.mark.parametrize("change", [lambda plan: plan, other_graph])
+@pytest.mark.parametrize("change", [pytest.param(lambda plan: plan, marks=pytest.mark.slow), other_graph])
 def test_it_trains_as_plain_under_its_limit(planned, change):
     model, batch, plan = planned
     plain, trained = train_plain(model, batch), copy.deepcopy(model)

@@ -20,15 +20,8 @@ from hybridremat.plans.policy import require_matches, resolve_policy
 from hybridremat.reports.what_if import WhatIf
 from hybridremat.sequence.repair import Mender
 from support.pin_oracle import broken_promises
-from support.quick_planning import quick_planning
 from support.training import Transformer, loss_in, small, train, train_plain
 from support.wrapping import HOW, assert_untouched, least_limit, state_of, wrap
-
-
-@pytest.fixture(autouse=True)
-def quick():
-    with quick_planning():
-        yield
 
 
 def op(module: str, target: str, **fields) -> Op:
@@ -169,12 +162,17 @@ def test_limits_that_only_the_policy_excludes():
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        ("transformer", {"*:native_dropout": "must_save"}),
         ("transformer", {"*:native_dropout": "must_recompute"}),
-        ("transformer", {"blocks.*:gelu": "must_recompute", "blocks.*:softmax": "must_save"}),
-        ("transformer", {"blocks.0": "must_recompute", "blocks.1": "must_save"}),
         ("convnet", {"*:relu": "must_recompute", "convs": "must_save"}),
-        ("running", {"norm": "must_recompute"}),
+        *(
+            pytest.param(name, policy, marks=pytest.mark.slow)
+            for name, policy in (
+                ("transformer", {"*:native_dropout": "must_save"}),
+                ("transformer", {"blocks.*:gelu": "must_recompute", "blocks.*:softmax": "must_save"}),
+                ("transformer", {"blocks.0": "must_recompute", "blocks.1": "must_save"}),
+                ("running", {"norm": "must_recompute"}),
+            )
+        ),
     ],
     ids=str,
 )

@@ -8,7 +8,6 @@ from torch import nn
 
 import hybridremat
 from hybridremat.errors import CaptureError
-from support.quick_planning import quick_planning
 from support.training import train, train_plain
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -45,9 +44,8 @@ def test_cells_in_a_loop_equal_plain_training():
     torch.manual_seed(0)
     model, batch = Unrolled(), {"x": torch.randn(4, 16, 8)}
     expected = train_plain(model, batch)
-    with quick_planning():
-        least = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW).least_peak
-        planned = hybridremat.wrap(model, kwargs=batch, memory_limit=least, **HOW)
+    least = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW).least_peak
+    planned = hybridremat.wrap(model, kwargs=batch, memory_limit=least, **HOW)
     trained = train(planned, batch)
     assert expected.differences(trained) == []
     assert max(trained.peaks) <= least

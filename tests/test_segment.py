@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
@@ -15,6 +15,7 @@ from hybridremat.graph.memory import step_memory
 from hybridremat.graph.segmentation.chain import Block, Chain
 from hybridremat.graph.segmentation.segment import block_sizes, segment
 from hybridremat.graph.segmentation.validate import validate_chain
+from support.examples import examples
 from support.joint_graphs import joint_graphs
 from support.nets import Net, transformer
 
@@ -62,7 +63,7 @@ def run_with_forgetting(chain: Chain) -> set[int]:
     return ran
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(joint_graphs(), st.integers(1, 12))
 def test_any_graph_becomes_a_valid_chain(graph, max_ops):
     chain = segment(graph, max_ops=max_ops)
@@ -73,7 +74,7 @@ def test_any_graph_becomes_a_valid_chain(graph, max_ops):
     assert chain.always >= {v for v in graph.held_outputs if graph.values[v].producer is not None}
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(joint_graphs(), st.integers(1, 12))
 def test_every_block_can_be_rebuilt_from_its_boundary(graph, max_ops):
     # A gradient that is read in a later-run block too is held to the end, so it may cross unlisted.
@@ -279,7 +280,7 @@ def narrowest_placement(graph: JointGraph, chain: Chain) -> int:
     return best
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data())
 def test_gradients_handed_down_are_fewest_bytes(data):
     net = Net()

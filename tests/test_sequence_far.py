@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.graph.segmentation.skip_values import MOST_FAR, FarValue, far_values
@@ -14,12 +14,13 @@ from hybridremat.sequence.backtrack import Rebuilder
 from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures
 from hybridremat.sequence.decisions import ForwardOption
 from hybridremat.sequence.dynamic_program import chain_table
+from support.examples import examples
 from support.random_chains import training_chain
 
 NONE: frozenset[int] = frozenset()
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(st.integers(0, 10**6))
 def test_far_values_are_those_that_some_block_rides_over_or_reads_in_its_forward_alone(seed: int) -> None:
     chain = training_chain(seed)
@@ -82,7 +83,7 @@ def test_a_chain_of_too_many_rows_does_without_far_values(cap: str, monkeypatch:
     assert (table.top == chain_table(replace(problem, far=()), memory=40, slots=40).top).all()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(3, 8), st.booleans(), st.booleans(), st.integers(1, 4))
 def test_equal_sub_chains_share_rows_with_far_values(
     count: int, idle: bool, touched: bool, size: int

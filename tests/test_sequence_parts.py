@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.sequence.joined_graphs import Part, PartedStep, PartPoint, choose_points
+from support.examples import examples
 
 BYTES = st.integers(0, 12)
 
@@ -47,7 +48,7 @@ def test_peak_is_that_of_a_walk_through_the_step(step):
         assert step.peak(chosen) == replayed_peak(step, chosen)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(steps(), st.integers(0, 80))
 def test_least_time_under_a_limit(step, limit):
     fitting = [c for c in choices(step) if replayed_peak(step, c) <= limit]
@@ -58,7 +59,7 @@ def test_least_time_under_a_limit(step, limit):
         assert step.time(chosen) == min(map(step.time, fitting))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(steps(), st.integers(0, 60))
 def test_least_memory_within_a_time(step, most):
     fitting = [c for c in choices(step) if step.time(c) <= most]

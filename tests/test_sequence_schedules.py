@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.blocks.problem import bind_block
@@ -23,6 +23,7 @@ from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, blo
 from hybridremat.sequence.dynamic_program import chain_table
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point, spread
+from support.examples import examples
 from support.random_chains import training_chain
 
 
@@ -121,7 +122,7 @@ def uncounted(chain: Chain) -> int:
     return most
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(st.integers(0, 10**6))
 def test_rebuilt_schedules_run_and_keep_to_the_table(seed: int) -> None:
     chain, bindings, options = prepared(seed)
@@ -141,7 +142,7 @@ def test_rebuilt_schedules_run_and_keep_to_the_table(seed: int) -> None:
         assert schedule_time(graph, schedule) <= table.top[slot] + constant
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 10**6))
 def test_the_frontier_is_a_pareto_set_of_exact_figures(seed: int) -> None:
     chain, bindings, options = prepared(seed)
@@ -157,7 +158,7 @@ def test_the_frontier_is_a_pareto_set_of_exact_figures(seed: int) -> None:
         assert not point.decisions or len(block_decisions(point.decisions)) == len(chain.blocks)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(20, 200))
 def test_more_options_never_cost_more_than_the_table_of_fewer(seed: int, few: int, slots: int) -> None:
     chain = training_chain(seed)
@@ -176,7 +177,7 @@ def test_more_options_never_cost_more_than_the_table_of_fewer(seed: int, few: in
         assert min(fitting) <= finest.top[slot] + constant
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 10**6))
 def test_per_block_checkpoint_runs_every_forward_twice_but_the_last(seed: int) -> None:
     chain, bindings, options = prepared(seed)

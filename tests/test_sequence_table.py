@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.graph.segmentation.skip_values import FarValue
@@ -15,6 +15,7 @@ from hybridremat.sequence.backtrack import InfeasibleSlotError, Rebuilder
 from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, Solo, block_decisions
 from hybridremat.sequence.dynamic_program import ChainTable, chain_table
+from support.examples import examples
 
 
 @dataclass
@@ -246,7 +247,7 @@ def fine_table(problem: ChainProblem, memory: int) -> ChainTable:
     return table
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(tiny_chains())
 def test_every_entry_is_the_least_time_over_all_schedules(chain: TinyChain) -> None:
     figures = [walk(chain, actions) for actions in every_schedule(chain, 0, len(chain.blocks) - 1)]
@@ -256,7 +257,7 @@ def test_every_entry_is_the_least_time_over_all_schedules(chain: TinyChain) -> N
         assert found == least, f"{slot} bytes"
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(tiny_chains())
 def test_rebuilt_decisions_cost_what_the_table_says(chain: TinyChain) -> None:
     best: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -273,7 +274,7 @@ def test_rebuilt_decisions_cost_what_the_table_says(chain: TinyChain) -> None:
         assert [d.block for d in block_decisions(decisions)] == list(range(len(chain.blocks)))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(tiny_chains(max_blocks=3), st.integers(2, 12))
 def test_coarse_slots_never_promise_too_little_memory(chain: TinyChain, slots: int) -> None:
     figures = [walk(chain, actions) for actions in every_schedule(chain, 0, len(chain.blocks) - 1)]
@@ -284,7 +285,7 @@ def test_coarse_slots_never_promise_too_little_memory(chain: TinyChain, slots: i
     assert min(time for _, time in figures) == table.top[-1]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(tiny_chains(max_blocks=2), st.integers(3, 8), st.booleans())
 def test_equal_sub_chains_share_rows_and_change_nothing(chain: TinyChain, count: int, wide: bool) -> None:
     pattern = chain.blocks[0]

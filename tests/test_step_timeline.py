@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 import hybridremat
@@ -12,8 +12,8 @@ from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.segmentation.chain import Block, Chain
 from hybridremat.reports.spans import Band
 from hybridremat.reports.timeline import step_timeline
+from support.examples import examples
 from support.nets import transformer
-from support.quick_planning import quick_planning
 from support.random_models import build, recipes
 from support.random_steps import random_step, small_graph
 from support.wrapping import HOW
@@ -43,14 +43,14 @@ def assert_sums_up(chain: Chain, schedule: Schedule) -> None:
             assert sum(live.size for live in alive if live.band == band) == bands[row, now]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.integers(0, 10**9), st.integers(0, 5))
 def test_bands_of_random_steps_add_up_to_the_replay(seed, cut):
     graph, schedule = random_step(seed)
     assert_sums_up(chain_of(graph, cut), schedule)
 
 
-@settings(max_examples=6, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
+@examples(6, least=3, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
 @given(recipes(6))
 def test_bands_of_planned_models_add_up_to_the_replay(recipe):
     model, batch = build(recipe)
@@ -58,8 +58,7 @@ def test_bands_of_planned_models_add_up_to_the_replay(recipe):
         copy.deepcopy(model)(**batch)[0].backward()
     except RuntimeError:  # nothing in it learns, or it changes in place what its own backward needs
         assume(False)
-    with quick_planning():
-        plan = hybridremat.plan(model, kwargs=batch, max_overhead=10.0, **HOW)
+    plan = hybridremat.plan(model, kwargs=batch, max_overhead=10.0, **HOW)
     assert plan.details is not None
     assert_sums_up(plan.details.chain, plan.schedule)
     assert_sums_up(plan.details.chain, plain_schedule(plan.details.graph))

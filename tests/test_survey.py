@@ -193,8 +193,12 @@ class Inside(nn.Module):
 
 @pytest.mark.parametrize(
     "make",
-    [InPlace, *(lambda reads=reads: Inside(EagerWide(reads=reads)) for reads in ("gg", "gp", "pg"))],
-    ids=["in place", "two graphs", "graph, then plain", "plain, then graph"],
+    [
+        pytest.param(InPlace, id="in place"),
+        pytest.param(lambda: Inside(EagerWide(reads="gp")), id="graph, then plain"),
+        pytest.param(lambda: Inside(EagerWide(reads="gg")), id="two graphs", marks=pytest.mark.slow),
+        pytest.param(lambda: Inside(EagerWide(reads="pg")), id="plain, then graph", marks=pytest.mark.slow),
+    ],
 )
 def test_bit_equal_at_the_least_limit(make):
     torch.manual_seed(0)
@@ -227,7 +231,9 @@ class Turning(nn.Module):
         return x.mul(x.detach().mean().item()).pow(2).mean()
 
 
-@pytest.mark.parametrize("paths", [(0, 1), (3, 2), (0, 1, 0)])
+@pytest.mark.parametrize(
+    "paths", [(0, 1), *(pytest.param(paths, marks=pytest.mark.slow) for paths in ((3, 2), (0, 1, 0)))]
+)
 def test_the_path_that_is_measured_is_the_one_that_is_planned(paths):
     torch.manual_seed(0)
     model, inputs = Turning(paths), {"x": torch.randn(32, 16)}

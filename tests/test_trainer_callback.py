@@ -19,7 +19,6 @@ from support.loop_cases import (
     OVERHEAD,
     PREDICTED,
     Rows,
-    _little_effort,  # noqa: F401
     agree,
     fail_in_backward,
     profiler_runs,
@@ -130,6 +129,7 @@ def test_training_is_equal_and_measured(tmp_path):
     assert kept.keys() == made.keys() and all(torch.equal(kept[name], made[name]) for name in kept)
 
 
+@pytest.mark.slow
 def test_by_default_the_second_planned_step_is_measured_alone(tmp_path):
     trainer = make_trainer(language_model(), tmp_path, planned())
     trainer.train()
@@ -137,6 +137,7 @@ def test_by_default_the_second_planned_step_is_measured_alone(tmp_path):
     assert [entry["step"] for entry in entries(trainer, PREDICTED)] == [1, 2, 3, 4, 4]
 
 
+@pytest.mark.slow
 def test_plain_steps_give_a_measured_overhead(tmp_path):
     trainer = make_trainer(language_model(), tmp_path, planned(plain_steps=1, measure_every=100))
     with planned_forwards() as ran:
@@ -148,6 +149,7 @@ def test_plain_steps_give_a_measured_overhead(tmp_path):
     assert not entries(make_trainer(language_model(), tmp_path, planned()), MEASURED_OVERHEAD)
 
 
+@pytest.mark.slow
 def test_resuming_from_a_checkpoint(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 2}
     plain, resumed = language_model(), language_model()
@@ -179,6 +181,7 @@ def test_a_peak_beyond_the_prediction_warns(tmp_path, caplog):
     assert not any(agree(entry) for entry in entries(trainer, MEASURED))
 
 
+@pytest.mark.slow
 def test_what_is_reserved_does_not_warn(tmp_path):
     callback = planned("300%", reserve="80KiB", measure_every=1)
     trainer = make_trainer(language_model(), tmp_path, callback, kind=Holding)
@@ -228,6 +231,7 @@ def test_a_failing_step_leaves_nothing_behind(tmp_path):
     assert not profiler_runs()
 
 
+@pytest.mark.slow
 def test_training_starts_afresh_after_a_failure(tmp_path):
     model, callback = language_model(), planned()
     with pytest.raises(RuntimeError, match="the backward fails"):
@@ -263,7 +267,7 @@ def test_bad_options_are_errors_at_once(options, says):
         ({"memory_limit": "50%"}, "frozen", hybridremat.ModelError, "no trainable parameters"),
     ],
 )
-@pytest.mark.parametrize("plain_steps", [0, 1])
+@pytest.mark.parametrize("plain_steps", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_what_cannot_be_wrapped_is_an_error_before_training(
     options, prepare, kind, says, plain_steps, tmp_path
 ):

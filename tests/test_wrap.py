@@ -14,7 +14,9 @@ from support.training import SMALL, loss_in, small, train, train_plain
 from support.wrapping import HOW, assert_untouched, least_limit, state_of, three_limits, wrap
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "mlp" else n for n in SMALL]
+)
 def test_training_is_bit_equal_under_three_limits(name):
     model, batch = small(name)
     plain = train_plain(model, batch)

@@ -74,7 +74,7 @@ def stepper(model, batch):
     return step
 
 
-@pytest.mark.parametrize("name", ["convnet", "transformer"])
+@pytest.mark.parametrize("name", ["convnet", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_fifty_steps_hold_what_the_first_holds(name, line):
     plain, planned, batch = wrapped(name)
     held, peaks = levels(stepper(planned, batch), 50)
@@ -137,7 +137,7 @@ for op in (fragile, fragile_backward):
 fragile.register_autograd(lambda context, gradient: fragile_backward(gradient))
 
 
-@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("place", [pytest.param("forward", marks=pytest.mark.slow), "backward"])
 def test_the_step_after_a_failed_one(place, line):
     torch.manual_seed(0)
     plain, batch = Failing(), {"x": torch.randn(64, 16), "rows": torch.arange(64).flip(0)}

@@ -92,9 +92,24 @@ def loss_bytes(case: Unusual) -> int:
     return hybridremat.measure(fresh(case), kwargs=batch, loss_fn=default_loss, repeats=1).outside
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, id=c.name, marks=() if c.everyday else pytest.mark.compat) for c in CASES]
-)
+QUICK = {
+    "views of one activation beside the loss",
+    "activations changed in place",
+    "an input that carries a gradient, changed in place",
+    "a counter and a buffer put in another's place",
+    "a view that wants a gradient",
+    "sparse gradients of an embedding",
+    "complex numbers inside a real model",
+}
+
+
+def tier(case: Unusual):
+    """No mark: `make test`; others of everyday: `make test-slow`; the rest: `make compat`."""
+    everyday = () if case.name in QUICK else pytest.mark.slow
+    return everyday if case.everyday else pytest.mark.compat
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=tier(c)) for c in CASES])
 def test_unusual_tensors(case, line):
     reference = fresh(case) if case.reference == "eager" else _Through(fresh(case))
     expected, structure = learn(reference, case)
@@ -113,7 +128,12 @@ def test_unusual_tensors(case, line):
     line("Tensors", case.name, REFERENCE[case.reference], remark=case.remark)
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in GROUPS["in place"]])
+IN_PLACE = [
+    pytest.param(c, id=c.name, marks=() if c.name in QUICK else pytest.mark.slow) for c in GROUPS["in place"]
+]
+
+
+@pytest.mark.parametrize("case", IN_PLACE)
 def test_what_is_changed_in_place_when_all_is_computed_again(case):
     expected, structure = learn(fresh(case), case, steps=2)
     torch.manual_seed(1)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.utils.data import Dataset
-
-from support.quick_planning import quick_planning
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 PREDICTED, MEASURED = "hybridremat/predicted_peak_bytes", "hybridremat/measured_peak_bytes"
@@ -39,12 +36,6 @@ class Rows(Dataset):
 
     def __getitem__(self, index):
         return {name: column[index] for name, column in self.columns.items()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _little_effort():
-    with quick_planning():
-        yield
 
 
 class _FailsBackward(torch.autograd.Function):

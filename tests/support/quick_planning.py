@@ -1,36 +1,40 @@
-"""Planning with little effort, for tests that ask whether plans are right, not how good they are."""
+"""How hard blocks are solved in tests.
+
+Most tests ask whether plans are right, not how good they are, so they all plan with little effort. One that
+looks at the quality of plans, or at the solver itself, says so: ``pytest.mark.full_effort``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from hybridremat.blocks.pareto import Effort, enumerate_options
+from hybridremat.blocks import pareto
+from hybridremat.blocks.pareto import DEFAULT_EFFORT, Effort, enumerate_options
 from hybridremat.planning import pipeline
 from hybridremat.planning.option_cache import OptionCache
 
 LITTLE = Effort(
     solves=14, solo_solves=4, deterministic_time=0.05, family_time=0.25, limits=12, least_limits=12
 )
-
-
-class QuickOptions(OptionCache):
-    """A coarse Pareto set of each block, found in this process."""
-
-    def solve(self, problems, workers, on_progress):
-        for problem in problems:
-            if problem not in self._known:
-                self._known[problem] = enumerate_options(problem, LITTLE)
-        return {problem: self._known[problem] for problem in problems}
-
-
-QUICK = QuickOptions()
+QUICK, FULL = OptionCache(), OptionCache()
 
 
 @contextmanager
-def quick_planning():
-    """Sessions made inside plan coarsely."""
+def _planning(effort: Effort, options: OptionCache) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "OPTIONS", QUICK)
+        patch.setattr(pareto, "enumerate_options", lambda problem: enumerate_options(problem, effort))
+        patch.setattr(pipeline, "OPTIONS", options)
         yield
+
+
+def quick_planning():
+    """Blocks that are solved inside, by one worker, have a coarse Pareto set."""
+    return _planning(LITTLE, QUICK)
+
+
+def full_planning():
+    """Blocks that are solved inside have the Pareto set that users get."""
+    return _planning(DEFAULT_EFFORT, FULL)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 
-from hypothesis import HealthCheck, assume, settings
+from hypothesis import HealthCheck, assume
 
 import hybridremat
+from support.examples import examples
 from support.quick_planning import quick_planning
 from support.random_models import Recipe, build
 from support.training import Trained, train, train_plain
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
-FEW = settings(max_examples=6, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
+FEW = examples(6, least=3, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
 
 
 def trained_plain(model, batch, steps: int) -> Trained:

@@ -22,8 +22,8 @@ def least_limit(model, batch, **how):
 
 def three_limits(model, batch, **how):
     """80 % of the plain step, half-way to the least feasible limit, and that limit."""
-    plain = hybridremat.plan(model, kwargs=batch, memory_limit="80%", **HOW, **how).plain_peak
-    least = least_limit(model, batch, **how)
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW, **how)
+    least, plain = plan.least_peak, plan.plain_peak
     easy = max(least, plain * 8 // 10)
     return [easy, (easy + least) // 2, least]
 
