@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hybridremat.analysis.frontier_data import FrontierData
 
 
-
-
 SUFFIXES = (".png", ".svg", ".pdf")
 # No dates in the files: the same curve is the same file.
 _METADATA: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}

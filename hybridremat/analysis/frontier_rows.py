@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridremat.analysis.frontier_data import MeasuredPoint
 from hybridremat.plans.records import FrontierPoint
-from hybridremat.units import format_bytes
+from hybridremat.units import format_bytes, format_share_up
 
 if TYPE_CHECKING:
     from hybridremat.analysis.frontier_data import FrontierData
@@ -103,7 +103,7 @@ def _measured_line(each: MeasuredPoint, plain_peak: int) -> str:
 
 
 def _memory(size: int, plain_peak: int) -> str:
-    return f"{format_bytes(size):>12} {100 * size / max(1, plain_peak):6.1f} %"
+    return f"{format_bytes(size):>12} {format_share_up(size, plain_peak):>8}"
 
 
 def _point_row(point: FrontierPoint, curve: FrontierData) -> Row:

@@ -15,7 +15,7 @@ from hybridremat.cli.inputs import limit_value, load, overhead_value, shared_set
 from hybridremat.cli.output import require_writable, results_apart
 from hybridremat.errors import LimitError, PlotError, UsageError
 from hybridremat.files import write_whole
-from hybridremat.units import format_bytes, parse_overhead, resolve_limit
+from hybridremat.units import format_bytes, format_share_up, parse_overhead, resolve_limit
 
 DATA = (".csv", ".json")
 
@@ -99,8 +99,9 @@ def _write(curve: Frontier, path: Path, asked: dict[str, Any], data: dict[str, A
 def _text(curve: Frontier, chosen: dict[str, Any] | None) -> str:
     if chosen is None:
         return f"{curve}\n"
+    peak = chosen["peak_bytes"]
+    share = format_share_up(peak, curve.plain_peak)
     return (
-        f"{curve}\nchosen: {format_bytes(chosen['peak_bytes'])} ({chosen['peak_bytes']} bytes, "
-        f"{chosen['share_of_plain']:.1%} of plain), {chosen['overhead']:+.1%} time by cost model "
-        f"{curve.cost_model}, {chosen['extra_flops']:+.1%} flops\n"
+        f"{curve}\nchosen: {format_bytes(peak)} ({peak} bytes, {share} of plain), {chosen['overhead']:+.1%} "
+        f"time by cost model {curve.cost_model}, {chosen['extra_flops']:+.1%} flops\n"
     )

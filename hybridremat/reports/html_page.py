@@ -20,7 +20,7 @@ from hybridremat.files import write_whole
 from hybridremat.reports.html_data import report_data
 from hybridremat.reports.html_rows import row_views
 from hybridremat.reports.text import summary
-from hybridremat.units import format_bytes, format_time
+from hybridremat.units import format_bytes, format_share_up, format_time
 
 if TYPE_CHECKING:
     from hybridremat.plans.plan_data import PlanData
@@ -68,7 +68,7 @@ def headline(plan: PlanData) -> list[tuple[str, str, str]]:
     """The figures at the top: what it is, the figure, and what it says."""
 
     def share(size: int) -> str:
-        return f"{100 * size / max(1, plan.plain_peak):.1f} % of plain"
+        return f"{format_share_up(size, plan.plain_peak)} of plain"
 
     asked = plan.memory_limit
     limit = [] if asked is None else [("Limit", format_bytes(asked), share(asked))]

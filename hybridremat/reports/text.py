@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hybridremat.graph.op_names import short_op
 from hybridremat.reports.block_rows import BlockRow, block_rows, module_tail
-from hybridremat.units import format_bytes, format_time
+from hybridremat.units import format_bytes, format_share_up, format_time
 
 if TYPE_CHECKING:
     from hybridremat.plans.plan_data import PlanData
@@ -110,7 +110,7 @@ def block_table(plan: PlanData, *, everything: bool = False) -> Table:
 
 
 def _of_plain(size: int, plan: PlanData) -> str:
-    return f"{format_bytes(size)} ({size} bytes, {100 * size / max(1, plan.plain_peak):.1f} % of plain)"
+    return f"{format_bytes(size)} ({size} bytes, {format_share_up(size, plan.plain_peak)} of plain)"
 
 
 def _cells(row: BlockRow) -> list[Text]:
