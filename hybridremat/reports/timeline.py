@@ -1,4 +1,4 @@
-"""The memory of a step over time, and what it consists of at each execution."""
+"""The memory of a step over time, by block and kind, and the stretches that a chart draws of it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,6 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class LiveValue:
-    """Something that is alive at an execution: its name, where it comes from, its bytes."""
-
-    name: str
-    module: str
-    op: str
-    size: int
-    band: int | Band
-    value: int | None
-
-
-@dataclass(frozen=True)
 class StepTimeline:
     """One step, execution by execution.
 
@@ -43,7 +31,9 @@ class StepTimeline:
     spans
         Everything that is alive at some time.
     temporary
-        Bytes that each execution takes while it runs, and nobody else.
+        Workspace bytes of each execution.
+    block_count
+        How many blocks the chain has.
     """
 
     graph: JointGraph
@@ -86,24 +76,9 @@ class StepTimeline:
         summed[place[Band.TEMPORARY]] += np.array(self.temporary, np.int64)[at]
         return summed
 
-    def alive(self, execution: int) -> tuple[LiveValue, ...]:
-        """What is alive at an execution, largest first; a kernel's own temporary is among it."""
-        found = [self._live(s) for s in self.spans if s.birth <= execution <= s.death and s.size]
-        if self.temporary[execution]:
-            op = self.graph.ops[self.schedule.steps[execution]]
-            size = self.temporary[execution]
-            found.append(LiveValue("temporary", op.module, op.target, size, Band.TEMPORARY, None))
-        return tuple(sorted(found, key=lambda live: (-live.size, live.name)))
-
-    def _live(self, span: Span) -> LiveValue:
-        op = None if span.op is None else self.graph.ops[span.op]
-        name = "generator state" if span.value is None else self.graph.values[span.value].name
-        module, target = ("", "") if op is None else (op.module, op.target)
-        return LiveValue(name, module, target, span.size, span.band, span.value)
-
 
 def step_timeline(chain: Chain, schedule: Schedule) -> StepTimeline:
-    """Follow everything that is alive during a step.
+    """What is alive during a step, and when.
 
     Parameters
     ----------
@@ -130,7 +105,7 @@ def step_timeline(chain: Chain, schedule: Schedule) -> StepTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Executions ``first`` … ``last`` (both included), shown by ``shown``, which takes the most of them."""
+    """Executions ``first`` … ``last``, both included; ``shown`` is the one of them with the highest memory."""
 
     first: int
     last: int
