@@ -29,7 +29,7 @@ class StepTimeline:
     blocks
         For each execution, the block that it works for; None for an op of no block.
     spans
-        Everything that is alive at some time.
+        The lifetimes of all values.
     temporary
         Workspace bytes of each execution.
     block_count
@@ -45,7 +45,7 @@ class StepTimeline:
 
     @property
     def bands(self) -> tuple[int | Band, ...]:
-        """The blocks in order, then what lies outside of them."""
+        """The blocks in order, then the kinds of memory outside of them."""
         return (*range(self.block_count), *Band)
 
     def totals(self) -> tuple[int, ...]:
@@ -58,12 +58,12 @@ class StepTimeline:
 
     @property
     def peak_at(self) -> int:
-        """The execution that takes the most, the first of its kind; 0 for an empty step."""
+        """The first execution with the highest memory; 0 for an empty step."""
         totals = self.totals()
         return totals.index(max(totals)) if totals else 0
 
     def band_bytes(self, executions: Sequence[int]) -> Integers:
-        """Bytes of each band (rows) at some executions in rising order (columns)."""
+        """Bytes of each band (rows) at the given executions (columns), which must rise."""
         at = np.array(executions, np.int64)
         place = {band: row for row, band in enumerate(self.bands)}
         change = np.zeros((len(place), len(at) + 1), np.int64)
@@ -105,7 +105,7 @@ def step_timeline(chain: Chain, schedule: Schedule) -> StepTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Executions ``first`` … ``last``, both included; ``shown`` is the one of them with the highest memory."""
+    """Executions ``first`` … ``last``, both included; ``shown`` is the one with the highest memory."""
 
     first: int
     last: int
@@ -113,9 +113,9 @@ class Stretch:
 
 
 def thinned(totals: Sequence[int], num_forward: int, most: int) -> tuple[Stretch, ...]:
-    """Stretches that cover all executions in turn; none reaches from the forward into the backward.
+    """At most ``most`` stretches that cover all executions; none reaches from the forward into the backward.
 
-    The highest execution of all is shown: it is the highest of its stretch.
+    The peak of the step is shown, since each stretch shows its own.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def thinned(totals: Sequence[int], num_forward: int, most: int) -> tuple[Stretch
     num_forward
         How many of them are the forward's.
     most
-        How many stretches there may be, at least 2; more executions than that are drawn together.
+        How many stretches there may be, at least 2.
     """
     ends = [num_forward, len(totals)] if 0 < num_forward < len(totals) else [len(totals)]
     found: list[Stretch] = []
