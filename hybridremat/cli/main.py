@@ -1,6 +1,6 @@
-"""The command ``hybridremat``: its commands, and how each of them ends.
+"""The command ``hybridremat``: its subcommands, and their exit statuses.
 
-Only argparse and the errors load here; a command loads what it needs when it runs.
+Only argparse and the errors load here; a command's own module loads when it runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hybridremat.cli.options import (
     add_demo_options,
     add_frontier_options,
     limit_options,
-    no_such_command,
-    no_such_option,
     shared_options,
+    unknown_command,
+    unknown_option,
 )
-from hybridremat.cli.output import drop_output, report_failure, talking
+from hybridremat.cli.output import discard_stdout, log_to_stderr, print_error
 from hybridremat.errors import HybridRematError, UsageError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -86,7 +86,7 @@ examples:
 
 @dataclass(frozen=True)
 class Command:
-    """One command: where it is run (``module:function``), what it takes, and what its help says."""
+    """One command: the function that runs it (``module:function``), its options, and its help."""
 
     help: str
     home: str
@@ -166,7 +166,7 @@ COMMANDS = {
 
 
 def build_parser() -> Parser:
-    """The command line's grammar."""
+    """The parser of the whole command line."""
     return _build()[0]
 
 
@@ -204,16 +204,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises
     ------
     UsageError
-        If no command takes them.
+        If they cannot be understood.
     """
     parser, commands = _build()
     named = next((word for word in arguments if not word.startswith("-")), None)
     if named is not None and named not in commands:
-        raise no_such_command(named, tuple(commands))
+        raise unknown_command(named, tuple(commands))
     flags = argparse.Namespace(verbose=False, quiet=False, json=False)
     options, unknown = parser.parse_known_args(arguments, flags)
     if unknown:
-        raise no_such_option(unknown, commands.get(options.command, parser))
+        raise unknown_option(unknown, commands.get(options.command, parser))
     return options
 
 
@@ -224,35 +224,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _ended(words)
+        return _run(words)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
 
 
-def _ended(words: Sequence[str]) -> int:
-    # as far as is known where the arguments themselves are the error
+def _run(words: Sequence[str]) -> int:
+    # if the arguments themselves are the error, these two still say how to write it
     options = argparse.Namespace(verbose="-v" in words or "--verbose" in words, json="--json" in words)
     try:
         options = parse(words)
         if options.command is None:
             known = ", ".join(COMMANDS)
             raise UsageError(f"no command is given. Commands: {known}.", usage=build_parser().format_help())
-        with prompt_interrupts(), talking(verbose=options.verbose, quiet=options.quiet):
-            status = _run(options)
-        sys.stdout.flush()  # a full disk is told here, not by the interpreter at its end
+        with prompt_interrupts(), log_to_stderr(verbose=options.verbose, quiet=options.quiet):
+            status = _run_command(options)
+        sys.stdout.flush()  # here, so that a full disk is reported as an error
         return status
-    except BrokenPipeError:  # `| head`: nobody reads any more
-        drop_output()
+    except BrokenPipeError:  # as in `| head`
+        discard_stdout()
         return FAILED
     except (HybridRematError, OSError) as error:
         if isinstance(error, UsageError):
             sys.stderr.write(error.usage)
-        report_failure(error, verbose=options.verbose, as_json=options.json)
+        print_error(error, verbose=options.verbose, as_json=options.json)
         return MISUSED
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run_command(options: argparse.Namespace) -> int:
     module, _, function = COMMANDS[options.command].home.partition(":")
     run: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
     return run(options)
