@@ -11,6 +11,7 @@ import re
 import sys
 from fractions import Fraction
 from numbers import Integral
+from typing import TypeGuard
 
 from hybridremat.errors import LimitError
 
@@ -90,6 +91,22 @@ def parse_overhead(overhead: float | str, *, name: str = "max_overhead") -> floa
     if not 0 <= overhead <= sys.float_info.max:
         raise LimitError(f"{name}={overhead!r} is out of range: give {_OVERHEADS}.")
     return float(overhead)
+
+
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    """Whether a value is a whole number, no bool, of at least ``least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def require_count(name: str, value: object, what: str) -> None:
+    """Refuse anything but a whole number of at least 1; ``what`` it counts is told in the error.
+
+    Raises
+    ------
+    LimitError
+    """
+    if not is_count(value):
+        raise LimitError(f"{name}={value!r} is out of range: give a number ≥ 1 {what}")
 
 
 def format_bytes(size: int) -> str:

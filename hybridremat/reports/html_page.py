@@ -11,19 +11,17 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hybridremat.files import write_whole
+from hybridremat.plans.plan_data import PlanData
 from hybridremat.reports.html_data import report_data
 from hybridremat.reports.html_rows import row_views
 from hybridremat.reports.text import summary
 from hybridremat.units import format_bytes, format_share_up, format_time
-
-if TYPE_CHECKING:
-    from hybridremat.plans.plan_data import PlanData
 
 SCRIPTS = ("text", "steps", "bands", "timeline", "alive", "chain", "frontier", "values", "table", "start")
 

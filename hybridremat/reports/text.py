@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hybridremat.plans.plan_data import PlanData
+from hybridremat.plans.records import PinRecord, PlannedBlock, ValueRecord
 from hybridremat.reports.block_rows import (
     BlockRow,
     block_bytes,
@@ -22,10 +24,6 @@ from hybridremat.reports.block_rows import (
 )
 from hybridremat.units import format_bytes, format_share_up, format_time
 
-if TYPE_CHECKING:
-    from hybridremat.plans.plan_data import PlanData
-    from hybridremat.plans.records import PinRecord, PlannedBlock, ValueRecord
-
 WIDTH = 120  # columns of text that goes to no terminal
 LEGEND = (
     "Ops: forward/backward. Bytes: what the block saves, and the peaks of its forward and of its backward, "
@@ -35,13 +33,13 @@ LEGEND = (
 NAME_WIDTH = 24
 
 
-def render(renderables: Sequence[RenderableType], file: TextIO, *, width: int | None = None) -> None:
+def render(renderables: Sequence[RenderableType], file: TextIO) -> None:
     """Write rich renderables to a file: styled on a terminal, else plain text of 120 columns."""
     if file.isatty():
-        Console(file=file, width=width).print(*renderables, sep="\n")
+        Console(file=file).print(*renderables, sep="\n")
         return
     text = StringIO()
-    console = Console(file=text, width=width or WIDTH, force_terminal=False, color_system=None)
+    console = Console(file=text, width=WIDTH, force_terminal=False, color_system=None)
     for renderable in renderables:
         console.print(renderable, crop=False)
     file.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
