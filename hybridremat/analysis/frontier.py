@@ -16,7 +16,7 @@ from hybridremat.analysis.frontier_rows import frontier_csv, frontier_dict, fron
 from hybridremat.analysis.measure import LossFunction
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.errors import LimitError
-from hybridremat.files import write_whole
+from hybridremat.files import write_atomic
 from hybridremat.planning.choose import chosen_plan
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
@@ -186,7 +186,7 @@ class Frontier(FrontierData):
         OSError
             If it cannot be written.
         """
-        write_whole(Path(path), frontier_csv(self))
+        write_atomic(Path(path), frontier_csv(self))
 
     def __str__(self) -> str:
         return frontier_text(self)

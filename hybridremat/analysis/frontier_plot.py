@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hybridremat.analysis.frontier_data import FrontierData
 from hybridremat.errors import MissingPackageError, PlotError
-from hybridremat.files import write_whole
+from hybridremat.files import write_atomic
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.units import format_bytes
 
@@ -76,7 +76,7 @@ def plot_frontier(
     draw_frontier(axes, frontier, chosen, limit)
     figure = cast("Figure", axes.get_figure(root=True))
     if path is not None and suffix is not None:
-        write_whole(Path(path), _picture(figure, suffix))
+        write_atomic(Path(path), _picture(figure, suffix))
     return figure
 
 

@@ -14,7 +14,7 @@ from hybridremat.api import frontier as make_frontier
 from hybridremat.cli.inputs import limit_value, load, overhead_value, shared_settings
 from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
 from hybridremat.errors import LimitError, PlotError, UsageError
-from hybridremat.files import write_whole
+from hybridremat.files import write_atomic
 from hybridremat.units import format_bytes, format_share_up, parse_overhead, resolve_limit
 
 DATA = (".csv", ".json")
@@ -94,7 +94,7 @@ def _write(frontier: Frontier, path: Path, choice: dict[str, Any], data: dict[st
     if suffix == ".csv":
         frontier.to_csv(path)
     elif suffix == ".json":
-        write_whole(path, json.dumps(data, indent=1) + "\n")
+        write_atomic(path, json.dumps(data, indent=1) + "\n")
     else:
         frontier.plot(path, **choice)
 

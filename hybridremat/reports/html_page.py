@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hybridremat.files import write_whole
+from hybridremat.files import write_atomic
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.reports.html_data import report_data
 from hybridremat.reports.html_rows import row_views
@@ -36,7 +36,7 @@ def write_html(plan: PlanData, path: str | Path) -> None:
     OSError
         If it cannot be written.
     """
-    write_whole(Path(path), render_html(plan))
+    write_atomic(Path(path), render_html(plan))
 
 
 def render_html(plan: PlanData) -> str:
