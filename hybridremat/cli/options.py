@@ -145,3 +145,22 @@ def add_frontier_options(parser: argparse.ArgumentParser) -> None:
     add("--limit", metavar="SIZE", help="mark the fastest plan under this limit: 6GiB, or 50%% of plain")
     add("--max-overhead", metavar="SHARE", help="mark the smallest plan within this extra time: 0.1 or 10%%")
     add("--measure", type=int, metavar="K", help="run and measure the plain step and K plans of the curve")
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hybridremat plan`` alone."""
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")
+
+
+def add_inspect_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hybridremat inspect`` alone."""
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--block", type=int, metavar="N", help="one block: its values, what binds, its options")
+    one.add_argument("--explain", metavar="MODULE", help="one module: what becomes of each of its values")
+    parser.add_argument("--all", action="store_true", help="each block, or each option, by itself")
+    parser.add_argument("--html", metavar="FILE", help="also write a report for the browser to this file")
+
+
+def add_cache_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hybridremat cache`` alone."""
+    parser.add_argument("--clear", action="store_true", help="delete the kept plans and kernel figures")
