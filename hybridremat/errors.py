@@ -12,27 +12,27 @@ class LimitError(HybridRematError, ValueError):
 
 
 class PolicyError(HybridRematError, ValueError):
-    """A policy that cannot be read, matches nothing, contradicts itself, or cannot be kept."""
+    """A policy that cannot be read, matches nothing, contradicts itself, or cannot be followed."""
 
 
 class CostModelError(HybridRematError, ValueError):
-    """A cost model that does not exist."""
+    """An unknown cost model."""
 
 
 class OptionsError(HybridRematError, ValueError):
-    """An option of the torch.compile backend or of a loop's callback: not known, or not usable."""
+    """An unknown or unusable option of the torch.compile backend or of a training loop's callback."""
 
 
 class TargetError(HybridRematError, ValueError):
-    """What the command line was asked to plan is not there, or does not return a model and its inputs."""
+    """The target of the command line does not exist, or does not return a model and its inputs."""
 
 
 class PlotError(HybridRematError, ValueError):
-    """A curve cannot be written: the suffix of the file is of no known format."""
+    """A frontier cannot be written: the suffix of the file names no known format."""
 
 
 class UsageError(HybridRematError, ValueError):
-    """Arguments of the command line that no command takes. ``usage`` is what it takes, as text."""
+    """Arguments of the command line that cannot be understood. ``usage`` is the usage as text."""
 
     def __init__(self, message: str, *, usage: str = "") -> None:
         super().__init__(message)
@@ -40,11 +40,11 @@ class UsageError(HybridRematError, ValueError):
 
 
 class OutputError(HybridRematError, OSError):
-    """A file cannot be written where it was asked for. Nothing has been computed for it."""
+    """A file cannot be written at the path that was given. Nothing has been computed for it."""
 
 
 class DeviceSpecError(HybridRematError, ValueError):
-    """A device to plan for that is not known, or whose file cannot be read."""
+    """A device to plan for that is unknown, or whose file cannot be read."""
 
 
 class InfeasibleLimitError(HybridRematError):
@@ -81,7 +81,7 @@ class PlanFormatError(PlanError):
 
 
 class MeasurementError(HybridRematError, RuntimeError):
-    """No memory was left to try a kernel alone, so what it needs is not known."""
+    """No memory was left to measure a kernel on its own."""
 
 
 class DoubleBackwardError(HybridRematError, RuntimeError):
@@ -89,15 +89,15 @@ class DoubleBackwardError(HybridRematError, RuntimeError):
 
 
 class ProfilerActiveError(HybridRematError, RuntimeError):
-    """Memory has to be measured while a profiler of the caller is running."""
+    """Memory cannot be measured while a profiler of the caller is running."""
 
 
 class MissingPackageError(HybridRematError, ImportError):
-    """A package that only this part of hybridremat needs is not installed."""
+    """An optional package that this feature needs is not installed."""
 
 
 class RankError(HybridRematError):
-    """Ranks that wrap together could not talk, or another one failed with an error that is not ours."""
+    """Ranks that wrap together could not exchange plans, or another rank failed with a foreign error."""
 
 
 class HeldOutputWarning(UserWarning):
@@ -117,7 +117,7 @@ class InfeasibleLimitWarning(UserWarning):
 
 
 class PredictionWarning(UserWarning):
-    """A step of a training loop took other memory than its plan predicts, or no step of it was planned."""
+    """A step of a training loop did not take the memory that its plan predicts, or ran without a plan."""
 
 
 class DeviceMemoryWarning(UserWarning):

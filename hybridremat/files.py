@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all."""
+"""Atomic writes, and the folder of the cache."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write under a temporary name and rename: readers see the old file or the new one.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write under a temporary name and rename: readers see the old file or the new one, both complete.
 
-    A symbolic link stays, and the file that it leads to is written. What is there and is no file (a pipe,
-    ``/dev/null``, ``/dev/stdout``) is written to as it is: a rename would put a file in a device's place.
+    A symbolic link stays, and its target is written. A pipe or device (``/dev/null``, ``/dev/stdout``) is
+    written to directly: a rename would replace it by a file.
 
     Raises
     ------
     OSError
-        If it cannot be written; no temporary file stays.
+        If it cannot be written; no temporary file is left.
     """
     if is_special(path):
         with path.open("wb") as special:
@@ -36,7 +36,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def is_special(path: Path) -> bool:
-    """Whether something is there that is neither a file nor a folder: a device or a pipe."""
+    """Whether a path is a device or a pipe: it exists, and is neither a file nor a folder."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -51,7 +51,7 @@ def _umask() -> int:
 
 
 def cache_folder() -> Path:
-    """Where files are kept: ``HYBRIDREMAT_CACHE``, or the platform's cache folder."""
+    """The folder of the cache: ``HYBRIDREMAT_CACHE``, or else the platform's cache folder."""
     if named := os.environ.get("HYBRIDREMAT_CACHE"):
         return Path(named)
     import platformdirs

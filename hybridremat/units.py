@@ -1,4 +1,4 @@
-"""Memory limits and overheads as people write them.
+"""Memory limits, overheads and times as people read and write them.
 
 A limit is bytes (``6442450944``, ``"6GiB"``, ``"1.5GB"``) or a share of the plain step's memory
 (``"40%"``). A bare number between 0 and 1 is refused: other tools mean other things by it.
@@ -11,6 +11,7 @@ import re
 import sys
 from fractions import Fraction
 from numbers import Integral
+from typing import TypeGuard
 
 from hybridremat.errors import LimitError
 
@@ -92,6 +93,22 @@ def parse_overhead(overhead: float | str, *, name: str = "max_overhead") -> floa
     return float(overhead)
 
 
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    """Whether a value is a whole number, no bool, of at least ``least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def require_count(name: str, value: object, what: str) -> None:
+    """Refuse anything but a whole number of at least 1; ``what`` it counts is told in the error.
+
+    Raises
+    ------
+    LimitError
+    """
+    if not is_count(value):
+        raise LimitError(f"{name}={value!r} is out of range: give a number ≥ 1 {what}")
+
+
 def format_bytes(size: int) -> str:
     """Bytes for people, with three or four digits: ``"6.00 GiB"``, ``"218.2 MiB"``, ``"512 B"``."""
     if size < 0:
@@ -101,6 +118,36 @@ def format_bytes(size: int) -> str:
     power = next((power for power in (1, 2, 3) if round(size / 1024**power, 1) < 1024), 4)
     amount, unit = size / 1024**power, f"{' KMGT'[power]}iB"
     return f"{amount:.2f} {unit}" if amount < 9.995 else f"{amount:.1f} {unit}"
+
+
+def format_time(nanoseconds: int) -> str:
+    """Nanoseconds for people: ``"1.2 ms"``."""
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
+        if nanoseconds >= size:
+            amount = nanoseconds / size
+            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
+    return f"{nanoseconds} ns"
+
+
+def format_share_up(size: int, of: int) -> str:
+    """``size`` as a percentage of ``of``, rounded up to one decimal: ``"45.1 %"``.
+
+    Taken as a limit (:func:`resolve_limit` with ``plain_peak=of``), the text gives ``size`` bytes or more.
+    """
+    return f"{_tenths_up(Fraction(100 * size, max(1, of)))} %"
+
+
+def format_overhead_up(overhead: float) -> str:
+    """An overhead of 0 or more as a percentage, rounded up to one decimal: ``"12.4%"``.
+
+    :func:`parse_overhead` reads the text as ``overhead`` or more.
+    """
+    return f"{_tenths_up(100 * Fraction(overhead))}%"
+
+
+def _tenths_up(number: Fraction) -> str:
+    tenths = math.ceil(10 * number)
+    return f"{tenths // 10}.{tenths % 10}"
 
 
 def _read_bytes(size: object, name: str, possible: str) -> int:
@@ -153,12 +200,3 @@ def _percent_hint(given: float | str) -> str:
     except ValueError:
         return ""
     return f'did you mean "{share * 100:g}%"?' if 0 < share <= 1 else ""
-
-
-def format_time(nanoseconds: int) -> str:
-    """Nanoseconds for people: ``"1.2 ms"``."""
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
-        if nanoseconds >= size:
-            amount = nanoseconds / size
-            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
-    return f"{nanoseconds} ns"

@@ -11,7 +11,7 @@ import torch
 
 import hybridremat
 from hybridremat.analysis.frontier_data import MeasuredPoint
-from hybridremat.analysis.frontier_rows import spread
+from hybridremat.analysis.frontier_rows import evenly_spaced
 from hybridremat.errors import (
     CaptureError,
     InfeasibleLimitError,
@@ -105,7 +105,7 @@ def test_measured_peaks_are_the_predicted_ones(step, curve, no_solving):
     assert_untouched(before, model)
     plain, *points = measured.measurements
     assert plain.predicted is None and plain.overhead == 0 and plain.agrees
-    assert [each.predicted for each in points] == list(spread(curve.points, 3))
+    assert [each.predicted for each in points] == list(evenly_spaced(curve.points, 3))
     assert [each.peak for each in points] == [each.predicted.peak for each in points]
     assert plain.peak == max(train_plain(model, batch).peaks)
     assert all(each.seconds > 0 and each.agrees for each in points)
@@ -169,7 +169,7 @@ def test_the_text_is_short_and_says_how_many_points_there_are(curve):
 def test_spread_points_are_distinct_and_hold_both_ends(count):
     peaks = [number**3 for number in range(40)]
     points = [FrontierPoint(peak, 0.0, 0.0) for peak in peaks]
-    chosen = [point.peak for point in spread(points, count)]
+    chosen = [point.peak for point in evenly_spaced(points, count)]
     assert len(chosen) == min(count, 40) and chosen == sorted(set(chosen))
     assert chosen[0] == 0 and (count == 1 or chosen[-1] == peaks[-1])
 

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.errors import HybridRematError, LimitError
-from hybridremat.units import format_bytes, parse_bytes, parse_overhead, resolve_limit
+from hybridremat.units import (
+    format_bytes,
+    format_overhead_up,
+    format_share_up,
+    parse_bytes,
+    parse_overhead,
+    resolve_limit,
+)
 
 SIZES = 'bytes as a whole number (6442450944) or a size ("6GiB", "512 MiB", "1.5GB")'
 LIMITS = f'{SIZES}, or a share of the plain step\'s memory ("40%")'
@@ -183,3 +190,25 @@ def test_anything_is_read_or_refused_with_what_was_given(limit):
             assert read(limit) >= 0
         except LimitError as error:
             assert repr(limit) in str(error)
+
+
+@given(size=st.integers(1, 2**50), plain_peak=st.integers(1, 2**50))
+def test_a_share_that_is_shown_works_as_a_limit(size, plain_peak):
+    shown = format_share_up(size, plain_peak)
+    assert size <= resolve_limit(shown, plain_peak)
+    assert Fraction(shown.removesuffix(" %")) - Fraction(100 * size, plain_peak) < Fraction(1, 10)
+
+
+@given(st.floats(0, 1e6))
+def test_an_overhead_that_is_shown_works_as_a_limit(overhead):
+    shown = format_overhead_up(overhead)
+    assert overhead <= parse_overhead(shown)
+    assert Fraction(shown.removesuffix("%")) - 100 * Fraction(overhead) < Fraction(1, 10)
+
+
+@pytest.mark.parametrize(
+    ("size", "of", "shown"),
+    [(45, 100, "45.0 %"), (45_001, 100_000, "45.1 %"), (3, 2, "150.0 %"), (0, 0, "0.0 %")],
+)
+def test_shares_are_rounded_up(size, of, shown):
+    assert format_share_up(size, of) == shown

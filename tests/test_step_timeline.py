@@ -36,11 +36,11 @@ def assert_sums_up(chain: Chain, schedule: Schedule) -> None:
     assert timeline.peak_at == memory.peak_at
     assert (bands >= 0).all()
     for now in {0, schedule.num_forward - 1, memory.peak_at, everywhere[-1]} & set(everywhere):
-        alive = timeline.alive(now)
-        assert sum(live.size for live in alive) == memory.profile[now]
-        assert [live.size for live in alive] == sorted((live.size for live in alive), reverse=True)
+        alive = [span for span in timeline.spans if span.birth <= now <= span.death]
+        assert sum(span.size for span in alive) + timeline.temporary[now] == memory.profile[now]
         for row, band in enumerate(timeline.bands):
-            assert sum(live.size for live in alive if live.band == band) == bands[row, now]
+            own = timeline.temporary[now] if band == Band.TEMPORARY else 0
+            assert sum(span.size for span in alive if span.band == band) + own == bands[row, now]
 
 
 @examples(300)
@@ -77,8 +77,8 @@ def test_a_step_by_hand():
         Band.TEMPORARY: [0, 100, 0, 0],
     }
     assert timeline.blocks == (0, 1, 1, None)
-    alive = [(live.name, live.size) for live in timeline.alive(1)]
-    assert alive == [("temporary", 100), ("b", 20), ("a", 10)]
+    alive = {graph.values[s.value].name: s.size for s in timeline.spans if s.birth <= 1 <= s.death}
+    assert (alive, timeline.temporary[1]) == ({"a": 10, "b": 20}, 100)
     assert timeline.band_bytes([1, 3]).tolist() == [[row[1], row[3]] for row in rows.values()]
 
 

@@ -9,7 +9,7 @@ from hybridremat import Plan
 from hybridremat.cli import main as cli
 from hybridremat.cli.output import require_writable
 from hybridremat.errors import OutputError
-from hybridremat.files import write_whole
+from hybridremat.files import write_atomic
 from support.command_line import QUICK
 
 
@@ -30,7 +30,7 @@ def read_in_background(path):
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(pipe):
     reader, found = read_in_background(pipe)
-    write_whole(pipe, "text")
+    write_atomic(pipe, "text")
     reader.join(10)
     assert found == [b"text"]
     assert pipe.is_fifo()
@@ -53,7 +53,7 @@ def test_a_link_stays_and_its_file_is_written(tmp_path):
     link, file = tmp_path / "link", tmp_path / "there" / "file"
     link.symlink_to(file)
     for text in ("new", "newer"):
-        write_whole(link, text)
+        write_atomic(link, text)
         assert link.is_symlink()
         assert file.read_text() == text
     assert [path.name for path in file.parent.iterdir()] == ["file"]
@@ -68,8 +68,8 @@ def test_a_link_into_no_folder_is_told_beforehand(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     path = tmp_path / "kept.txt"
-    write_whole(path, "old")
+    write_atomic(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "new \ud800")
+        write_atomic(path, "new \ud800")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from hybridremat.files import cache_folder, write_whole
+from hybridremat.files import cache_folder, write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +131,6 @@ class KernelStore:
         }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(data))
+            write_atomic(self._path, json.dumps(data))
         except OSError as error:
             logger.warning("kernel figures could not be kept in %s: %s", self._path.parent, error)

@@ -1,4 +1,4 @@
-"""The largest batch that fits a memory limit, with as few plans as possible."""
+"""The largest batch that fits a memory limit, by secant search: each batch tried is a capture and a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from hybridremat.analysis.batch_size import BatchSize
 from hybridremat.analysis.batch_steps import Batches, Factory
 from hybridremat.errors import InfeasibleLimitError, LimitError, TargetError
 from hybridremat.planning.settings import BatchSettings, Settings
-from hybridremat.units import format_bytes
+from hybridremat.units import format_bytes, require_count
+
+GROWTH = 32  # a secant may reach this many times the largest batch that fits
+PATIENCE = 3  # steps that may fail to halve the bracket before it is bisected
 
 
 def max_batch_size(
@@ -47,7 +50,7 @@ def max_batch_size(
     LimitError
         If the limit, ``start`` or ``most`` cannot be used.
     TargetError
-        If the factory is none, or returns something else.
+        If the factory is not callable, or returns something else.
     ModelError, InputError, CaptureError
         As :func:`hybridremat.wrap`.
 
@@ -98,9 +101,8 @@ def _validate(model_factory: Factory, memory_limit: int | str, start: int, most:
             f"memory_limit={memory_limit!r} is a share of the plain step's memory, which grows with the "
             'batch: give bytes (6442450944) or a size ("6GiB")'
         )
-    for name, value in (("start", start), ("most", most)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise LimitError(f"{name}={value!r} is out of range: give a batch size ≥ 1")
+    require_count("start", start, "of samples")
+    require_count("most", most, "of samples")
     if start > most:
         raise LimitError(f"start={start} is beyond most={most}: give a start of at most that, or raise most")
 
@@ -128,10 +130,6 @@ def _per_sample(batches: Batches, found: int, overhead: float, plain: int) -> fl
     return planned / found / (alone / plain) - 1.0
 
 
-GROWTH = 32  # times the largest that fits: how far a secant through small answers is trusted
-PATIENCE = 3  # secants that do not halve the bracket
-
-
 def largest_fitting(
     need: Callable[[int], int], limit: int, *, known: Mapping[int, int], start: int, most: int
 ) -> int:
@@ -140,14 +138,14 @@ def largest_fitting(
     Parameters
     ----------
     need
-        What n needs; asked once for each n, and always for the n that is returned and its successor, unless
-        they are known, 0 or beyond ``most``.
+        Bytes that n needs. Called once for each n, and always for the result and its successor, unless they
+        are known, 0 or beyond ``most``.
     limit
-        n fits if its need is no more than that.
+        Bytes: n fits if it needs no more.
     known
-        Needs known already. That of 0 may be a guess of the constant part; 0 is taken to fit.
+        Needs that are known already. That of 0 may be a guess at the constant part; 0 always fits.
     start
-        Asked first, if there is nothing to go by.
+        Tried first if no need but that of 0 is known.
     """
     answers = dict(known)
     low = max((n for n, size in answers.items() if size <= limit), default=0)
@@ -172,7 +170,7 @@ def largest_fitting(
 
 
 def _guess(answers: Mapping[int, int], limit: int, low: int, high: int, most: int) -> int:
-    """Where the secant through the two nearest answers meets the limit, inside the bracket."""
+    """The n at which the secant through the two nearest answers meets the limit, inside the bracket."""
     below = sorted(n for n in answers if n <= low)
     if high <= most:
         first, second = below[-1] if below else 0, high

@@ -1,4 +1,4 @@
-"""The largest batch that fits a limit, as data, and in words with what it costs."""
+"""The result of the search for a batch size: as data, and in words."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hybridremat.units import format_bytes
 
 
 class TriedBatch(NamedTuple):
-    """What the search learned of one batch, in bytes with ``reserve`` and ``forwards``.
+    """Bytes that one batch needs, ``reserve`` and ``forwards`` included.
 
-    ``least_peak`` is None where only the plain step was asked. A least peak within the limit may be some %
-    above what is possible; one beyond it is what the blocks, solved for this very batch, cannot go below.
+    ``least_peak`` is None if only the plain step was looked at. Within the limit it may be a few % above the
+    least possible; beyond the limit it comes from blocks solved for this very batch.
     """
 
     batch: int
@@ -41,9 +41,9 @@ class BatchSize:
         Extra time for each sample as a fraction, against the plain step at ``plain_batch_size``: negative
         where the larger batch saves more than the plan costs. None if that is 0.
     tried
-        Every batch that was asked about, by size.
+        Every batch that was tried, by size.
     reached_most
-        Whether the search ended at ``most``, which fits.
+        Whether the search ended because ``most`` itself fits.
     """
 
     batch_size: int

@@ -1,4 +1,4 @@
-"""The frontier as data: step memory against overhead, to decide with."""
+"""The public :class:`Frontier`: choose, plan, measure and plot its points."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from hybridremat.analysis.frontier_data import FrontierData
-from hybridremat.analysis.frontier_measure import measured_points
-from hybridremat.analysis.frontier_plot import plotted
-from hybridremat.analysis.frontier_rows import curve_csv, curve_dict, curve_text
+from hybridremat.analysis.frontier_measure import measure_points
+from hybridremat.analysis.frontier_plot import plot_frontier
+from hybridremat.analysis.frontier_rows import frontier_csv, frontier_dict, frontier_text
+from hybridremat.analysis.measure import LossFunction
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.errors import LimitError
-from hybridremat.files import write_whole
+from hybridremat.files import write_atomic
 from hybridremat.planning.choose import choose_plan
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
@@ -25,9 +28,6 @@ from hybridremat.units import parse_overhead, resolve_limit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from torch import nn
-
-    from hybridremat.analysis.measure import LossFunction
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Frontier(FrontierData):
     Attributes
     ----------
     points
-        The curve.
+        Peaks in bytes, overheads and extra flops as fractions of the plain step's.
     plain_peak
         Step memory of the plain step in bytes.
     checkpointed
-        For orientation: each block keeps only its input, as per-layer checkpointing does. None without
+        For comparison: each block keeps only its input, as per-layer checkpointing does. None without
         blocks.
     measurements
-        What :meth:`measured` measured.
+        Results of :meth:`measured`.
     origin
-        What the curve belongs to.
+        The model and input that it belongs to.
     cost_model
         The source of times.
     """
@@ -71,7 +71,7 @@ class Frontier(FrontierData):
         return frontier_point(self._planning, self._planning.choose(limit, overhead).point)
 
     def plan(self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None) -> Plan:
-        """The plan of that point, as :func:`hybridremat.plan` makes it; nothing is solved again.
+        """The plan of the point that :meth:`at` chooses; nothing is solved again.
 
         Raises
         ------
@@ -100,14 +100,14 @@ class Frontier(FrontierData):
         loss_fn: LossFunction | None = None,
         progress: bool = True,
     ) -> Frontier:
-        """The same curve with measurements: of the plain step, and of ``count`` points spread over it.
+        """The same frontier with measurements: of the plain step, and of ``count`` points spread over it.
 
         Each point's plan runs in a copy of the model; nothing is solved again, and the model stays as it is.
 
         Parameters
         ----------
         model, args, kwargs
-            What the curve was made for.
+            What the frontier was made for.
         count
             Points to be measured, the least and the fastest among them.
         loss_fn
@@ -118,9 +118,9 @@ class Frontier(FrontierData):
         Raises
         ------
         PlanMismatchError
-            If the curve was made for another model or input.
+            If the frontier was made for another model or input.
         LimitError
-            If ``count`` is no number of 1 or more, or the curve is one of another device (``device_spec``).
+            If ``count`` is below 1, or the frontier is for another device (``device_spec``).
         InputError
             If the output holds no loss and no ``loss_fn`` is given.
         ModelError
@@ -128,7 +128,7 @@ class Frontier(FrontierData):
         """
         if (spec := self._settings.spec) is not None:
             raise LimitError(f"this curve is one of {spec.name}; what is measured here does not belong on it")
-        found = measured_points(
+        found = measure_points(
             self,
             lambda point: self.plan(memory_limit=point.peak),
             SampleStep(model, args, kwargs or {}),
@@ -146,7 +146,7 @@ class Frontier(FrontierData):
         max_overhead: float | str | None = None,
         ax: Axes | None = None,
     ) -> Figure:
-        """Draw the curve, with the point that a limit or an overhead chooses.
+        """Draw the frontier, with the point that a limit or an overhead chooses.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class Frontier(FrontierData):
         memory_limit, max_overhead
             As in :meth:`at`.
         ax
-            Axes to draw on, instead of a figure of its own.
+            Axes to draw on; None: those of a new figure.
 
         Raises
         ------
@@ -172,11 +172,11 @@ class Frontier(FrontierData):
         if memory_limit is not None or max_overhead is not None:
             chosen = self.at(memory_limit=memory_limit, max_overhead=max_overhead)
         limit = None if memory_limit is None else resolve_limit(memory_limit, self.plain_peak)
-        return plotted(self, path, chosen=chosen, limit=limit, ax=ax)
+        return plot_frontier(self, path, chosen=chosen, limit=limit, ax=ax)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain JSON types; ``pandas.DataFrame(curve.to_dict()["points"])`` is a table."""
-        return curve_dict(self)
+        return frontier_dict(self)
 
     def to_csv(self, path: str | Path) -> None:
         """Write the points as a table; the file appears complete or not at all.
@@ -186,14 +186,14 @@ class Frontier(FrontierData):
         OSError
             If it cannot be written.
         """
-        write_whole(Path(path), curve_csv(self))
+        write_atomic(Path(path), frontier_csv(self))
 
     def __str__(self) -> str:
-        return curve_text(self)
+        return frontier_text(self)
 
 
 def make_frontier(planning: StepFrontier, settings: Settings, origin: Origin) -> Frontier:
-    """The curve of a planning run."""
+    """The frontier of a planning run."""
     return Frontier(
         points=frontier_points(planning),
         plain_peak=planning.plain.peak,

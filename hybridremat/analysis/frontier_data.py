@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.records import FrontierPoint
 
-TOLERANCE = 0.001  # of the prediction: scalars of the measuring code itself are a few bytes
+TOLERANCE = 0.001  # of the prediction: scalars of the measuring code itself take a few bytes
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,13 @@ class MeasuredPoint:
     predicted
         The point of the frontier whose plan ran; None for the plain step, run by PyTorch without a plan.
     peak
-        Bytes of step memory, with what a loss outside the model allocated.
+        Bytes of step memory, with what a loss outside the model allocates.
     outside
-        Most bytes that code outside the model allocated between forward and backward.
+        Most bytes that code outside the model held between forward and backward.
     seconds
         Wall time of a step.
     overhead
-        Extra time as a fraction of the plain step's: median over pairs of steps taken in turn, less 1.
+        Extra time as a fraction of the plain step's: median of pairs of steps, planned and plain in turn.
     """
 
     predicted: FrontierPoint | None
@@ -44,24 +44,7 @@ class MeasuredPoint:
 
 @dataclass(frozen=True)
 class FrontierData:
-    """Pareto points by rising peak; each is the exact figure of a schedule.
-
-    Attributes
-    ----------
-    points
-        The curve.
-    plain_peak
-        Step memory of the plain step in bytes.
-    checkpointed
-        For orientation: each block keeps only its input, as per-layer checkpointing does. None without
-        blocks.
-    measurements
-        What :meth:`measured` measured.
-    origin
-        What the curve belongs to.
-    cost_model
-        The source of times.
-    """
+    """The fields of :class:`hybridremat.Frontier`, which explains them."""
 
     points: tuple[FrontierPoint, ...]
     plain_peak: int

@@ -8,23 +8,24 @@ from collections.abc import Callable
 from torch import nn
 
 from hybridremat.analysis.frontier_data import FrontierData, MeasuredPoint
-from hybridremat.analysis.frontier_rows import spread
+from hybridremat.analysis.frontier_rows import evenly_spaced
 from hybridremat.analysis.measure import LossFunction, Measurement, loss_of, measure
 from hybridremat.analysis.paired_steps import Subject, time_ratio
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.compiler.model_state import untouched
-from hybridremat.errors import LimitError, ModelError
+from hybridremat.errors import ModelError
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.runtime.prepare import wrap_planned
+from hybridremat.units import require_count
 
-PAIRS = 3  # steps of each, taken in turn: a machine that slows down slows both
+PAIRS = 3  # of a plain and a planned step, in turn: a machine that slows down slows both
 
 
-def measured_points(
-    curve: FrontierData,
+def measure_points(
+    frontier: FrontierData,
     plan_of: Callable[[FrontierPoint], Plan],
     step: SampleStep,
     *,
@@ -32,16 +33,15 @@ def measured_points(
     loss_fn: LossFunction | None,
     show: bool,
 ) -> tuple[MeasuredPoint, ...]:
-    """The plain step, then ``count`` points of the curve by rising peak; ``plan_of`` gives a point's plan.
+    """The plain step, then ``count`` points by rising peak; ``plan_of`` makes the plan of a point.
 
     Errors are those of :meth:`hybridremat.Frontier.measured`.
     """
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise LimitError(f"count={count!r} is out of range: give a number ≥ 1 of points to be measured")
-    points = spread(curve.points, count)
+    require_count("count", count, "of points to be measured")
+    points = evenly_spaced(frontier.points, count)
     with untouched(step.model), planning_progress(show=show) as report:
         report("measuring the plain step", 0, len(points) + 1)
-        plain = Subject(_copied(step.model), step.kwargs, loss_fn or loss_of, step.args)
+        plain = Subject(_copy(step.model), step.kwargs, loss_fn or loss_of, step.args)
         figures = _measure(plain)
         found = [MeasuredPoint(None, figures.peak, figures.outside, figures.seconds, 0.0)]
         for number, point in enumerate(points, start=1):
@@ -51,7 +51,7 @@ def measured_points(
 
 
 def _measured(point: FrontierPoint, plan: Plan, plain: Subject, model: nn.Module) -> MeasuredPoint:
-    wrapped = _copied(model)
+    wrapped = _copy(model)
     wrap_planned(wrapped, plain.args, plain.batch, Settings(cache=False), plan=plan)
     planned = Subject(wrapped, plain.batch, plain.loss_fn, plain.args)
     figures = _measure(planned)
@@ -63,13 +63,13 @@ def _measure(subject: Subject) -> Measurement:
     return measure(subject.model, subject.args, subject.batch, loss_fn=subject.loss_fn, repeats=PAIRS)
 
 
-def _copied(model: nn.Module) -> nn.Module:
-    """A copy in training mode, unless submodules alone are in eval mode; a wrapped model's copy is plain."""
+def _copy(model: nn.Module) -> nn.Module:
+    """A plain copy, also of a wrapped model; in training mode, unless only submodules are in eval mode."""
     try:
-        twin = copy.deepcopy(model)
+        copied = copy.deepcopy(model)
     except Exception as error:  # whatever a module's own __deepcopy__ raises
         raise ModelError(
             f"a {type(model).__name__} cannot be copied ({type(error).__name__}: {error}), and measuring "
             "runs its plans in copies. Wrap it with plan=curve.plan(…), and call hybridremat.measure instead."
         ) from error
-    return twin if twin.training else twin.train()
+    return copied if copied.training else copied.train()

@@ -1,6 +1,6 @@
-"""The frontier as the file of a picture. matplotlib loads here alone.
+"""The frontier as a picture. Only this module loads matplotlib.
 
-Figures are made without pyplot, so nothing is registered, and no window or backend of the caller changes.
+Figures are made without pyplot, so no window opens and the caller's backend stays.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, cast
 
+from hybridremat.analysis.frontier_data import FrontierData
 from hybridremat.errors import MissingPackageError, PlotError
-from hybridremat.files import write_whole
+from hybridremat.files import write_atomic
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.units import format_bytes
 
@@ -20,18 +21,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hybridremat.analysis.frontier_data import FrontierData
-
-
-
-
 SUFFIXES = (".png", ".svg", ".pdf")
-# No dates in the files: the same curve is the same file.
+# No dates in the files: the same frontier gives the same file.
 _METADATA: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+TITLE_WIDTH = 80  # characters
+BLUE, ORANGE, GREEN, VERMILION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
+_POINT: dict[str, Any] = {
+    "linestyle": "none",
+    "markersize": 9,
+    "markeredgecolor": "black",
+    "markeredgewidth": 0.8,
+}
 
 
 def require_suffix(path: str | Path) -> str:
-    """The suffix of a picture's file.
+    """The suffix of a picture's file, in lower case.
 
     Raises
     ------
@@ -44,15 +49,15 @@ def require_suffix(path: str | Path) -> str:
     return suffix
 
 
-def plotted(
-    curve: FrontierData,
+def plot_frontier(
+    frontier: FrontierData,
     path: str | Path | None,
     *,
     chosen: FrontierPoint | None = None,
     limit: int | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the curve on ``ax`` or a figure of its own, and write the file if there is a path.
+    """Draw the frontier on ``ax`` or a new figure, and write the file if there is a path.
 
     Parameters
     ----------
@@ -68,15 +73,15 @@ def plotted(
     """
     suffix = None if path is None else require_suffix(path)
     axes = ax if ax is not None else new_figure().add_subplot()
-    draw_curve(axes, curve, chosen, limit)
+    draw_frontier(axes, frontier, chosen, limit)
     figure = cast("Figure", axes.get_figure(root=True))
     if path is not None and suffix is not None:
-        write_whole(Path(path), _picture(figure, suffix))
+        write_atomic(Path(path), _picture(figure, suffix))
     return figure
 
 
 def new_figure() -> Figure:
-    """An empty figure that nothing else knows of.
+    """An empty figure without pyplot.
 
     Raises
     ------
@@ -105,44 +110,38 @@ def _picture(figure: Figure, suffix: str) -> bytes:
     return content.getvalue()
 
 
-TITLE_WIDTH = 80  # characters
-BLUE, ORANGE, GREEN, VERMILION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
-_POINT: dict[str, Any] = {
-    "linestyle": "none",
-    "markersize": 9,
-    "markeredgecolor": "black",
-    "markeredgewidth": 0.8,
-}
 
 
-def draw_curve(axes: Axes, curve: FrontierData, chosen: FrontierPoint | None, limit: int | None) -> None:
-    """The curve, its marked points, both scales of memory, and a legend that holds the figures."""
-    unit, size = _unit(curve.plain_peak)
-    peaks = [point.peak / size for point in curve.points]
-    overheads = [100 * point.overhead for point in curve.points]
+def draw_frontier(
+    axes: Axes, frontier: FrontierData, chosen: FrontierPoint | None, limit: int | None
+) -> None:
+    """The frontier, its marked points, both scales of memory, and a legend that holds the figures."""
+    unit, size = _unit(frontier.plain_peak)
+    peaks = [point.peak / size for point in frontier.points]
+    overheads = [100 * point.overhead for point in frontier.points]
     # A limit between two points gets the smaller one's plan: a step, not a slope.
     axes.plot(peaks, overheads, drawstyle="steps-post", color=BLUE, linewidth=1.8, label="fastest plan")
-    _draw_points(axes, curve, size)
-    _draw_measurements(axes, curve, size)
+    _draw_points(axes, frontier, size)
+    _draw_measurements(axes, frontier, size)
     if limit is not None:
         label = f"limit {format_bytes(limit)}"
         axes.axvline(limit / size, color="0.35", linestyle="--", linewidth=1.2, label=label)
     if chosen is not None:
         _mark(axes, chosen, "chosen", size, marker="*", color=ORANGE, markersize=17, zorder=6)
-    _label(axes, curve, unit, size)
+    _label(axes, frontier, unit, size)
 
 
-def _draw_points(axes: Axes, curve: FrontierData, size: int) -> None:
-    _mark(axes, curve.least, "least feasible", size, marker="v", color=VERMILION, zorder=5)
-    if curve.checkpointed is not None:
-        _mark(axes, curve.checkpointed, "each block checkpointed", size, marker="s", color=PURPLE, zorder=4)
-    _mark(axes, curve.plain, "plain step", size, marker="D", color=GREEN, zorder=5)
+def _draw_points(axes: Axes, frontier: FrontierData, size: int) -> None:
+    _mark(axes, frontier.least, "least feasible", size, marker="v", color=VERMILION, zorder=5)
+    if (point := frontier.checkpointed) is not None:
+        _mark(axes, point, "each block checkpointed", size, marker="s", color=PURPLE, zorder=4)
+    _mark(axes, frontier.plain, "plain step", size, marker="D", color=GREEN, zorder=5)
 
 
-def _draw_measurements(axes: Axes, curve: FrontierData, size: int) -> None:
-    """Measured points hollow, each joined to its prediction; a cross where the peak was another."""
+def _draw_measurements(axes: Axes, frontier: FrontierData, size: int) -> None:
+    """Measured points hollow, each joined to its prediction; a cross where the peak differs from it."""
     label = "measured: time against the plain step, in turn"
-    for each in curve.measurements:
+    for each in frontier.measurements:
         x, y = each.peak / size, 100 * each.overhead
         if each.predicted is not None:
             line = ([each.predicted.peak / size, x], [100 * each.predicted.overhead, y])
@@ -153,7 +152,7 @@ def _draw_measurements(axes: Axes, curve: FrontierData, size: int) -> None:
             continue
         axes.plot([x], [y], marker="o", label=label, **hollow)
         label = "_nolegend_"
-    differing = [each for each in curve.measurements if not each.agrees]
+    differing = [each for each in frontier.measurements if not each.agrees]
     if differing:
         axes.plot(
             [each.peak / size for each in differing],
@@ -182,26 +181,26 @@ def _mark(
     )
 
 
-def _label(axes: Axes, curve: FrontierData, unit: str, size: int) -> None:
-    share = size / max(1, curve.plain_peak) * 100
-    top = axes.secondary_xaxis("top", functions=(_times(share), _times(1 / share)))
+def _label(axes: Axes, frontier: FrontierData, unit: str, size: int) -> None:
+    share = size / max(1, frontier.plain_peak) * 100
+    top = axes.secondary_xaxis("top", functions=(_scaled_by(share), _scaled_by(1 / share)))
     top.set_xlabel("% of the plain step's memory")
     axes.set_xlabel(f"step memory ({unit})")
-    axes.set_ylabel(f"extra time (%, cost model {curve.cost_model})")
-    axes.set_title(_title(curve), fontsize=11, pad=10)
+    axes.set_ylabel(f"extra time (%, cost model {frontier.cost_model})")
+    axes.set_title(_title(frontier), fontsize=11, pad=10)
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.legend(loc="best", fontsize=9, framealpha=0.95)
 
 
-def _times(factor: float) -> Callable[[Any], Any]:
+def _scaled_by(factor: float) -> Callable[[Any], Any]:
     return lambda positions: factor * positions
 
 
-def _title(curve: FrontierData) -> str:
-    """The model, and below it what it is called with, as far as it has room."""
-    title = f"{curve.origin.model or 'one step'}: time against memory"
-    inputs = shorten(", ".join(map(str, curve.origin.inputs)), width=TITLE_WIDTH, placeholder=" …")
+def _title(frontier: FrontierData) -> str:
+    """The model, and below it its inputs, shortened to the width of the title."""
+    title = f"{frontier.origin.model or 'one step'}: time against memory"
+    inputs = shorten(", ".join(map(str, frontier.origin.inputs)), width=TITLE_WIDTH, placeholder=" …")
     return f"{title}\n{inputs}" if inputs else title
 
 

@@ -1,27 +1,24 @@
-"""The frontier as rows: for JSON and tables of data, and as text."""
+"""The frontier as rows of data, for JSON and CSV, and as text."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hybridremat.analysis.frontier_data import MeasuredPoint
+from hybridremat.analysis.frontier_data import FrontierData, MeasuredPoint
 from hybridremat.plans.records import FrontierPoint
-from hybridremat.units import format_bytes
-
-if TYPE_CHECKING:
-    from hybridremat.analysis.frontier_data import FrontierData
+from hybridremat.units import format_bytes, format_share_up
 
 SHOWN = 25  # points in the text
 Row = dict[str, Any]
 
 
-def spread(points: Sequence[FrontierPoint], count: int) -> tuple[FrontierPoint, ...]:
-    """``count`` points (or all there are) at about equal steps of memory, the first and the last among them.
+def evenly_spaced(points: Sequence[FrontierPoint], count: int) -> tuple[FrontierPoint, ...]:
+    """``count`` of the points, or all if there are fewer, at about equal steps of memory.
 
-    ``points`` come by rising peak. One point alone is the first.
+    ``points`` come by rising peak. The first and the last are kept, or only the first if ``count`` is 1.
     """
     total = len(points)
     if total <= count:
@@ -31,33 +28,34 @@ def spread(points: Sequence[FrontierPoint], count: int) -> tuple[FrontierPoint, 
     for number in range(count):
         wanted = low + (high - low) * number / max(1, count - 1)
         first = chosen[-1] + 1 if chosen else 0
-        rest = range(first, total - (count - number) + 1)  # one is left for each of the others
+        rest = range(first, total - (count - number) + 1)  # leaves one for each of the others
         chosen.append(min(rest, key=lambda index: abs(points[index].peak - wanted)))
     return tuple(points[index] for index in chosen)
 
 
-def curve_dict(curve: FrontierData) -> Row:
-    """The curve as plain JSON types; ``points`` is a list of rows of equal keys."""
+def frontier_dict(frontier: FrontierData) -> Row:
+    """The frontier as plain JSON types; ``points`` is a list of rows of equal keys."""
+    checkpointed = frontier.checkpointed
     return {
-        "model": curve.origin.model,
-        "inputs": [str(spec) for spec in curve.origin.inputs],
-        "cost_model": curve.cost_model,
-        "plain_peak_bytes": curve.plain_peak,
-        "points": [_point_row(point, curve) for point in curve.points],
-        "plain": _point_row(curve.plain, curve),
-        "checkpointed": None if curve.checkpointed is None else _point_row(curve.checkpointed, curve),
-        "measurements": [_measured_row(each) for each in curve.measurements],
+        "model": frontier.origin.model,
+        "inputs": [str(spec) for spec in frontier.origin.inputs],
+        "cost_model": frontier.cost_model,
+        "plain_peak_bytes": frontier.plain_peak,
+        "points": [_point_row(point, frontier) for point in frontier.points],
+        "plain": _point_row(frontier.plain, frontier),
+        "checkpointed": None if checkpointed is None else _point_row(checkpointed, frontier),
+        "measurements": [_measured_row(each) for each in frontier.measurements],
     }
 
 
-def curve_csv(curve: FrontierData) -> str:
-    """One line a point: of the frontier (``plan``), the plain step, checkpointing, then measurements."""
-    rows: list[Row] = [{"kind": "plan", **_point_row(point, curve)} for point in curve.points]
-    rows.append({"kind": "plain", **_point_row(curve.plain, curve)})
-    if curve.checkpointed is not None:
-        rows.append({"kind": "checkpointed", **_point_row(curve.checkpointed, curve)})
-    for each in curve.measurements:
-        known = {} if each.predicted is None else _point_row(each.predicted, curve)
+def frontier_csv(frontier: FrontierData) -> str:
+    """The frontier as CSV: points (``plan``), the plain step, checkpointing, then measurements."""
+    rows: list[Row] = [{"kind": "plan", **_point_row(point, frontier)} for point in frontier.points]
+    rows.append({"kind": "plain", **_point_row(frontier.plain, frontier)})
+    if frontier.checkpointed is not None:
+        rows.append({"kind": "checkpointed", **_point_row(frontier.checkpointed, frontier)})
+    for each in frontier.measurements:
+        known = {} if each.predicted is None else _point_row(each.predicted, frontier)
         kind = "measured plain" if each.predicted is None else "measured plan"
         rows.append({"kind": kind, **known, **_measured_row(each)})
     names = list(dict.fromkeys(name for row in rows for name in row if name != "predicted_peak_bytes"))
@@ -68,24 +66,24 @@ def curve_csv(curve: FrontierData) -> str:
     return text.getvalue()
 
 
-def curve_text(curve: FrontierData) -> str:
-    """The curve for people: some 25 of its points, and what it can be compared with."""
-    shown = spread(curve.points, SHOWN)
-    some = f", {len(shown)} of them shown" if len(shown) < len(curve.points) else ""
-    plain = f"plain step {format_bytes(curve.plain_peak)} ({curve.plain_peak} bytes)"
-    return "\n".join([f"{plain}; {len(curve.points)} points{some}", *_lines(curve, shown)])
+def frontier_text(frontier: FrontierData) -> str:
+    """The frontier as text: at most 25 points, and what they can be compared with."""
+    shown = evenly_spaced(frontier.points, SHOWN)
+    some = f", {len(shown)} of them shown" if len(shown) < len(frontier.points) else ""
+    plain = f"plain step {format_bytes(frontier.plain_peak)} ({frontier.plain_peak} bytes)"
+    return "\n".join([f"{plain}; {len(frontier.points)} points{some}", *_lines(frontier, shown)])
 
 
-def _lines(curve: FrontierData, shown: Iterable[FrontierPoint]) -> Iterator[str]:
+def _lines(frontier: FrontierData, shown: Iterable[FrontierPoint]) -> Iterator[str]:
     for point in shown:
-        yield _line(point, curve.plain_peak) + ("   least feasible" if point is curve.least else "")
-    if curve.checkpointed is not None:
+        yield _line(point, frontier.plain_peak) + ("   least feasible" if point is frontier.least else "")
+    if frontier.checkpointed is not None:
         yield "each block checkpointed by itself, for comparison:"
-        yield _line(curve.checkpointed, curve.plain_peak)
-    if curve.measurements:
+        yield _line(frontier.checkpointed, frontier.plain_peak)
+    if frontier.measurements:
         yield "measured (overhead against the plain step of PyTorch, run in turn):"
-        for each in curve.measurements:
-            yield _measured_line(each, curve.plain_peak)
+        for each in frontier.measurements:
+            yield _measured_line(each, frontier.plain_peak)
 
 
 def _line(point: FrontierPoint, plain_peak: int) -> str:
@@ -103,13 +101,13 @@ def _measured_line(each: MeasuredPoint, plain_peak: int) -> str:
 
 
 def _memory(size: int, plain_peak: int) -> str:
-    return f"{format_bytes(size):>12} {100 * size / max(1, plain_peak):6.1f} %"
+    return f"{format_bytes(size):>12} {format_share_up(size, plain_peak):>8}"
 
 
-def _point_row(point: FrontierPoint, curve: FrontierData) -> Row:
+def _point_row(point: FrontierPoint, frontier: FrontierData) -> Row:
     return {
         "peak_bytes": point.peak,
-        "share_of_plain": point.peak / max(1, curve.plain_peak),
+        "share_of_plain": point.peak / max(1, frontier.plain_peak),
         "overhead": point.overhead,
         "extra_flops": point.extra_flops,
     }

@@ -23,7 +23,7 @@ class SampleStep:
 
 
 def sample_step(made: object, text: str) -> SampleStep:
-    """Read what a function returned; ``text`` is what messages call the function.
+    """The model and inputs that a function returned; ``text`` names the function in messages.
 
     Raises
     ------

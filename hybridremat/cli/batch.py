@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
 
 from hybridremat.analysis.batch_search import max_batch_size
 from hybridremat.cli.inputs import limit_value, load, overhead_value, shared_settings
-from hybridremat.cli.output import require_writable, results_apart
+from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
 from hybridremat.errors import TargetError, UsageError
 from hybridremat.plans.codec import write_plan
 
 
 def run_batch(options: Namespace) -> int:
-    """Search, write the plan if a file is named, and print the batch.
+    """Search, write the plan if a file is named, and print the result.
 
     Raises
     ------
@@ -26,7 +25,6 @@ def run_batch(options: Namespace) -> int:
     limit = limit_value(options.limit)
     if limit is None:
         raise TargetError(f"say what the batches of {options.target} are to fit: --limit 6GiB")
-
     if options.device_spec is not None:
         raise UsageError("--device-spec: the search for a batch measures kernels here; use plan or frontier")
 
@@ -35,7 +33,7 @@ def run_batch(options: Namespace) -> int:
         return target.model, target.args, target.kwargs
 
     require_writable(options.output)
-    with results_apart(active=options.json):
+    with stdout_to_stderr(active=options.json):
         found = max_batch_size(
             made,
             limit,
@@ -48,5 +46,8 @@ def run_batch(options: Namespace) -> int:
         )
     if options.output is not None:
         write_plan(found.plan, options.output)
-    sys.stdout.write((json.dumps(found.to_dict(), indent=1) if options.json else str(found)) + "\n")
+    if options.json:
+        print_json(found.to_dict())
+    else:
+        sys.stdout.write(f"{found}\n")
     return 0

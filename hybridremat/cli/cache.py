@@ -1,4 +1,4 @@
-"""``hybridremat cache``: what is kept on disk between runs, and how to be rid of it."""
+"""The command ``cache``: what is kept on disk between runs, and deleting it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hybridremat.cli.output import print_json
 from hybridremat.files import cache_folder
 from hybridremat.units import format_bytes
 
-# Complete files, and what a process that was killed while it wrote one left. Nothing else is ever deleted.
+# Complete files, and temporary ones of a process killed as it wrote. Nothing else is ever deleted.
 _PLAN = re.compile(r"(?:\.)?[0-9a-f]{32}\.json\.gz(?:\.\w+\.tmp)?")
 _KERNELS = re.compile(r"(?:\.)?kernels-[0-9a-f]{16}\.json(?:\.\w+\.tmp)?")
 
 
 @dataclass(frozen=True)
 class CacheContent:
-    """Files of ours in the cache folder; sizes in bytes."""
+    """Our files in the cache folder; sizes in bytes."""
 
     folder: str
     plans: int
@@ -30,13 +30,13 @@ class CacheContent:
 
 
 def cache_content(folder: Path) -> CacheContent:
-    """Count what is kept; a folder that does not exist holds nothing."""
+    """Count our files; a folder that does not exist holds none."""
     plans, kernels = (tuple(_sizes(files)) for files in _files(folder))
     return CacheContent(str(folder), len(plans), sum(plans), len(kernels), sum(kernels))
 
 
 def clear_cache(folder: Path) -> None:
-    """Delete the files of ours, and nothing else.
+    """Delete our files, and nothing else.
 
     Raises
     ------
@@ -45,11 +45,11 @@ def clear_cache(folder: Path) -> None:
     """
     for files in _files(folder):
         for path in files:
-            path.unlink(missing_ok=True)  # another process may clear, too
+            path.unlink(missing_ok=True)  # another process may clear as well
 
 
 def run_cache(options: Namespace) -> int:
-    """Print what is kept, and delete it if that was asked for."""
+    """Print what is kept; with ``--clear`` delete it."""
     folder = cache_folder()
     content = cache_content(folder)
     if options.clear:
@@ -76,7 +76,7 @@ def _sizes(files: list[Path]) -> Iterator[int]:
     for path in files:
         try:
             yield path.stat().st_size
-        except FileNotFoundError:  # given up by another process meanwhile
+        except FileNotFoundError:  # deleted by another process meanwhile
             continue
 
 

@@ -1,25 +1,17 @@
-"""``hybridremat demo``: real models trained plainly and under limits, side by side."""
+"""The command ``demo``: real models trained plainly and under limits, side by side."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import count
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from torch import Tensor
 
 from hybridremat.analysis.measure import measure
@@ -27,20 +19,22 @@ from hybridremat.analysis.paired_steps import Subject, differences, time_ratio, 
 from hybridremat.api import get_plan, unwrap, wrap
 from hybridremat.cli.demo_models import DEMO_MODELS, DemoModel
 from hybridremat.cli.demo_table import DemoRow, demo_table, verdict
+from hybridremat.cli.output import print_json
 from hybridremat.errors import InfeasibleLimitError, TargetError
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.progress import planning_progress
 from hybridremat.reports.text import render
 from hybridremat.units import format_bytes
 
 EASY = "60%"
-TIGHT = 1.03  # times the least feasible
-PAIRS = 3
+TIGHT = 1.03  # times the least feasible limit
+PAIRS = 3  # of steps that are timed
 MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A model trained plainly: what every planned training is held against."""
+    """A model trained plainly, which every planned training is compared with."""
 
     subject: Subject
     tensors: list[dict[str, Tensor]]
@@ -48,7 +42,7 @@ class Reference:
 
 
 def run_demo(options: Namespace) -> int:
-    """Run the demo, print its table, and return 1 if numbers differ or a limit was passed."""
+    """Run the demo, print its table, and return 1 if numbers differ or a limit was exceeded."""
     names = options.models.split(",") if options.models else list(DEMO_MODELS)
     unknown = [name for name in names if name not in DEMO_MODELS]
     if unknown:
@@ -57,13 +51,13 @@ def run_demo(options: Namespace) -> int:
         raise TargetError("--device cuda: torch sees no CUDA device here")
     if options.steps < 1 or options.threads < 1:
         raise TargetError("--steps and --threads are 1 or more")
-    # One thread: on a machine that does something else too, more of them mostly wait for one another, and the
-    # ratios of times say little. Planning uses all cores, in processes of its own.
+    # One thread: on a busy machine several mostly wait for one another, and ratios of times say little.
+    # Planning uses all cores, in processes of its own.
     torch.set_num_threads(options.threads)
     models = [DEMO_MODELS[name] for name in names]
     rows = run_models(models, options.steps, options.cost_model, options.device, quiet=options.quiet)
     if options.json:
-        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        print_json([asdict(row) for row in rows])
     else:
         render([demo_table(rows), *verdict(rows, options.steps)], sys.stdout)
     return 0 if all(row.passed for row in rows) else 1
@@ -81,11 +75,11 @@ def run_models(
     rows: list[DemoRow] = []
     for number, model in enumerate(models, start=1):
         title = f"{number}/{len(models)} {model.name}"
-        rows += Demonstration(model, steps, cost_model, device, title, quiet=quiet).rows()
+        rows += ModelDemo(model, steps, cost_model, device, title, quiet=quiet).rows()
     return rows
 
 
-class Demonstration:
+class ModelDemo:
     """One model of the demo."""
 
     def __init__(
@@ -122,18 +116,18 @@ class Demonstration:
                 tensors.append(kept)
                 peaks.append(peak)
                 advance()
-        self._say(f"trained {self.steps} steps plainly, peak {format_bytes(max(peaks))}")
+        self._log(f"trained {self.steps} steps plainly, peak {format_bytes(max(peaks))}")
         return Reference(subject, tensors, max(peaks))
 
     def _reserve(self, subject: Subject) -> int:
-        """Bytes, in whole MiB, that the loss outside the model needs: measured, as a user would."""
+        """Bytes, in whole MiB, that a loss outside the model takes: measured, as a user would."""
         if not self.model.loss_outside:
             return 0
         self._wrap(subject, "100%", 0)
         outside = measure(subject.model, kwargs=subject.batch, loss_fn=subject.loss_fn, repeats=1).outside
         unwrap(subject.model)
         reserve = -(-outside // MEBIBYTE) * MEBIBYTE
-        self._say(f"the loss outside takes {format_bytes(outside)}: reserve {format_bytes(reserve)}")
+        self._log(f"the loss outside takes {format_bytes(outside)}: reserve {format_bytes(reserve)}")
         return reserve
 
     def _easy_plan(self, subject: Subject, reserve: int) -> tuple[Plan, str]:
@@ -157,7 +151,7 @@ class Demonstration:
         )
         plan = get_plan(subject.model)
         assert plan.memory_limit is not None
-        self._say(f"planned for {format_bytes(plan.memory_limit)} in {time.perf_counter() - started:.1f} s")
+        self._log(f"planned for {format_bytes(plan.memory_limit)} in {time.perf_counter() - started:.1f} s")
         return plan
 
     def _row(self, reference: Reference, planned: Subject, seconds: float, note: str) -> DemoRow:
@@ -172,7 +166,7 @@ class Demonstration:
                 peaks.append(peak)
                 advance()
             ratio = time_ratio(reference.subject, planned, PAIRS, advance)
-        self._say(f"trained {self.steps} steps under it, peak {format_bytes(max(peaks))}")
+        self._log(f"trained {self.steps} steps under it, peak {format_bytes(max(peaks))}")
         return DemoRow(
             model=self.model.name,
             note=note,
@@ -190,14 +184,12 @@ class Demonstration:
             differing=tuple(differing),
         )
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         self.console.print(f"{self.title}: {text}", highlight=False, soft_wrap=True)
 
     @contextmanager
     def _bar(self, what: str, total: int) -> Iterator[Callable[[], None]]:
-        text = TextColumn("{task.description}")
-        columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        hidden = self.quiet or not self.console.is_terminal
-        with Progress(*columns, console=self.console, transient=True, disable=hidden) as bar:
-            task = bar.add_task(f"{self.title}: {what}", total=total)
-            yield lambda: bar.advance(task)
+        steps, text = count(1), f"{self.title}: {what}"
+        with planning_progress(show=not self.quiet) as report:
+            report(text, 0, total)
+            yield lambda: report(text, next(steps), total)

@@ -30,14 +30,14 @@ class DemoModel:
 
 def _gpt2() -> Made:
     model, batch = reference_model("gpt2", dropout=0.1)
-    _quiet()
+    _silence_transformers()
     torch.manual_seed(0)
-    # A plain one of the same configuration: a user's model has no loss_type set, and logs a warning about it.
+    # Made again from its config: like a user's own, this model has no loss_type set, and logs a warning.
     return type(model)(model.config).train(), batch, loss_of
 
 
-def _quiet() -> None:
-    """Keep the notices of transformers out of the demo's output."""
+def _silence_transformers() -> None:
+    """Keep the notices of transformers out of the output."""
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""What the demo found, as a table and in words."""
+"""The results of the demo, as a table and in words."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class DemoRow:
     plain_eager_peak, measured_peak
         Bytes, the largest of all steps, by allocation records.
     plain_peak
-        Bytes of the captured step with nothing recomputed: what percentages are of.
+        Bytes of the captured step with nothing recomputed; shares are of this.
     limit, reserve, predicted_peak, needed
-        Bytes of the plan; ``needed`` is its most with the reserve used up.
+        Bytes of the plan; ``needed`` includes the reserve.
     overhead, extra_flops
         Predicted, as fractions.
     time_ratio
         Measured: planned time over plain eager time.
     planning_seconds
-        Everything between a fresh model and a wrapped one, capture included.
+        From a fresh model to a wrapped one, capture included.
     differing
-        What is not equal to plain training bit for bit: ``step 2: gradient head.weight``.
+        Tensors not equal to those of plain training, bit for bit: ``step 2: gradient head.weight``.
     """
 
     model: str
@@ -74,7 +74,7 @@ def demo_table(rows: Sequence[DemoRow]) -> Table:
 
 
 def verdict(rows: Sequence[DemoRow], steps: int) -> list[RenderableType]:
-    """What was shown, in plain words; or what went wrong."""
+    """What the demo shows, in words; or what went wrong."""
     failed = [row for row in rows if not row.passed]
     if failed:
         return [Text("\n".join(_failure(row) for row in failed), style="bold red")]

@@ -1,4 +1,4 @@
-"""What a command was given, as the public functions take it."""
+"""The arguments of a command, as the public functions take them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterable
 
 from hybridremat.analysis.sample_step import SampleStep
-from hybridremat.cli.output import results_apart
+from hybridremat.cli.output import stdout_to_stderr
 from hybridremat.cli.targets import load_target
 from hybridremat.errors import PolicyError, TargetError
 from hybridremat.planning.settings import FrontierSettings
@@ -15,9 +15,9 @@ from hybridremat.plans.policy import Action, validated_policy
 
 
 def load(options: Namespace, **changes: object) -> SampleStep:
-    """Make the target of a command, ``changes`` added to what ``--set`` says.
+    """Make the target of a command, with ``changes`` besides those of ``--set``.
 
-    With ``--json`` what the user's code prints goes to the standard error.
+    With ``--json`` the prints of the user's code go to the standard error.
 
     Raises
     ------
@@ -25,22 +25,22 @@ def load(options: Namespace, **changes: object) -> SampleStep:
         If it cannot be made.
     """
     changes = {**parse_sets(options.sets), **changes}
-    with results_apart(active=options.json):
+    with stdout_to_stderr(active=options.json):
         return load_target(options.target, dropout=options.dropout, changes=changes)
 
 
 def shared_settings(options: Namespace) -> FrontierSettings:
-    """The settings behind the options that all planning commands share, but for the device."""
+    """The settings of the options that all planning commands share, without the device."""
     return {
         "cost_model": options.cost_model,
         "workers": options.workers,
         "cache": not options.no_cache,
-        "policy": pinned(options.pin),
+        "policy": policy_of_pins(options.pin),
     }
 
 
-def pinned(pins: list[str] | None) -> dict[str, Action] | None:
-    """``PATTERN=ACTION`` arguments as a policy; the last ``=`` divides.
+def policy_of_pins(pins: list[str] | None) -> dict[str, Action] | None:
+    """The policy of ``--pin PATTERN=ACTION`` arguments; the last ``=`` separates the two.
 
     Raises
     ------
@@ -59,30 +59,27 @@ def pinned(pins: list[str] | None) -> dict[str, Action] | None:
 
 
 def limit_value(text: str | None) -> int | str | None:
-    """Bytes as a number; ``6GiB`` and ``50%`` stay text."""
+    """A limit: digits alone as bytes; ``6GiB`` and ``50%`` stay text."""
     return int(text) if text and text.isdigit() else text
 
 
 def overhead_value(text: str | None) -> float | str | None:
-    """``0.1`` as a number; ``10%`` stays text, and so does what is no number, for the error to quote."""
+    """An overhead: ``0.1`` as a number; other text stays, for the error to quote."""
     try:
         return None if text is None else float(text)
     except ValueError:
         return text
 
 
-Changes = dict[str, object]
-
-
-def parse_sets(texts: Iterable[str]) -> Changes:
-    """Keys and values of ``KEY=VALUE``; a value is a Python literal if it can be read as one, else text.
+def parse_sets(texts: Iterable[str]) -> dict[str, object]:
+    """Keys and values of ``--set KEY=VALUE``: a value is a Python literal, or else text.
 
     Raises
     ------
     TargetError
         If there is no key, or it is given twice.
     """
-    changes: Changes = {}
+    changes: dict[str, object] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         key = key.strip()

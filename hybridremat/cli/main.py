@@ -1,6 +1,6 @@
-"""The command ``hybridremat``: its commands, and how each of them ends.
+"""The command ``hybridremat``: its subcommands, and their exit statuses.
 
-Only argparse and the errors load here; a command loads what it needs when it runs.
+Only argparse and the errors load here; a command's own module loads when it runs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from hybridremat.cli.options import (
     TARGET_HELP,
     Parser,
     add_batch_options,
+    add_cache_options,
     add_demo_options,
     add_frontier_options,
+    add_inspect_options,
+    add_plan_options,
     limit_options,
-    no_such_command,
-    no_such_option,
     shared_options,
+    unknown_command,
+    unknown_option,
 )
-from hybridremat.cli.output import drop_output, report_failure, talking
+from hybridremat.cli.output import discard_stdout, log_to_stderr, print_error
 from hybridremat.errors import HybridRematError, UsageError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -86,30 +89,14 @@ examples:
 
 @dataclass(frozen=True)
 class Command:
-    """One command: where it is run (``module:function``), what it takes, and what its help says."""
+    """One command: the function that runs it (``module:function``), its options, and its help."""
 
     help: str
     home: str
     parents: Callable[[], list[Parser]]
     add: Callable[[argparse.ArgumentParser], None]
-    description: str = ""
-    examples: str = ""
-
-
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")
-
-
-def _add_inspect(parser: argparse.ArgumentParser) -> None:
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--block", type=int, metavar="N", help="one block: its values, what binds, its options")
-    one.add_argument("--explain", metavar="MODULE", help="one module: what becomes of each of its values")
-    parser.add_argument("--all", action="store_true", help="each block, or each option, by itself")
-    parser.add_argument("--html", metavar="FILE", help="also write a report for the browser to this file")
-
-
-def _add_cache(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--clear", action="store_true", help="delete the kept plans and kernel figures")
+    description: str
+    examples: str
 
 
 COMMANDS = {
@@ -126,7 +113,7 @@ COMMANDS = {
         "plan a model's training step",
         "hybridremat.cli.plan:run_plan",
         lambda: [*shared_options(), limit_options()],
-        _add_plan,
+        add_plan_options,
         TARGET_HELP,
         PLAN_EXAMPLES,
     ),
@@ -134,7 +121,7 @@ COMMANDS = {
         "show a plan block by block",
         "hybridremat.cli.plan:run_inspect",
         lambda: [*shared_options(), limit_options()],
-        _add_inspect,
+        add_inspect_options,
         f"{TARGET_HELP}\nOr TARGET is a file that `hybridremat plan -o` wrote.",
         INSPECT_EXAMPLES,
     ),
@@ -158,19 +145,15 @@ COMMANDS = {
         "show or empty what is kept on disk between runs",
         "hybridremat.cli.cache:run_cache",
         lambda: shared_options(target=False),
-        _add_cache,
+        add_cache_options,
         "Plans and kernel figures are kept in one folder, which HYBRIDREMAT_CACHE names.",
         CACHE_EXAMPLES,
     ),
 }
 
 
-def build_parser() -> Parser:
-    """The command line's grammar."""
-    return _build()[0]
-
-
-def _build() -> tuple[Parser, dict[str, Parser]]:
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the command line, and that of each command."""
     parser = Parser(
         prog="hybridremat",
         description="Train PyTorch models under a memory limit, with bit for bit the same numbers.",
@@ -188,7 +171,7 @@ def _added(commands: argparse._SubParsersAction[Parser], name: str, command: Com
     parser = commands.add_parser(
         name,
         help=command.help,
-        description=command.description or command.help,
+        description=command.description,
         epilog=command.examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=command.parents(),
@@ -204,55 +187,54 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises
     ------
     UsageError
-        If no command takes them.
+        If there is no command, or the arguments cannot be understood.
     """
-    parser, commands = _build()
+    parser, commands = build_parser()
     named = next((word for word in arguments if not word.startswith("-")), None)
     if named is not None and named not in commands:
-        raise no_such_command(named, tuple(commands))
+        raise unknown_command(named, tuple(commands))
     flags = argparse.Namespace(verbose=False, quiet=False, json=False)
     options, unknown = parser.parse_known_args(arguments, flags)
     if unknown:
-        raise no_such_option(unknown, commands.get(options.command, parser))
+        raise unknown_option(unknown, commands.get(options.command, parser))
+    if options.command is None:
+        raise UsageError(f"no command is given. Commands: {', '.join(commands)}.", usage=parser.format_help())
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0; 1 if the demo found a difference or a limit that was passed; 2 for an error; 130 after Ctrl-C.
+    0; 1 if the demo finds a difference or an exceeded limit; 2 for an error; 130 after Ctrl-C.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _ended(words)
+        return _run(words)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
 
 
-def _ended(words: Sequence[str]) -> int:
-    # as far as is known where the arguments themselves are the error
+def _run(words: Sequence[str]) -> int:
+    # if the arguments themselves are the error, these two still say how to write it
     options = argparse.Namespace(verbose="-v" in words or "--verbose" in words, json="--json" in words)
     try:
         options = parse(words)
-        if options.command is None:
-            known = ", ".join(COMMANDS)
-            raise UsageError(f"no command is given. Commands: {known}.", usage=build_parser().format_help())
-        with prompt_interrupts(), talking(verbose=options.verbose, quiet=options.quiet):
-            status = _run(options)
-        sys.stdout.flush()  # a full disk is told here, not by the interpreter at its end
+        with prompt_interrupts(), log_to_stderr(verbose=options.verbose, quiet=options.quiet):
+            status = _run_command(options)
+        sys.stdout.flush()  # here, so that a full disk is reported as an error
         return status
-    except BrokenPipeError:  # `| head`: nobody reads any more
-        drop_output()
+    except BrokenPipeError:  # as in `| head`
+        discard_stdout()
         return FAILED
     except (HybridRematError, OSError) as error:
         if isinstance(error, UsageError):
             sys.stderr.write(error.usage)
-        report_failure(error, verbose=options.verbose, as_json=options.json)
+        print_error(error, verbose=options.verbose, as_json=options.json)
         return MISUSED
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run_command(options: argparse.Namespace) -> int:
     module, _, function = COMMANDS[options.command].home.partition(":")
     run: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
     return run(options)

@@ -1,4 +1,4 @@
-"""The options that commands share, and a parser whose errors can be told as JSON too.
+"""The options of all commands, and a parser that raises its errors, so that they can be JSON too.
 
 Only argparse loads here: ``--help`` and a mistyped option answer at once.
 """
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def shared_options(*, target: bool = True, required: bool = True) -> list[Parser]:
-    """Parent parsers with what every command takes alike.
+    """Parent parsers with the options that commands share.
 
     Parameters
     ----------
@@ -46,14 +46,14 @@ def shared_options(*, target: bool = True, required: bool = True) -> list[Parser
     required
         Whether ``TARGET`` must be given.
     """
-    parents = [_talking()]
+    parents = [_output_options()]
     if target:
-        parents += [_target(required=required), _planning()]
+        parents += [_target_options(required=required), _planning_options()]
     return parents
 
 
 def limit_options() -> Parser:
-    """What to plan for: the limit, and what the caller does beside one forward and its backward."""
+    """The limit, and what the caller's code does besides one forward and its backward."""
     parser = Parser(add_help=False)
     group = parser.add_argument_group("limit")
     group.add_argument("--limit", metavar="SIZE", help="most step memory: 6GiB, 6442450944, or 50%% of plain")
@@ -69,8 +69,8 @@ def limit_options() -> Parser:
     return parser
 
 
-def _talking() -> Parser:
-    # Suppressed defaults: what was said before the command stays unless it is said again after it.
+def _output_options() -> Parser:
+    # No defaults: a flag given before the command holds unless it is given again after it.
     parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("-v", "--verbose", action="store_true", help="tracebacks of errors, and the log")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no warnings")
@@ -78,7 +78,7 @@ def _talking() -> Parser:
     return parser
 
 
-def _target(*, required: bool) -> Parser:
+def _target_options(*, required: bool) -> Parser:
     parser = Parser(add_help=False)
     count = None if required else "?"
     parser.add_argument("target", metavar="TARGET", nargs=count, help="what to plan (gpt2, train.py:make, …)")
@@ -88,7 +88,7 @@ def _target(*, required: bool) -> Parser:
     return parser
 
 
-def _planning() -> Parser:
+def _planning_options() -> Parser:
     parser = Parser(add_help=False)
     group = parser.add_argument_group("planning")
     group.add_argument("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
@@ -99,8 +99,8 @@ def _planning() -> Parser:
     return parser
 
 
-def no_such_command(name: str, commands: Sequence[str]) -> UsageError:
-    """The error for a word that is no command."""
+def unknown_command(name: str, commands: Sequence[str]) -> UsageError:
+    """The error for an unknown command."""
     close = get_close_matches(name, commands, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}? " if close else ""
     if not close and (":" in name or name.endswith((".json", ".py")) or Path(name).is_file()):
@@ -108,8 +108,8 @@ def no_such_command(name: str, commands: Sequence[str]) -> UsageError:
     return UsageError(f"there is no command {name!r}; {hint}Commands: {', '.join(commands)}.")
 
 
-def no_such_option(words: Sequence[str], parser: argparse.ArgumentParser) -> UsageError:
-    """The error for arguments that a command does not take."""
+def unknown_option(words: Sequence[str], parser: argparse.ArgumentParser) -> UsageError:
+    """The error for arguments that a command does not know."""
     known = sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help())))
     hints = []
     for word in words:
@@ -119,7 +119,7 @@ def no_such_option(words: Sequence[str], parser: argparse.ArgumentParser) -> Usa
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the demo alone."""
+    """Add the options of ``hybridremat demo`` alone."""
     parser.add_argument("--models", metavar="A,B", help="some of gpt2, resnet50, llama (default: all)")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps (default: 3)")
     parser.add_argument("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
@@ -128,7 +128,7 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_batch_options(parser: argparse.ArgumentParser) -> None:
-    """What ``hybridremat batch`` takes beside the target and how it is planned."""
+    """Add the options of ``hybridremat batch`` alone."""
     add = parser.add_argument
     add("--limit", metavar="SIZE", help="most step memory: 6GiB or 6442450944")
     add("--max-overhead", metavar="SHARE", help="most extra time against the plain step of that batch")
@@ -139,9 +139,28 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_frontier_options(parser: argparse.ArgumentParser) -> None:
-    """What ``hybridremat frontier`` takes beside the target and how it is planned."""
+    """Add the options of ``hybridremat frontier`` alone."""
     add = parser.add_argument
     add("-o", "--output", metavar="FILE", action="append", help=".png, .svg, .pdf, .csv or .json; repeatable")
     add("--limit", metavar="SIZE", help="mark the fastest plan under this limit: 6GiB, or 50%% of plain")
     add("--max-overhead", metavar="SHARE", help="mark the smallest plan within this extra time: 0.1 or 10%%")
     add("--measure", type=int, metavar="K", help="run and measure the plain step and K plans of the curve")
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hybridremat plan`` alone."""
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")
+
+
+def add_inspect_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hybridremat inspect`` alone."""
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--block", type=int, metavar="N", help="one block: its values, what binds, its options")
+    one.add_argument("--explain", metavar="MODULE", help="one module: what becomes of each of its values")
+    parser.add_argument("--all", action="store_true", help="each block, or each option, by itself")
+    parser.add_argument("--html", metavar="FILE", help="also write a report for the browser to this file")
+
+
+def add_cache_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hybridremat cache`` alone."""
+    parser.add_argument("--clear", action="store_true", help="delete the kept plans and kernel figures")

@@ -1,4 +1,4 @@
-"""Where a command's results go: the standard output, or a file that can be written, known beforehand."""
+"""What a command writes: results, its log and warnings, errors; and whether a file can be written."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def print_json(data: object) -> None:
 
 
 def require_writable(text: str | None, *, option: str = "-o") -> None:
-    """Refuse a place in which no file can be written, before seconds of planning are spent for it.
+    """Refuse a path that cannot be written, before seconds of planning are spent for it.
 
     Raises
     ------
     OutputError
-        If the folder is not there or takes no file, or ``text`` names a folder.
+        If the folder is missing or takes no file, or ``text`` names a folder.
     """
     if text is None:
         return
@@ -51,8 +51,8 @@ def require_writable(text: str | None, *, option: str = "-o") -> None:
 
 
 @contextmanager
-def talking(*, verbose: bool, quiet: bool) -> Iterator[None]:
-    """Warnings are one line each; ``quiet`` leaves them out, ``verbose`` adds hybridremat's log."""
+def log_to_stderr(*, verbose: bool, quiet: bool) -> Iterator[None]:
+    """Write each warning as one line; ``quiet`` leaves them out, ``verbose`` adds hybridremat's log."""
     logger = logging.getLogger("hybridremat")
     level, handler = logger.level, logging.StreamHandler()
     handler.setFormatter(logging.Formatter("hybridremat: %(message)s"))
@@ -76,8 +76,8 @@ def _one_line(message: Warning | str, *_: object, **__: object) -> None:
 
 
 @contextmanager
-def results_apart(*, active: bool) -> Iterator[None]:
-    """Whatever is printed inside goes to the standard error: a user's module may print, and C code too."""
+def stdout_to_stderr(*, active: bool) -> Iterator[None]:
+    """Send what is printed inside to the standard error: the user's code may print, and C code too."""
     if not active:
         yield
         return
@@ -101,26 +101,26 @@ def _is_descriptor_1(stream: TextIO) -> bool:
         return False
 
 
-def report_failure(error: Exception, *, verbose: bool, as_json: bool) -> None:
-    """Write the error; with ``verbose`` after its traceback."""
+def print_error(error: Exception, *, verbose: bool, as_json: bool) -> None:
+    """Write an error as one line, and with ``as_json`` as JSON too; with ``verbose`` after its traceback."""
     if verbose:
         traceback.print_exception(error)
     message = " ".join(str(error).split())
     sys.stderr.write(f"hybridremat: {message}\n")
     try:
         if as_json:
-            sys.stdout.write(json.dumps(failure(error, message), indent=1) + "\n")
+            sys.stdout.write(json.dumps(_error_data(error, message), indent=1) + "\n")
         sys.stdout.flush()
-    except OSError:  # the error may be that nothing can be written there (a full disk)
-        drop_output()
+    except OSError:  # a full disk, say, which may be the error itself
+        discard_stdout()
 
 
-def drop_output() -> None:
-    """Leave the interpreter nothing to flush at its end: what is left in the standard output goes nowhere."""
+def discard_stdout() -> None:
+    """Drop what the standard output still holds: the interpreter could not flush it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def failure(error: Exception, message: str) -> dict[str, object]:
-    """Name of the error, its text, and the figures that it carries (``limit`` and ``least`` in bytes)."""
+def _error_data(error: Exception, message: str) -> dict[str, object]:
+    """The error's type, its text, and the figures that it has (``limit`` and ``least`` in bytes)."""
     figures = {name: value for name, value in vars(error).items() if isinstance(value, int | float)}
     return {"error": type(error).__name__, "message": message, **figures}

@@ -9,7 +9,7 @@ from typing import Any
 
 from hybridremat.api import plan as make_plan
 from hybridremat.cli.inputs import limit_value, load, overhead_value, shared_settings
-from hybridremat.cli.output import print_json, require_writable, results_apart
+from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
 from hybridremat.errors import TargetError, UsageError
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
@@ -19,7 +19,7 @@ from hybridremat.reports.text import plan_tables, render, summary
 
 
 def run_plan(options: Namespace) -> int:
-    """Plan, print the summary (or all of it as JSON), and write the file that was asked for."""
+    """Plan, write the file if one is named, and print the summary, or all of the plan as JSON."""
     require_writable(options.output)
     plan = _planned(options)
     if options.output is not None:
@@ -90,7 +90,7 @@ def _planned(options: Namespace) -> Plan:
         "device_spec": options.device_spec,
         **shared_settings(options),
     }
-    Settings(**asked).validated(need_limit=True)  # a mistyped limit is told before a large model is made
+    Settings(**asked).validated(need_limit=True)  # a mistyped limit is refused before a large model is made
     target = load(options)
-    with results_apart(active=options.json):
+    with stdout_to_stderr(active=options.json):
         return make_plan(target.model, target.args, target.kwargs, progress=not options.quiet, **asked)

@@ -1,4 +1,4 @@
-"""What the command line plans: a built-in model by name, or a user's function that makes one."""
+"""TARGET of the command line: a built-in model by name, or a user's function that makes one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hybridremat.analysis.sample_step import RETURNS, SampleStep, sample_step
-from hybridremat.cli.user_code import user_code
-from hybridremat.errors import TargetError
+from hybridremat.errors import HybridRematError, TargetError
 from hybridremat.zoo.models import REFERENCE_MODELS, has_dropout, reference_model
 
 
@@ -26,7 +27,7 @@ def load_target(
     Parameters
     ----------
     dropout
-        Of built-in models; for a function its argument of that name.
+        The probability in a built-in model; for a function its argument of that name.
     changes
         Fields of a built-in model's config; for a function its keyword arguments.
 
@@ -40,14 +41,14 @@ def load_target(
         return _built_in(text, dropout, changes or {})
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
-        raise TargetError(_no_target(text))
+        raise TargetError(_unknown_target(text))
     folder = (Path(place).parent if place.endswith(".py") else Path.cwd()).resolve()
-    function = getattr(_module(place, folder), name, None)
+    function = getattr(_load_module(place, folder), name, None)
     if not callable(function):
         raise TargetError(f"{place} has no function {name!r}; it should {RETURNS}")
     given = {**({} if dropout is None else {"dropout": dropout}), **(changes or {})}
     _require_parameters(function, text, given)
-    with user_code(text, folder):
+    with _user_code(text, folder):
         made = function(**given)
     return sample_step(made, text)
 
@@ -61,7 +62,7 @@ def _built_in(name: str, dropout: float | None, changes: Mapping[str, object]) -
     return SampleStep(model, (), batch)
 
 
-def _no_target(text: str) -> str:
+def _unknown_target(text: str) -> str:
     close = get_close_matches(text, REFERENCE_MODELS, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return (
@@ -70,9 +71,9 @@ def _no_target(text: str) -> str:
     )
 
 
-def _module(place: str, folder: Path) -> ModuleType:
+def _load_module(place: str, folder: Path) -> ModuleType:
     if not place.endswith(".py"):
-        return _by_name(place, folder)
+        return _import_module(place, folder)
     path = Path(place)
     if not path.is_file():
         raise TargetError(f"there is no file {place}")
@@ -80,10 +81,10 @@ def _module(place: str, folder: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pickles of the file's classes look it up
+    sys.modules[path.stem] = module  # dataclasses and pickle look it up
     sys.path.insert(0, str(folder))
     try:
-        with user_code(f"importing {place}", folder):
+        with _user_code(f"importing {place}", folder):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[path.stem]  # as an import that failed leaves it
@@ -91,9 +92,9 @@ def _module(place: str, folder: Path) -> ModuleType:
     return module
 
 
-def _by_name(place: str, folder: Path) -> ModuleType:
+def _import_module(place: str, folder: Path) -> ModuleType:
     sys.path.insert(0, str(folder))
-    with user_code(f"importing {place}", folder):
+    with _user_code(f"importing {place}", folder):
         try:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
@@ -104,11 +105,11 @@ def _by_name(place: str, folder: Path) -> ModuleType:
 
 
 def _require_parameters(function: Callable[..., Any], text: str, given: Mapping[str, object]) -> None:
-    """Refuse keyword arguments that the function does not take, and the lack of those that it needs."""
+    """Refuse keyword arguments that the function does not take, and missing ones that it needs."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # it has none to read: the call will tell
+        return  # it cannot be read: the call will say what is wrong
     named = {n: p for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     takes = ", ".join(named) or "no arguments"
     try:
@@ -123,3 +124,54 @@ def _require_parameters(function: Callable[..., Any], text: str, given: Mapping[
             needs = " ".join(f"--set {name}=…" for name in lacking)
             raise TargetError(f"{text} needs {needs}; it takes {takes}") from error
         raise TargetError(f"{text}: {error}; it takes {takes}") from error
+
+
+@contextmanager
+def _user_code(what: str, folder: Path) -> Iterator[None]:
+    """Turn what is raised inside into a TargetError that names file and line.
+
+    Parameters
+    ----------
+    what
+        The action, for the message: ``"importing train.py"``.
+    folder
+        The folder of the user's code, whose innermost line is named.
+
+    Raises
+    ------
+    TargetError
+    """
+    try:
+        yield
+    except HybridRematError:
+        raise
+    except SyntaxError as error:
+        place = f"{error.filename}:{error.lineno}"
+        raise TargetError(f"{what} failed at {place}: {error.msg} ({type(error).__name__})") from error
+    except SystemExit as error:
+        raise TargetError(
+            f"{what} ended the program (exit status {error.code}) at {_location(error, folder)}: put what "
+            'a script does below `if __name__ == "__main__":`'
+        ) from error
+    except Exception as error:
+        kind = type(error).__name__
+        text = f"{kind}: {error}" if str(error) else kind
+        raise TargetError(f"{what} failed at {_location(error, folder)}: {text}{_advice(error)}") from error
+
+
+def _location(error: BaseException, folder: Path) -> str:
+    """``file:line`` of the innermost frame in the user's folder, or else of the innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve().is_relative_to(folder)]
+    here = Path(__file__).parent
+    other = [frame for frame in frames if not Path(frame.filename).is_relative_to(here)]
+    if not frames:
+        return "an unknown place"
+    frame = ([f for f in own if "site-packages" not in f.filename] or own or other or list(frames))[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f". Install {error.name.partition('.')[0]} in this environment, or run where it is"
+    return ""

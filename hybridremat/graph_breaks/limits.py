@@ -9,7 +9,7 @@ from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_frontier import too_slow
 from hybridremat.sequence.joined_graphs import PartedStep, choose_points
-from hybridremat.units import format_bytes
+from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _no_memory(asked: StepLimits, limit: int, least: int, count: int) -> Infeasi
     return InfeasibleLimitError(
         f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes) for this step of {count} graphs: "
         f"the least feasible limit{under} is {format_bytes(least)} ({least} bytes, "
-        f"{100 * least / max(1, plain_peak):.1f} % of the plain step's {format_bytes(plain_peak)}). Raise "
+        f"{format_share_up(least, plain_peak)} of the plain step's {format_bytes(plain_peak)}). Raise "
         "the limit, or remove graph breaks: what crosses one is kept to the end of the step, and nothing is "
         "recomputed across it.",
         limit=limit,
@@ -88,8 +88,9 @@ def _no_time(asked: StepLimits, overhead: float, takes: float, least: int) -> In
     recomputed = "what policy= says is recomputed in any case, and " if asked.pinned else ""
     return InfeasibleLimitError(
         f"no plan keeps max_overhead {overhead:.1%} on this path of the model: {recomputed}graphs that it "
-        f"shares with other paths run as was chosen for those, and the fastest plan takes {takes:.1%} more "
-        "time. Raise max_overhead, or wrap with inputs that take this path.",
+        "shares with other paths run as was chosen for those, and the fastest plan takes "
+        f"{format_overhead_up(takes)} more time. Raise max_overhead, or wrap with inputs that take this "
+        "path.",
         limit=0,
         least=least,
     )

@@ -10,11 +10,11 @@ from hybridremat.errors import MissingPackageError, ModelError
 from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_options import WrapOptions, loop_options
 
-PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # one code under two names, two sets of classes
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # one code base under two names, with separate classes
 
 
 def _callback_classes() -> tuple[Any, ...]:
-    """The Callback of each package that is in use; of the first one that is installed if none is yet."""
+    """The Callback of each package that is imported; if none is, that of the first one installed."""
     loaded = [sys.modules[name] for name in PACKAGES if sys.modules.get(name) is not None]
     if loaded:
         return tuple(package.Callback for package in loaded)
@@ -117,15 +117,15 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
             )
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A batch comes."""
+        """A batch begins."""
         self._watch.step_begins()
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Lightning drops the gradients between forward and backward: they are no part of the step."""
+        """Lightning frees gradients of the step before between forward and backward: do not count them."""
         self._watch.pause()
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """The gradients of the step before are gone."""
+        """The gradients of the step before are freed."""
         self._watch.resume()
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
@@ -136,7 +136,7 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log what is new."""
+        """Log new figures."""
         log = self._watch.log
         regular = trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0
         if not log.due and not (log.waiting and regular):
@@ -147,7 +147,7 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
             pl_module.log_dict(entry, on_step=True, on_epoch=False, logger=False)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log what waits, and unwrap the module."""
+        """Log the last figures, and unwrap the module."""
         if self._watch.log.waiting:
             _to_loggers(trainer, self._watch.log.entry())
         self._watch.end()
@@ -157,12 +157,12 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
         self._watch.end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Unwrap the module, if nothing else has come to it."""
+        """Unwrap the module, if nothing else did."""
         if stage == "fit":
             self._watch.end()
 
 
 def _to_loggers(trainer: Any, entry: dict[str, float]) -> None:
-    """All of it now, whatever ``log_every_n_steps``: ``log_dict`` would drop what falls between."""
+    """Log at once, whatever ``log_every_n_steps``: ``log_dict`` would drop the steps between."""
     for logger in trainer.loggers:
         logger.log_metrics(entry, step=trainer.global_step)

@@ -1,7 +1,7 @@
-"""What the callbacks for training loops share: wrap, watch, compare, warn, unwrap.
+"""What the callbacks for training loops share: wrap, measure, compare with the plan, warn, unwrap.
 
-A callback tells when training begins and ends, when a step begins, and when the backward of a micro-batch is
-over; the wrapped model itself tells when its forward begins. In return it gets figures for the loop's logger.
+A callback reports when training and steps begin and end, and when the backward of a micro-batch ends; the
+wrapped model itself reports its forwards. The callback reads the figures for the loop's logger.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 class LoopWatch:
-    """Plans and watches one training run at a time; :meth:`begin` starts a new one, :meth:`end` undoes it.
+    """Plans and watches one training run at a time, from :meth:`begin` to :meth:`end`.
 
     Attributes
     ----------
     target
-        The module that is planned, while a run lasts.
+        The module that is planned; None outside of a run.
     log
         Figures for the loop's logger.
     """
@@ -46,13 +46,13 @@ class LoopWatch:
         self._peaks = StepPeaks(device, self.options.measure_every)
         self._call: PlannedCall | None = None
         self._wrapped_here = self._measured = self._warned = False
-        self._forwards = 0  # planned ones of the micro-batch that runs
+        self._forwards = 0  # planned ones of the current micro-batch
         self._planned = 0  # micro-batches that ran planned
-        self._captures = 0  # graphs that had come when the last forward was over
-        self._pure = True  # whether nothing but training took time in the step that runs
+        self._captures = 0  # graphs captured by the end of the last forward
+        self._pure = True  # whether the current step spends its time on training alone
 
     def begin(self, model: nn.Module) -> None:
-        """Training begins: wrap the module that is asked for, unless its owner has.
+        """Training begins: wrap the module, unless its owner has.
 
         Raises
         ------
@@ -67,13 +67,13 @@ class LoopWatch:
         self._reset(model_device(target))
         self.target = target
         if call is not None:
-            self._times = StepTimes(0)  # the owner wants it planned from the start
+            self._times = StepTimes(0)  # its owner wants no plain steps
             self._watch(call)
         elif not self._times.in_plain_steps:
             self._wrap()
 
     def end(self) -> None:
-        """Training is over or has failed: unwrap what was wrapped here. May be called at any time."""
+        """Training is over or has failed: unwrap what :meth:`begin` wrapped. May be called at any time."""
         self._peaks.give_up()
         call, self._call = self._call, None
         if call is not None:
@@ -84,7 +84,7 @@ class LoopWatch:
         self.target = None
 
     def step_begins(self) -> None:
-        """The loop begins a step; what of it is timed lasts until :meth:`step_ends`."""
+        """A step begins; it is timed until :meth:`step_ends`."""
         if self.target is None:
             return
         if self._call is None and not self._times.in_plain_steps:
@@ -93,7 +93,7 @@ class LoopWatch:
         self._times.begin()
 
     def backward_ends(self) -> None:
-        """The backward of a micro-batch is over: what was measured is compared."""
+        """The backward of a micro-batch is over: compare its peak with the plan's."""
         call, forwards = self._call, self._forwards
         self._forwards = 0
         if call is None:
@@ -121,7 +121,7 @@ class LoopWatch:
             self.log.timed(overhead, due=count == self._times.plain_steps)
 
     def pause(self) -> None:
-        """What is freed until :meth:`resume` is not the step's: gradients of the one before."""
+        """Ignore what is freed until :meth:`resume`: gradients of the step before."""
         self._peaks.pause()
 
     def resume(self) -> None:
@@ -130,7 +130,7 @@ class LoopWatch:
 
     @contextmanager
     def _forward(self) -> Iterator[None]:
-        """Around each planned forward: a measurement begins, unless this forward has come to be planned."""
+        """Around each planned forward: measure it, unless it is the one that is captured and planned."""
         call = self._call
         assert call is not None
         if call.captures == self._captures:

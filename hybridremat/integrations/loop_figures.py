@@ -1,4 +1,4 @@
-"""What was measured in a loop beside what its plan predicted, and what to say if they differ."""
+"""Measured steps of a training loop beside their plan: the warning if they differ, and figures to log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from hybridremat.planning.plan import Plan
 from hybridremat.units import format_bytes
+
+PREFIX = "hybridremat/"  # of logged names
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,9 @@ class StepFigures:
     plan
         The plan that the step ran.
     measured
-        Bytes allocated from the start of the model's forward to the end of the backward, at their most.
+        Peak in bytes, from the start of the model's forward to the end of the backward.
     upper_bound
-        Whether the prediction is one that need not be reached.
+        Whether the prediction is a bound that a step may stay below.
     """
 
     plan: Plan
@@ -27,9 +29,9 @@ class StepFigures:
     upper_bound: bool = False
 
     def deviation(self) -> float:
-        """How far the measured peak is from what was predicted, as a fraction of it; 0.0 where it agrees.
+        """Measured peak over predicted peak, less 1; 0.0 where they agree.
 
-        What ``reserve`` and further ``forwards`` may take agrees, whether it is taken or not.
+        Any peak between the prediction without and with ``reserve`` and ``forwards`` agrees.
         """
         if self.measured > self.plan.needed:
             return self.measured / self.plan.needed - 1
@@ -38,7 +40,7 @@ class StepFigures:
         return 0.0
 
     def warning(self, model: str) -> str:
-        """What to say where the deviation is too large."""
+        """The text of the warning if the deviation is too large."""
         share, plan = self.deviation(), self.plan
         start = (
             f"a training step of {model} took {format_bytes(self.measured)}, {abs(share):.1%} "
@@ -65,22 +67,19 @@ class StepFigures:
 
     @property
     def expected(self) -> int:
-        """The prediction in bytes that the measurement is nearest to."""
+        """The prediction in bytes that the measurement is compared with."""
         return self.plan.needed if self.measured > self.plan.needed else self.plan.predicted_peak
 
 
-PREFIX = "hybridremat/"
-
-
 class StepLog:
-    """What is new since the last entry: of several measurements the one with the largest peak.
+    """Figures since the last entry: of several measurements the one with the largest peak.
 
     Attributes
     ----------
     due
-        Whether something has come that is worth an entry of its own.
+        Whether there is something that deserves an entry of its own.
     waiting
-        Whether something has come that has not been logged.
+        Whether there is something that has not been logged.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a callback for a training loop is asked for, validated when it is made."""
+"""The options of a callback for training loops, validated when it is made, and the module they name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import SETTING_NAMES, Settings, WrapSettings
 from hybridremat.runtime.planned_call import planned_call
 from hybridremat.runtime.prepare import given_plan
+from hybridremat.units import is_count
 
 
 class WrapOptions(WrapSettings, total=False):
@@ -25,7 +26,7 @@ class WrapOptions(WrapSettings, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """How a loop is planned and watched. See the callbacks for the meaning of each field."""
+    """How a loop is planned and watched. The callbacks explain each field."""
 
     settings: Settings
     plan: Plan | None = None
@@ -38,7 +39,7 @@ class LoopOptions:
     def validated(self) -> LoopOptions:
         """These options, or a typed error about the first one that cannot be used.
 
-        That a limit or an overhead is given is not asked here: a model that its owner has wrapped needs none.
+        A limit or an overhead may be missing: a model that its owner has wrapped needs none.
 
         Raises
         ------
@@ -86,7 +87,7 @@ def loop_options(wrap_options: Mapping[str, Any], **own: Any) -> LoopOptions:
 
 
 def _whole(name: str, value: object, least: int, what: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_count(value, least):
         raise OptionsError(f"{name}={value!r} is out of range: give a number ≥ {least} {what}")
 
 

@@ -3,8 +3,8 @@
 PyTorch finds this backend by its entry point, without ``import hybridremat``. Errors raised here come out
 of torch.compile wrapped in its ``BackendCompilerFailed``; ours is its ``inner_exception``.
 
-:func:`hybridremat.wrap` does more: it plans before the first step, leaves nothing to recompile, and lets log
-lines in the model's code pass, which break the graph here.
+:func:`hybridremat.wrap` does more: it plans before the first step, never recompiles, and accepts logging in
+the model's code, which breaks the graph here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def hybridremat_backend(
 def read_options(
     mode: str | None, options: Mapping[str, Any]
 ) -> tuple[Settings, Callable[[Any], None] | None, bool]:
-    """Validated settings, the callback and whether to show progress, out of torch.compile's arguments."""
+    """Settings, the callback ``on_plan`` and whether to show progress, from torch.compile's arguments."""
     if mode is not None:
         raise OptionsError(f"mode={mode!r}: the backend hybridremat has no modes; use options= alone")
     unknown = [name for name in options if name not in OPTION_NAMES]

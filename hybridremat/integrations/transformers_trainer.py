@@ -114,22 +114,22 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
         self._watch.begin(model)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The first micro-batch of an optimizer step comes."""
+        """The first micro-batch of an optimizer step begins."""
         self._watch.step_begins()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A micro-batch is over that is not the last of its optimizer step."""
+        """A micro-batch is over, and another one of its optimizer step follows."""
         self._watch.backward_ends()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The last micro-batch is over, and gradients are clipped."""
+        """The last micro-batch of an optimizer step is over, and gradients are clipped."""
         self._watch.backward_ends()
         self._watch.step_ends()
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Add the figures to an entry of training; the Trainer has put a copy into the history already."""
+        """Add the figures to an entry of training, and to the copy that the history already has."""
         if logs is None or not ("loss" in logs or "train_loss" in logs):
             return
         entry = self._watch.log.entry()
@@ -153,16 +153,16 @@ def _require_one_device(count: int) -> None:
 
 
 def _come_first(callback: TrainerCallback, frame: FrameType | None) -> None:
-    """Move a callback to the front, so that what it adds to a log entry reaches all the others.
+    """Move a callback to the front, so that all others see what it adds to a log entry.
 
-    The Trainer puts the callbacks of ``report_to`` before its user's, and gives a callback no way to its
-    handler; but the handler is what calls. Where it is not found, only callbacks behind this one see the
+    The Trainer puts the callbacks of ``report_to`` before its user's, and a callback has no reference to its
+    handler, so it is looked for among the callers. Where it is not found, only later callbacks see the
     figures.
     """
     while frame is not None:
         handler = frame.f_locals.get("self")
         if isinstance(handler, CallbackHandler):
-            # The handler goes through this list now: those before have been called, and move by one.
+            # The handler is iterating over this list: those before have been called, and move by one.
             handler.callbacks.remove(callback)
             handler.callbacks.insert(0, callback)
             return

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridremat.errors import PlanFormatError
-from hybridremat.files import cache_folder, write_whole
+from hybridremat.files import cache_folder, write_atomic
 from hybridremat.graph.costs.kernel_store import device_description
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
@@ -75,7 +75,7 @@ class PlanCache:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path(key), content)
+            write_atomic(self._path(key), content)
             self._shrink()
         except OSError as error:
             logger.warning("the plan could not be kept in %s: %s", self.folder, error)

@@ -12,7 +12,7 @@ from hybridremat.plans.outside_memory import NOTHING, Demands, schedule_needs
 from hybridremat.plans.records import FrontierPoint, PinRecord
 from hybridremat.sequence.baselines import per_block_checkpoint
 from hybridremat.sequence.frontier import SchedulePoint
-from hybridremat.units import format_bytes
+from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class StepFrontier:
         return point.peak if demands.none else schedule_needs(self.graph, point.schedule, demands)
 
     def _infeasible(self, limit: int, least: int, demands: Demands) -> InfeasibleLimitError:
-        share = 100 * least / self.plain.peak
+        share = format_share_up(least, self.plain.peak)
         under = f" under policy= ({', '.join(pin.pattern for pin in self.pins)})" if self.pins else ""
         less = ", pin less" if self.pins else ""
         kept = f", {format_bytes(demands.reserve)} of it kept free by reserve=" if demands.reserve else ""
@@ -129,7 +129,7 @@ class StepFrontier:
         return InfeasibleLimitError(
             f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
             f"the least feasible limit for this model and input{under} is {format_bytes(least)} "
-            f"({least} bytes, {share:.1f} % of the plain step's {format_bytes(self.plain.peak)}). "
+            f"({least} bytes, {share} of the plain step's {format_bytes(self.plain.peak)}). "
             f"Raise the limit to that, make the batch or the input smaller{less}, or pass "
             'on_infeasible="least" to run the plan of least memory.',
             limit=limit,
@@ -168,8 +168,9 @@ def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> In
     """
     return InfeasibleLimitError(
         f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: "
-        f"the fastest plan under that limit takes {takes:.1%} more time, and the least limit with that "
-        f"overhead is {format_bytes(least)} ({least} bytes). Raise one of the two, or give only one.",
+        f"the fastest plan under that limit takes {format_overhead_up(takes)} more time, and the least limit "
+        f"with that overhead is {format_bytes(least)} ({least} bytes). Raise one of the two, or give only "
+        "one.",
         limit=limit,
         least=least,
     )
@@ -178,6 +179,6 @@ def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> In
 def too_slow_policy(max_overhead: float, takes: float) -> PolicyError:
     """The error for a policy that takes more time (fractions of the plain step's) than was allowed."""
     return PolicyError(
-        f"policy: what it says must_recompute takes {takes:.1%} more time than the plain step, which is more "
-        f"than max_overhead {max_overhead:.1%}. Raise max_overhead, or recompute less."
+        f"policy: what it says must_recompute takes {format_overhead_up(takes)} more time than the plain "
+        f"step, which is more than max_overhead {max_overhead:.1%}. Raise max_overhead, or recompute less."
     )

@@ -16,7 +16,7 @@ from cattrs.preconf.json import make_converter
 
 from hybridremat.blocks.types import Option
 from hybridremat.errors import PlanFormatError
-from hybridremat.files import write_whole
+from hybridremat.files import write_atomic
 from hybridremat.graph.joint import Op, Value
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.validate import require_sound
@@ -128,7 +128,7 @@ def write_plan(plan: PlanData, path: str | Path) -> None:
     OSError
         If it cannot be written.
     """
-    write_whole(Path(path), json.dumps(plan_to_dict(plan)) + "\n")
+    write_atomic(Path(path), json.dumps(plan_to_dict(plan)) + "\n")
 
 
 def read_plan(path: str | Path, kind: type[P]) -> P:

@@ -1,4 +1,4 @@
-"""What the rows of a plan's table say: which blocks share a row, and what they are in the model."""
+"""The rows of a plan's table, as text and as HTML: which blocks share one, and the words in its cells."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hybridremat.graph.op_names import short_op
+from hybridremat.plans.patterns import ancestors
 from hybridremat.plans.records import PlannedBlock, ValueRecord
+from hybridremat.units import format_bytes
+
+SHOWN = 3  # values named in a cell; the rest are counted
 
 
 @dataclass(frozen=True)
 class BlockRow:
-    """Blocks with identical decisions; ``name`` says what they are in the model, all below ``prefix``."""
+    """Blocks with identical decisions; ``name``: their modules, ``prefix``: the path that these share."""
 
     blocks: tuple[PlannedBlock, ...]
     name: str
@@ -19,7 +24,7 @@ class BlockRow:
 
     @property
     def first(self) -> PlannedBlock:
-        """The block whose values stand for all of the row."""
+        """The block that is shown for all of the row."""
         return self.blocks[0]
 
     @property
@@ -41,17 +46,17 @@ def block_rows(blocks: Sequence[PlannedBlock], *, merged: bool = True) -> list[B
 
 
 def module_names(blocks: Sequence[PlannedBlock]) -> dict[int, tuple[str, ...]]:
-    """For each block index, the shortest module paths that cover it and reach into no other block."""
+    """For each block index, the shortest module paths that cover the block and belong to no other."""
     homes: dict[str, set[int]] = {}
     for block in blocks:
         for module in block.modules:
-            for path in _ancestors(module):
+            for path in ancestors(module):
                 homes.setdefault(path, set()).add(block.index)
     return {block.index: _covering(block, homes) for block in blocks}
 
 
 def _covering(block: PlannedBlock, homes: dict[str, set[int]]) -> tuple[str, ...]:
-    own = [[path for path in _ancestors(module) if homes[path] == {block.index}] for module in block.modules]
+    own = [[path for path in ancestors(module) if homes[path] == {block.index}] for module in block.modules]
     # Modules that other blocks share are named only where there is nothing else: a layer's own additions
     # are in all of its blocks, and a mask that all layers use belongs to the first of them.
     paths = [found[0] for found in own if found] or list(block.modules)
@@ -78,10 +83,30 @@ def common_path(paths: Sequence[str]) -> str:
     return ".".join(shared)
 
 
-def _ancestors(module: str) -> list[str]:
-    """Paths above a module, shortest first, itself last."""
-    parts = module.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+def option_text(block: PlannedBlock) -> str:
+    """``3 of 54``, ``solo 2 of 9``, or ``plain`` where nothing was decided."""
+    if block.option is None:
+        return "plain"
+    return f"{'solo ' if block.solo else ''}{block.option + 1} of {block.option_count}"
+
+
+def block_bytes(block: PlannedBlock) -> list[str]:
+    """``saved 1.50 MiB``, then the peaks of its forward and of its backward."""
+    sizes = {"saved": block.saved_bytes, "fwd": block.forward_peak, "bwd": block.backward_peak}
+    return [f"{name} {format_bytes(size)}" for name, size in sizes.items()]
+
+
+def largest(
+    values: Sequence[tuple[ValueRecord, int]],
+) -> tuple[list[tuple[ValueRecord, int]], list[tuple[ValueRecord, int]]]:
+    """The values that a cell names, largest first, and the rest."""
+    order = sorted(values, key=lambda item: -item[0].bytes)
+    return order[:SHOWN], order[SHOWN:]
+
+
+def value_name(record: ValueRecord, prefix: str) -> str:
+    """Op and module of a value: ``addmm mlp.c_fc``."""
+    return f"{short_op(record.op)} {module_tail(record.module, prefix)}".strip()
 
 
 def _decision_key(block: PlannedBlock) -> object:

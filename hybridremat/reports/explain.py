@@ -7,15 +7,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from hybridremat.errors import InputError
+from hybridremat.plans.patterns import ancestors
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import PlannedBlock, ValueRecord
 from hybridremat.reports.block_rows import module_names
-from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation, OptionFate, ValueFate
+from hybridremat.reports.explanation import (
+    BlockExplanation,
+    ModuleExplanation,
+    OptionExplanation,
+    ValueExplanation,
+)
 from hybridremat.reports.what_if import Headroom, WhatIf
 
 
 def explain_block(plan: PlanData, index: int) -> BlockExplanation:
-    """Everything about one block.
+    """Explain one block.
 
     Raises
     ------
@@ -24,14 +30,14 @@ def explain_block(plan: PlanData, index: int) -> BlockExplanation:
     """
     if not 0 <= index < len(plan.blocks):
         raise InputError(f"there is no block {index}; this plan has blocks 0 to {len(plan.blocks) - 1}")
-    home, place = _home(plan, index)
-    what_if = None if home.details is None else WhatIf(home, home.details)
+    part, place = _part_of(plan, index)
+    what_if = None if part.details is None else WhatIf(part, part.details)
     block = plan.blocks[index]
     options = () if what_if is None else tuple(_options(what_if, place))
     return BlockExplanation(
         block=block,
         modules=module_names(plan.blocks)[index],
-        values=tuple(_fates(block, what_if)),
+        values=tuple(_values(block, what_if)),
         headroom=None if what_if is None else what_if.headroom(place),
         options=options,
         reason=_reason(options, block) if options or block.option is None else "its options are not known",
@@ -39,30 +45,30 @@ def explain_block(plan: PlanData, index: int) -> BlockExplanation:
 
 
 def explain_module(plan: PlanData, module: str) -> ModuleExplanation:
-    """What becomes of the values of a module, given by its path.
+    """Explain what the plan does with the values of a module, given by its path.
 
     Raises
     ------
     InputError
         If no value of the plan is made there.
     """
-    fates: list[ValueFate] = []
+    values: list[ValueExplanation] = []
     headroom: dict[int, Headroom] = {}
     for block in plan.blocks:
         if not any(_within(record.module, module) for record in _records(block)):
             continue
-        home, place = _home(plan, block.index)
-        what_if = None if home.details is None else WhatIf(home, home.details)
-        fates += (fate for fate in _fates(block, what_if, module) if _within(fate.value.module, module))
+        part, place = _part_of(plan, block.index)
+        what_if = None if part.details is None else WhatIf(part, part.details)
+        values += (each for each in _values(block, what_if, module) if _within(each.value.module, module))
         if what_if is not None:
             headroom[block.index] = what_if.headroom(place)
-    if not fates:
+    if not values:
         raise InputError(_no_module(plan, module))
-    return ModuleExplanation(module, tuple(fates), headroom)
+    return ModuleExplanation(module, tuple(values), headroom)
 
 
-def _home(plan: PlanData, index: int) -> tuple[PlanData, int]:
-    """The plan whose details tell of a block, and the block's place there; a part if the step has several."""
+def _part_of(plan: PlanData, index: int) -> tuple[PlanData, int]:
+    """The plan of the graph that a block belongs to (a step may have several), and the index there."""
     if not plan.parts:
         return plan, index
     wanted = plan.blocks[index]
@@ -79,14 +85,14 @@ def _records(block: PlannedBlock) -> Iterator[ValueRecord]:
     yield from block.freed
 
 
-def _fates(block: PlannedBlock, what_if: WhatIf | None, module: str = "") -> Iterator[ValueFate]:
+def _values(block: PlannedBlock, what_if: WhatIf | None, module: str = "") -> Iterator[ValueExplanation]:
     again = {record for record, _ in block.recomputed}
     for record in block.saved:
         if record not in again:
-            yield ValueFate(record, block.index, "SAVE")
+            yield ValueExplanation(record, block.index, "SAVE")
     for record, times in block.recomputed:
         asked = what_if is not None and _within(record.module, module)
-        yield ValueFate(
+        yield ValueExplanation(
             record,
             block.index,
             "RECOMPUTE",
@@ -94,17 +100,17 @@ def _fates(block: PlannedBlock, what_if: WhatIf | None, module: str = "") -> Ite
             what_if.saving(record.id) if asked and what_if is not None else None,
         )
     for record in block.freed:
-        yield ValueFate(record, block.index, "FREE")
+        yield ValueExplanation(record, block.index, "FREE")
 
 
-def _options(what_if: WhatIf, block: int) -> Iterator[OptionFate]:
+def _options(what_if: WhatIf, block: int) -> Iterator[OptionExplanation]:
     for number, option, change in what_if.options(block):
-        yield OptionFate(
+        yield OptionExplanation(
             number, option.saved_bytes, option.forward_peak, option.backward_peak, option.time, change
         )
 
 
-def _reason(options: Iterable[OptionFate], block: PlannedBlock) -> str:
+def _reason(options: Iterable[OptionExplanation], block: PlannedBlock) -> str:
     changes = [option.change for option in options if option.change is not None]
     if block.option is None:
         return "the step runs plain: all of it fits"
@@ -126,11 +132,12 @@ def _reason(options: Iterable[OptionFate], block: PlannedBlock) -> str:
 
 
 def _within(module: str, above: str) -> bool:
+    """Whether a module is ``above`` or below it; every module is below the empty path."""
     return not above or module == above or module.startswith(f"{above}.")
 
 
 def _no_module(plan: PlanData, module: str) -> str:
     paths = {record.module for block in plan.blocks for record in _records(block) if record.module}
-    above = {".".join(path.split(".")[:end]) for path in paths for end in range(1, path.count(".") + 2)}
-    near = difflib.get_close_matches(module, sorted(above), n=3) or sorted(above)[:5]
+    known = sorted({above for path in paths for above in ancestors(path)})
+    near = difflib.get_close_matches(module, known, n=3) or known[:5]
     return f"no value of this plan is made in {module!r}; there are, for example, {', '.join(near)}"

@@ -1,4 +1,4 @@
-"""Why a plan treats a block or a module as it does: as data, and as the text that ``print`` shows."""
+"""Explanations of one block or one module: as data, and as the text that ``print`` shows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.text import Text
 
 from hybridremat.graph.op_names import short_op
 from hybridremat.plans.records import PlannedBlock, ValueRecord
-from hybridremat.reports.block_rows import common_path, module_tail
+from hybridremat.reports.block_rows import block_bytes, common_path, module_tail, option_text
 from hybridremat.reports.text import rendered
 from hybridremat.reports.what_if import Change, Headroom
 from hybridremat.units import format_bytes, format_time
 
-Policy = Literal["SAVE", "RECOMPUTE", "FREE"]
+Treatment = Literal["SAVE", "RECOMPUTE", "FREE"]
 
 SHOWN_OPTIONS = 8
 
@@ -29,31 +29,31 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class ValueFate:
-    """What becomes of one value.
+class ValueExplanation:
+    """What the plan does with one value.
 
     Attributes
     ----------
     policy
-        SAVE: its backward reads what the forward made. RECOMPUTE: it is made again. FREE: neither.
+        SAVE: kept from the forward for the backward. RECOMPUTE: computed again. FREE: neither.
     times
-        How often it is made again.
+        How often it is computed again.
     if_saved
-        The step if this value were saved as well; None where that is no question.
+        The step if this value were saved as well; None if it is saved, or cannot be.
     """
 
     value: ValueRecord
     block: int
-    policy: Policy
+    policy: Treatment
     times: int = 0
     if_saved: Change | None = None
 
 
 @dataclass(frozen=True)
-class OptionFate:
-    """One of a block's options, and the step if it were taken, all else as it is (None: it is taken).
+class OptionExplanation:
+    """One option of a block; ``change`` is the step with it, all else as it is (None: it is the chosen one).
 
-    Bytes and nanoseconds are those of the option, without what other blocks hold.
+    Bytes and nanoseconds are those of the option alone, without what other blocks hold.
     """
 
     number: int
@@ -66,13 +66,13 @@ class OptionFate:
 
 @dataclass(frozen=True)
 class BlockExplanation:
-    """One block: its decision, its values, what binds there, and the other options; ``reason`` in words."""
+    """One block: its decision, its values, its headroom and its options; ``reason`` says why in words."""
 
     block: PlannedBlock
     modules: tuple[str, ...]
-    values: tuple[ValueFate, ...]
+    values: tuple[ValueExplanation, ...]
     headroom: Headroom | None
-    options: tuple[OptionFate, ...]
+    options: tuple[OptionExplanation, ...]
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,10 +85,10 @@ class BlockExplanation:
 
 @dataclass(frozen=True)
 class ModuleExplanation:
-    """What becomes of every value that one module, or a module in it, makes; blocks by index."""
+    """What the plan does with the values of one module and of the modules in it; ``headroom`` by block."""
 
     module: str
-    values: tuple[ValueFate, ...]
+    values: tuple[ValueExplanation, ...]
     headroom: dict[int, Headroom]
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,41 +100,41 @@ class ModuleExplanation:
 
 
 def block_text(explained: BlockExplanation, *, everything: bool = False) -> list[RenderableType]:
-    """One block; ``everything``: all of its options, not the nearest alone."""
+    """One block; ``everything``: all of its options, not only the nearest."""
     block = explained.block
     grid = _grid()
     grid.add_row("block", str(block.index))
     grid.add_row("in the model", ", ".join(explained.modules) or "(no module)")
     grid.add_row("ops", f"{block.forward_ops} forward, {block.backward_ops} backward")
     grid.add_row("option", _option(block))
-    grid.add_row("bytes", _bytes(block))
+    grid.add_row("bytes", ", ".join(block_bytes(block)))
     forward, extra = format_time(block.forward_time), format_time(block.extra_time)
     grid.add_row("time", f"forward {forward}, made again {extra}")
     if explained.headroom is not None:
         grid.add_row("free there", _headroom(explained.headroom))
     if explained.reason:
         grid.add_row("why", explained.reason)
-    parts: list[RenderableType] = [grid, _values(explained.values, blocks=False)]
+    parts: list[RenderableType] = [grid, _value_table(explained.values, blocks=False)]
     if explained.headroom is not None:
         parts.append(Text(NOTE, style="dim"))
     if explained.options:
-        parts.append(_options(explained.options, everything=everything))
+        parts.append(_option_table(explained.options, everything=everything))
     return parts
 
 
 def module_text(explained: ModuleExplanation) -> list[RenderableType]:
-    """What becomes of a module's values."""
+    """What the plan does with the values of a module."""
     grid = _grid()
     grid.add_row("module", explained.module)
-    kept = [fate for fate in explained.values if fate.policy == "SAVE"]
-    again = [fate for fate in explained.values if fate.policy == "RECOMPUTE"]
-    grid.add_row("saved", f"{len(kept)} values, {format_bytes(sum(fate.value.bytes for fate in kept))}")
-    took = format_time(sum(fate.value.time * fate.times for fate in again))
-    size = format_bytes(sum(fate.value.bytes for fate in again))
+    kept = [each for each in explained.values if each.policy == "SAVE"]
+    again = [each for each in explained.values if each.policy == "RECOMPUTE"]
+    grid.add_row("saved", f"{len(kept)} values, {format_bytes(sum(each.value.bytes for each in kept))}")
+    took = format_time(sum(each.value.time * each.times for each in again))
+    size = format_bytes(sum(each.value.bytes for each in again))
     grid.add_row("recomputed", f"{len(again)} values, {size}, {took}")
     for index, headroom in explained.headroom.items():
         grid.add_row(f"free in block {index}", _headroom(headroom))
-    return [grid, _values(explained.values, blocks=True), Text(NOTE, style="dim")]
+    return [grid, _value_table(explained.values, blocks=True), Text(NOTE, style="dim")]
 
 
 def _grid() -> Table:
@@ -145,16 +145,8 @@ def _grid() -> Table:
 
 
 def _option(block: PlannedBlock) -> str:
-    if block.option is None:
-        return "plain"
-    solo = "solo " if block.solo else ""
     runs = f", its whole forward runs ×{block.forward_runs}" if block.forward_runs > 1 else ""
-    return f"{solo}{block.option + 1} of {block.option_count}{runs}"
-
-
-def _bytes(block: PlannedBlock) -> str:
-    named = {"saved": block.saved_bytes, "fwd": block.forward_peak, "bwd": block.backward_peak}
-    return ", ".join(f"{name} {format_bytes(size)}" for name, size in named.items())
+    return option_text(block) + runs
 
 
 def _headroom(headroom: Headroom) -> str:
@@ -167,26 +159,26 @@ def _headroom(headroom: Headroom) -> str:
     return f"{figures}; what binds: {headroom.binds}"
 
 
-def _values(fates: Sequence[ValueFate], *, blocks: bool) -> Table:
-    prefix = common_path([fate.value.module for fate in fates if fate.value.module])
+def _value_table(values: Sequence[ValueExplanation], *, blocks: bool) -> Table:
+    prefix = common_path([each.value.module for each in values if each.value.module])
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     titles = ["policy", "bytes", "shape", "dtype", "op", "time", "module", "source", "if saved"]
     for title in (["block"] if blocks else []) + titles:
         right = title in ("bytes", "time", "block")
         table.add_column(title, overflow="fold", justify="right" if right else "left")
-    for fate in fates:
-        record = fate.value
+    for each in values:
+        record = each.value
         shape = "×".join(str(size) for size in record.shape) or "scalar"
-        policy = fate.policy + (f" {fate.times}×" if fate.times else "")
-        module, place = module_tail(record.module, prefix), _place(record.source)
+        policy = each.policy + (f" {each.times}×" if each.times else "")
+        module, place = module_tail(record.module, prefix), _file_and_line(record.source)
         cells = [policy, format_bytes(record.bytes), shape, record.dtype, short_op(record.op)]
-        cells += [format_time(record.time), module, place, _changed(fate.if_saved)]
-        table.add_row(*([str(fate.block)] if blocks else []), *map(Text, cells))
+        cells += [format_time(record.time), module, place, _changed(each.if_saved)]
+        table.add_row(*([str(each.block)] if blocks else []), *map(Text, cells))
     return table
 
 
-def _place(source: str) -> str:
-    """``modeling_gpt2.py:310`` for a whole path."""
+def _file_and_line(source: str) -> str:
+    """``modeling_gpt2.py:310``, without the folders."""
     return source.rpartition("/")[2]
 
 
@@ -200,7 +192,7 @@ def _changed(change: Change | None) -> str:
     return f"{format_bytes(change.over)} over, {time}"
 
 
-def _options(options: Sequence[OptionFate], *, everything: bool) -> Table:
+def _option_table(options: Sequence[OptionExplanation], *, everything: bool) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
     table.title = "Its options" if everything else "Its options, and what the step would be: the nearest"
     for title in ("option", "saves", "forward", "backward", "extra time", "the step with it"):
@@ -214,11 +206,11 @@ def _options(options: Sequence[OptionFate], *, everything: bool) -> Table:
     return table
 
 
-def _nearest(options: Sequence[OptionFate]) -> list[OptionFate]:
-    """The one that runs, and those whose figures are nearest to it."""
+def _nearest(options: Sequence[OptionExplanation]) -> list[OptionExplanation]:
+    """The chosen option, and those whose figures are nearest to its own."""
     chosen = next(option for option in options if option.change is None)
 
-    def distance(option: OptionFate) -> float:
+    def distance(option: OptionExplanation) -> float:
         return sum(
             abs(ours - theirs) / max(1, ours, theirs)
             for ours, theirs in (

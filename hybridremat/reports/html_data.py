@@ -1,4 +1,4 @@
-"""The data that a report's page draws from, as JSON types. Bytes and nanoseconds, fractions for shares."""
+"""The data of a report's charts as JSON types: bytes, nanoseconds, and shares as fractions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import FrontierPoint, PlanDetails, PlannedBlock
-from hybridremat.reports.block_rows import block_rows, module_names
+from hybridremat.reports.block_rows import block_rows, module_names, option_text
 from hybridremat.reports.html_step import band_names, blocks_per_band, step_data
 from hybridremat.reports.html_tables import Tables
 from hybridremat.reports.timeline import step_timeline
@@ -16,8 +16,8 @@ from hybridremat.sequence.decisions import Decision, Forward, ForwardOption
 
 VERSION = 1
 
+# Values listed block by block; where there are more, only the first of identical blocks lists its own.
 MOST_BLOCK_VALUES = 20_000
-"""Values listed block by block; of more, only the first of identical blocks lists its own."""
 
 _FIGURES = (
     "memory_limit",
@@ -36,7 +36,7 @@ _FIGURES = (
 
 
 def report_data(plan: PlanData) -> dict[str, Any]:
-    """Everything that is drawn; ``graphs`` has one entry for each distinct graph of the step."""
+    """The data of all charts; ``graphs`` has one entry for each distinct graph of the step."""
     return {
         "version": VERSION,
         "figures": figures(plan),
@@ -104,19 +104,12 @@ def _chain(plan: PlanData, details: PlanDetails) -> dict[str, Any]:
 
 
 def place_text(names: Sequence[str]) -> str:
-    """What a block is in the model, from its first module to its last."""
+    """The first and the last module of a block."""
     return " … ".join(dict.fromkeys((names[0], names[-1]))) if names else "(no module)"
 
 
-def option_text(block: PlannedBlock) -> str:
-    """``3 of 54``, ``solo 2 of 9``, or ``plain`` where nothing was decided."""
-    if block.option is None:
-        return "plain"
-    return f"{'solo ' if block.solo else ''}{block.option + 1} of {block.option_count}"
-
-
 def reruns(decisions: Sequence[Decision]) -> list[dict[str, int]]:
-    """Forwards of whole blocks that run again: ``first`` … ``last``, for the backward of ``before``."""
+    """Re-runs of whole forwards: blocks ``first`` … ``last``, right before the backward of ``before``."""
     found: list[dict[str, int]] = []
     running: list[int] = []
     backward = False
@@ -147,9 +140,9 @@ def _point(point: FrontierPoint) -> list[float]:
 
 
 def _block_values(blocks: Sequence[PlannedBlock], tables: Tables) -> list[list[list[int]] | int]:
-    """For each block rows of value, whether it is saved, and how often it is made again.
+    """For each block, rows of (value, whether it is saved, how often it is recomputed).
 
-    A number instead of rows is the block that lists the same values.
+    A number in place of the rows is the index of the block that lists the same values.
     """
     count = sum(len(b.saved) + len(b.recomputed) + len(b.freed) for b in blocks)
     if count <= MOST_BLOCK_VALUES:

@@ -1,7 +1,7 @@
-"""A plan as one HTML file that needs nothing else: no network, no other file.
+"""The HTML report of a plan: one file that loads nothing else.
 
-The page's template, style and scripts lie in ``page/`` and are written into the file, with the data that the
-scripts draw from. The table of decisions and the figures are there without scripts too.
+The template, style and scripts in ``page/`` are written into the file with the data that the scripts draw.
+The table of decisions and the figures are plain HTML, there without scripts too.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hybridremat.files import write_whole
+from hybridremat.files import write_atomic
+from hybridremat.plans.plan_data import PlanData
 from hybridremat.reports.html_data import report_data
 from hybridremat.reports.html_rows import row_views
 from hybridremat.reports.text import summary
-from hybridremat.units import format_bytes, format_time
-
-if TYPE_CHECKING:
-    from hybridremat.plans.plan_data import PlanData
+from hybridremat.units import format_bytes, format_share_up, format_time
 
 SCRIPTS = ("text", "steps", "bands", "timeline", "alive", "chain", "frontier", "values", "table", "start")
 
@@ -38,7 +36,7 @@ def write_html(plan: PlanData, path: str | Path) -> None:
     OSError
         If it cannot be written.
     """
-    write_whole(Path(path), render_html(plan))
+    write_atomic(Path(path), render_html(plan))
 
 
 def render_html(plan: PlanData) -> str:
@@ -48,7 +46,7 @@ def render_html(plan: PlanData) -> str:
         plan=plan,
         parts=parts,
         rows=[row_views(part.blocks) for part in parts],
-        headline=headline(plan),
+        key_figures=key_figures(plan),
         summary=summary_lines(plan),
         pins=_records(plan.pins),
         data=report_data(plan),
@@ -57,18 +55,18 @@ def render_html(plan: PlanData) -> str:
 
 
 def page_files() -> dict[str, Markup]:
-    """The page's style and its scripts in order, as they stand in this package."""
+    """The style and the scripts of the page, in order."""
     return {
         "style": _trusted("report.css"),
         "scripts": Markup("\n").join(_trusted(f"{name}.js") for name in SCRIPTS),
     }
 
 
-def headline(plan: PlanData) -> list[tuple[str, str, str]]:
-    """The figures at the top: what it is, the figure, and what it says."""
+def key_figures(plan: PlanData) -> list[tuple[str, str, str]]:
+    """The figures at the top of the page: label, figure, note."""
 
     def share(size: int) -> str:
-        return f"{100 * size / max(1, plan.plain_peak):.1f} % of plain"
+        return f"{format_share_up(size, plan.plain_peak)} of plain"
 
     asked = plan.memory_limit
     limit = [] if asked is None else [("Limit", format_bytes(asked), share(asked))]
@@ -92,7 +90,7 @@ def summary_lines(plan: PlanData) -> list[tuple[str, str]]:
 
 
 def breakable(name: str) -> Markup:
-    """A name that may go on in the next line within its module paths, and does between its ends."""
+    """A row's name for HTML: a line break between its two ends, and optional ones within module paths."""
     ends = [Markup("<wbr>").join(_BREAKS.split(end)) for end in name.split(" … ")]
     return Markup(" …<br>").join(ends)
 
@@ -102,7 +100,7 @@ def _records(items: Any) -> list[dict[str, Any]]:
 
 
 def _trusted(name: str) -> Markup:
-    """A file of this package: written into the page as it is."""
+    """A file of this package, not to be escaped."""
     return Markup(files("hybridremat.reports").joinpath("page", name).read_text(encoding="utf-8"))
 
 

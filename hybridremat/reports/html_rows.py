@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridremat.graph.op_names import short_op
 from hybridremat.plans.records import PlannedBlock, ValueRecord
-from hybridremat.reports.block_rows import block_rows, module_names, module_tail
-from hybridremat.reports.html_data import option_text, place_text
+from hybridremat.reports.block_rows import block_rows, largest, module_names, option_text, value_name
+from hybridremat.reports.html_data import place_text
 from hybridremat.units import format_bytes
-
-SHOWN = 3  # values named in a cell; the rest are counted
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class BlockView:
 
 @dataclass(frozen=True)
 class RowView:
-    """Blocks with identical decisions: their places, their name together, and each by itself."""
+    """Blocks with identical decisions: their indices, one name for all, and the cells of each."""
 
     indices: str
     name: str
@@ -35,7 +32,7 @@ class RowView:
 
     @property
     def first(self) -> BlockView:
-        """The block whose cells stand for all of the row."""
+        """The block that is shown for all of the row."""
         return self.blocks[0]
 
 
@@ -58,22 +55,18 @@ def _view(block: PlannedBlock, names: Sequence[str], prefix: str) -> BlockView:
         block=block,
         name=place_text(names),
         option=option,
-        saved=_few([(record, 1) for record in block.saved], prefix),
-        recomputed=_few(block.recomputed, prefix),
+        saved=_cell([(record, 1) for record in block.saved], prefix),
+        recomputed=_cell(block.recomputed, prefix),
     )
 
 
-def _few(values: Sequence[tuple[ValueRecord, int]], prefix: str) -> tuple[tuple[str, str], ...]:
-    """The largest values, and how many more there are with how much."""
-    order = sorted(values, key=lambda item: -item[0].bytes)
-    lines = [_line(record, times, prefix) for record, times in order[:SHOWN]]
-    rest = order[SHOWN:]
+def _cell(values: Sequence[tuple[ValueRecord, int]], prefix: str) -> tuple[tuple[str, str], ...]:
+    """Sizes and names of the largest values, then size and number of the rest."""
+    named, rest = largest(values)
+    lines = [
+        (format_bytes(record.bytes), value_name(record, prefix) + (f" ×{times}" if times > 1 else ""))
+        for record, times in named
+    ]
     if rest:
         lines.append((format_bytes(sum(record.bytes for record, _ in rest)), f"in {len(rest)} more"))
     return tuple(lines)
-
-
-def _line(record: ValueRecord, times: int, prefix: str) -> tuple[str, str]:
-    words = [short_op(record.op), module_tail(record.module, prefix)]
-    count = f" ×{times}" if times > 1 else ""
-    return format_bytes(record.bytes), " ".join(word for word in words if word) + count

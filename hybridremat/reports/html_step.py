@@ -1,4 +1,4 @@
-"""The data of a step's chart: the timeline thinned, its bands, and who is alive when."""
+"""The data of a step's chart: the timeline thinned, its bands, and the lifetimes of its values."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ from hybridremat.reports.html_tables import Tables
 from hybridremat.reports.spans import Band, Span
 from hybridremat.reports.timeline import StepTimeline, thinned
 
-MOST_POINTS = 600
-"""Stretches of a chart: about one for each two pixels of a wide screen."""
-
-MOST_BANDS = 64
-"""Bands of blocks in a chart; neighbours share one where there are more blocks."""
-
-MOST_SPANS = 15_000
-"""Versions of values in one chart's data; of more, only those that are alive at the peak are written."""
+MOST_POINTS = 600  # stretches in a chart: about one for each two pixels of a wide screen
+MOST_BANDS = 64  # bands of blocks in a chart; neighbouring blocks share one where there are more
+MOST_SPANS = 15_000  # lifetimes in one chart's data; where there are more, only those at the peak are written
 
 _OUTSIDE = {band: -1 - place for place, band in enumerate(Band)}
 
@@ -48,7 +43,7 @@ def step_data(timeline: StepTimeline, tables: Tables) -> dict[str, Any]:
 
 
 def band_names(blocks: int) -> list[str]:
-    """What the bands of a chart are, from the bottom: blocks, then what lies outside of them."""
+    """Labels of a chart's bands, from the bottom: blocks, then memory outside of them."""
     each = blocks_per_band(blocks)
     firsts = range(0, blocks, each)
     names = [(first, min(first + each, blocks) - 1) for first in firsts]
@@ -61,7 +56,7 @@ def blocks_per_band(blocks: int) -> int:
 
 
 def _bands(timeline: StepTimeline, shown: Sequence[int]) -> list[list[int]]:
-    """Each band as its changes: place among the points, bytes from there on, and so on."""
+    """Each band as its changes: index of a point, bytes from there on, and so on."""
     rows = timeline.band_bytes(shown)
     count, each = timeline.block_count, blocks_per_band(timeline.block_count)
     blocks = [rows[first : min(first + each, count)].sum(0) for first in range(0, count, each)]
@@ -79,7 +74,7 @@ def _changes(row: Sequence[int]) -> list[int]:
 
 
 def _spans(timeline: StepTimeline, tables: Tables) -> dict[str, Any]:
-    """Versions as columns; ``value`` −1 is a generator state, and bands below 0 are no blocks."""
+    """Lifetimes as columns; value −1 is a generator state, and bands below 0 are those outside of blocks."""
     spans: list[Span] = [span for span in timeline.spans if span.size]
     complete = len(spans) <= MOST_SPANS
     if not complete:

@@ -1,8 +1,8 @@
-"""Everything that is alive during a step: from which execution to which, and in which block.
+"""The lifetimes of all values in a step: from which execution to which, and in which block.
 
-Every version of every value is followed from the execution that makes it to its last reader, by the rules
-that :mod:`hybridremat.graph.memory` states. That module sums bytes up for hundreds of schedules; this one
-keeps, for one schedule that is to be shown, what they are.
+A value that is computed again has a lifetime for each version, from the execution that makes it to its last
+reader, by the rules of :mod:`hybridremat.graph.memory`. That module sums bytes for hundreds of schedules;
+this one says, for one schedule that is shown, which values they belong to.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hybridremat.graph.segmentation.chain import Chain
 
 
 class Band(StrEnum):
-    """What memory outside all blocks is.
+    """Kinds of memory that belong to no block.
 
-    ``SHARED`` values are kept whatever the plan, or belong to no block; ``GRADIENTS`` are gradients of
-    activations on their way back; ``PARAMETER_GRADIENTS`` stay to the end; ``TEMPORARY`` is what a kernel
-    takes beyond its outputs, and the states of random generators.
+    ``SHARED`` values are kept by every plan, or made outside of blocks; ``GRADIENTS`` are those of
+    activations; ``PARAMETER_GRADIENTS`` stay to the end; ``TEMPORARY`` is the workspace of kernels, and the
+    states of random generators.
     """
 
     SHARED = "shared"
@@ -32,10 +32,10 @@ class Band(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One version of a value, or the generator state of an op (``value`` is then None), while it is alive.
+    """The lifetime of one version of a value, or of an op's generator state (``value`` is then None).
 
     ``birth`` and ``death`` are executions, both included; ``op`` made it (None for tangents); ``band`` is
-    the index of a block, or what it is outside of all blocks; ``size`` in bytes.
+    the index of its block, or a :class:`Band`; ``size`` in bytes.
     """
 
     value: int | None
@@ -47,7 +47,7 @@ class Span:
 
 
 def live_spans(chain: Chain, schedule: Schedule, blocks: Sequence[int | None]) -> tuple[Span, ...]:
-    """Everything that is alive at some time of a step; ``blocks`` are those of its executions.
+    """All lifetimes of a step; ``blocks`` are those of its executions.
 
     Raises
     ------
@@ -70,11 +70,11 @@ def live_spans(chain: Chain, schedule: Schedule, blocks: Sequence[int | None]) -
 
 
 def temporary_bytes(graph: JointGraph, schedule: Schedule) -> tuple[int, ...]:
-    """Bytes that each execution takes while it runs, and nobody else."""
+    """Workspace bytes of each execution."""
     temporary = [graph.ops[op].temp for op in schedule.steps]
     for _, runs in _replayed(graph, schedule):
         for again in runs[1:]:
-            temporary[again] += graph.rng_state_bytes  # the generator's current state is held aside
+            temporary[again] += graph.rng_state_bytes  # the generator's current state is kept meanwhile
     return tuple(temporary)
 
 
@@ -139,11 +139,11 @@ def execution_blocks(chain: Chain, steps: Sequence[int]) -> tuple[int | None, ..
 
     An op that stands in several blocks runs for the one whose own op comes next, or else came last.
     """
-    homes: dict[int, list[int]] = {}
+    blocks_of: dict[int, list[int]] = {}
     for index, block in enumerate(chain.blocks):
         for op in (*block.forward, *block.optional, *block.backward):
-            homes.setdefault(op, []).append(index)
-    own = [homes[op][0] if len(homes.get(op, ())) == 1 else None for op in steps]
+            blocks_of.setdefault(op, []).append(index)
+    own = [blocks_of[op][0] if len(blocks_of.get(op, ())) == 1 else None for op in steps]
     following: list[int | None] = [None] * len(own)
     coming: int | None = None
     for now in reversed(range(len(own))):
@@ -151,7 +151,7 @@ def execution_blocks(chain: Chain, steps: Sequence[int]) -> tuple[int | None, ..
     found: list[int | None] = []
     before: int | None = None
     for now, op in enumerate(steps):
-        among = homes.get(op, [])
+        among = blocks_of.get(op, [])
         likely = [block for block in (following[now], before) if block in among]
         found.append(next(iter(likely or among), None))
         before = own[now] if own[now] is not None else before

@@ -5,20 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hybridremat.graph.op_names import short_op
-from hybridremat.reports.block_rows import BlockRow, block_rows, module_tail
-from hybridremat.units import format_bytes, format_time
-
-if TYPE_CHECKING:
-    from hybridremat.plans.plan_data import PlanData
-    from hybridremat.plans.records import PinRecord, PlannedBlock, ValueRecord
+from hybridremat.plans.plan_data import PlanData
+from hybridremat.plans.records import PinRecord, PlannedBlock, ValueRecord
+from hybridremat.reports.block_rows import (
+    BlockRow,
+    block_bytes,
+    block_rows,
+    largest,
+    option_text,
+    value_name,
+)
+from hybridremat.units import format_bytes, format_share_up, format_time
 
 WIDTH = 120  # columns of text that goes to no terminal
 LEGEND = (
@@ -27,16 +31,15 @@ LEGEND = (
     "one of its blocks."
 )
 NAME_WIDTH = 24
-SHOWN = 3  # values named in a cell; the rest are counted
 
 
-def render(renderables: Sequence[RenderableType], file: TextIO, *, width: int | None = None) -> None:
-    """Write rich renderables to a file: plain text, 120 columns wide, unless the file is a terminal."""
+def render(renderables: Sequence[RenderableType], file: TextIO) -> None:
+    """Write rich renderables to a file: styled on a terminal, else plain text of 120 columns."""
     if file.isatty():
-        Console(file=file, width=width).print(*renderables, sep="\n")
+        Console(file=file).print(*renderables, sep="\n")
         return
     text = StringIO()
-    console = Console(file=text, width=width or WIDTH, force_terminal=False, color_system=None)
+    console = Console(file=text, width=WIDTH, force_terminal=False, color_system=None)
     for renderable in renderables:
         console.print(renderable, crop=False)
     file.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
@@ -110,34 +113,36 @@ def block_table(plan: PlanData, *, everything: bool = False) -> Table:
 
 
 def _of_plain(size: int, plan: PlanData) -> str:
-    return f"{format_bytes(size)} ({size} bytes, {100 * size / max(1, plan.plain_peak):.1f} % of plain)"
+    return f"{format_bytes(size)} ({size} bytes, {format_share_up(size, plan.plain_peak)} of plain)"
 
 
 def _cells(row: BlockRow) -> list[Text]:
     block = row.first
-    saved = [_value(record, 1, row.prefix) for record in block.saved]
-    again = [_value(record, times, row.prefix) for record, times in block.recomputed]
     count = f" ×{len(row.blocks)}" if len(row.blocks) > 1 else ""
     cells = [
         row.indices,
         _broken(row.name + count),
         f"{_ops([block])}\n{_option(block)}",
-        _few(saved, [record.bytes for record in block.saved]),
-        _few(again, [record.bytes for record, _ in block.recomputed]),
-        f"{_bytes(block)}\n{_time(block)}",
+        _values([(record, 1) for record in block.saved], row.prefix),
+        _values(block.recomputed, row.prefix),
+        "\n".join([*block_bytes(block), *_times([block])]),
     ]
     return [Text(cell) for cell in cells]
 
 
 def _sums(blocks: Sequence[PlannedBlock]) -> str:
     saved = format_bytes(sum(block.saved_bytes for block in blocks))
+    return "\n".join([f"saved {saved}", *_times(blocks)])
+
+
+def _times(blocks: Sequence[PlannedBlock]) -> list[str]:
     forward = format_time(sum(block.forward_time for block in blocks))
     extra = format_time(sum(block.extra_time for block in blocks))
-    return f"saved {saved}\ntime {forward}\nextra {extra}"
+    return [f"time {forward}", f"extra {extra}"]
 
 
 def _broken(name: str) -> str:
-    """A name in lines of at most ``NAME_WIDTH``, broken after dots and spaces if it has any."""
+    """A name in lines of at most ``NAME_WIDTH``, broken after dots and spaces."""
     lines = [""]
     for word in re.findall(r"[^ .]*[ .]?", name):
         if len(lines[-1]) + len(word.rstrip()) > NAME_WIDTH and lines[-1]:
@@ -153,31 +158,17 @@ def _ops(blocks: Sequence[PlannedBlock]) -> str:
 
 
 def _option(block: PlannedBlock) -> str:
-    if block.option is None:
-        return "plain"
-    text = f"{'solo ' if block.solo else ''}{block.option + 1} of {block.option_count}"
-    return text + (f"\nruns ×{block.forward_runs}" if block.forward_runs > 1 else "")
+    return option_text(block) + (f"\nruns ×{block.forward_runs}" if block.forward_runs > 1 else "")
 
 
-def _value(record: ValueRecord, times: int, prefix: str) -> str:
-    words = [short_op(record.op), module_tail(record.module, prefix), format_bytes(record.bytes)]
-    return " ".join(word for word in words if word) + (f" ×{times}" if times > 1 else "")
-
-
-def _few(texts: Sequence[str], sizes: Sequence[int]) -> str:
-    """The largest values, and how many more there are with how much."""
-    order = sorted(range(len(texts)), key=lambda i: -sizes[i])
-    lines = [texts[i] for i in order[:SHOWN]]
-    rest = order[SHOWN:]
+def _values(values: Sequence[tuple[ValueRecord, int]], prefix: str) -> str:
+    """Names and sizes of the largest values, then number and size of the rest."""
+    named, rest = largest(values)
+    lines = [
+        f"{value_name(record, prefix)} {format_bytes(record.bytes)}".strip()
+        + (f" ×{times}" if times > 1 else "")
+        for record, times in named
+    ]
     if rest:
-        lines.append(f"+ {len(rest)} more, {format_bytes(sum(sizes[i] for i in rest))}")
+        lines.append(f"+ {len(rest)} more, {format_bytes(sum(record.bytes for record, _ in rest))}")
     return "\n".join(lines) if lines else "–"
-
-
-def _bytes(block: PlannedBlock) -> str:
-    named = {"saved": block.saved_bytes, "fwd": block.forward_peak, "bwd": block.backward_peak}
-    return "\n".join(f"{name} {format_bytes(size)}" for name, size in named.items())
-
-
-def _time(block: PlannedBlock) -> str:
-    return f"time {format_time(block.forward_time)}\nextra {format_time(block.extra_time)}"

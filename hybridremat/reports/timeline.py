@@ -1,4 +1,4 @@
-"""The memory of a step over time, and what it consists of at each execution."""
+"""The memory of a step over time, by block and kind, and the stretches that a chart draws of it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,6 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class LiveValue:
-    """Something that is alive at an execution: its name, where it comes from, its bytes."""
-
-    name: str
-    module: str
-    op: str
-    size: int
-    band: int | Band
-    value: int | None
-
-
-@dataclass(frozen=True)
 class StepTimeline:
     """One step, execution by execution.
 
@@ -41,9 +29,11 @@ class StepTimeline:
     blocks
         For each execution, the block that it works for; None for an op of no block.
     spans
-        Everything that is alive at some time.
+        The lifetimes of all values.
     temporary
-        Bytes that each execution takes while it runs, and nobody else.
+        Workspace bytes of each execution.
+    block_count
+        How many blocks the chain has.
     """
 
     graph: JointGraph
@@ -55,7 +45,7 @@ class StepTimeline:
 
     @property
     def bands(self) -> tuple[int | Band, ...]:
-        """The blocks in order, then what lies outside of them."""
+        """The blocks in order, then the kinds of memory outside of them."""
         return (*range(self.block_count), *Band)
 
     def totals(self) -> tuple[int, ...]:
@@ -68,12 +58,12 @@ class StepTimeline:
 
     @property
     def peak_at(self) -> int:
-        """The execution that takes the most, the first of its kind; 0 for an empty step."""
+        """The first execution with the highest memory; 0 for an empty step."""
         totals = self.totals()
         return totals.index(max(totals)) if totals else 0
 
     def band_bytes(self, executions: Sequence[int]) -> Integers:
-        """Bytes of each band (rows) at some executions in rising order (columns)."""
+        """Bytes of each band (rows) at the given executions (columns), which must rise."""
         at = np.array(executions, np.int64)
         place = {band: row for row, band in enumerate(self.bands)}
         change = np.zeros((len(place), len(at) + 1), np.int64)
@@ -86,24 +76,9 @@ class StepTimeline:
         summed[place[Band.TEMPORARY]] += np.array(self.temporary, np.int64)[at]
         return summed
 
-    def alive(self, execution: int) -> tuple[LiveValue, ...]:
-        """What is alive at an execution, largest first; a kernel's own temporary is among it."""
-        found = [self._live(s) for s in self.spans if s.birth <= execution <= s.death and s.size]
-        if self.temporary[execution]:
-            op = self.graph.ops[self.schedule.steps[execution]]
-            size = self.temporary[execution]
-            found.append(LiveValue("temporary", op.module, op.target, size, Band.TEMPORARY, None))
-        return tuple(sorted(found, key=lambda live: (-live.size, live.name)))
-
-    def _live(self, span: Span) -> LiveValue:
-        op = None if span.op is None else self.graph.ops[span.op]
-        name = "generator state" if span.value is None else self.graph.values[span.value].name
-        module, target = ("", "") if op is None else (op.module, op.target)
-        return LiveValue(name, module, target, span.size, span.band, span.value)
-
 
 def step_timeline(chain: Chain, schedule: Schedule) -> StepTimeline:
-    """Follow everything that is alive during a step.
+    """What is alive during a step, and when.
 
     Parameters
     ----------
@@ -130,7 +105,7 @@ def step_timeline(chain: Chain, schedule: Schedule) -> StepTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Executions ``first`` … ``last`` (both included), shown by ``shown``, which takes the most of them."""
+    """Executions ``first`` … ``last``, both included; ``shown`` is the one with the highest memory."""
 
     first: int
     last: int
@@ -138,9 +113,9 @@ class Stretch:
 
 
 def thinned(totals: Sequence[int], num_forward: int, most: int) -> tuple[Stretch, ...]:
-    """Stretches that cover all executions in turn; none reaches from the forward into the backward.
+    """At most ``most`` stretches that cover all executions; none reaches from the forward into the backward.
 
-    The highest execution of all is shown: it is the highest of its stretch.
+    The peak of the step is shown, since each stretch shows its own.
 
     Parameters
     ----------
@@ -149,7 +124,7 @@ def thinned(totals: Sequence[int], num_forward: int, most: int) -> tuple[Stretch
     num_forward
         How many of them are the forward's.
     most
-        How many stretches there may be, at least 2; more executions than that are drawn together.
+        How many stretches there may be, at least 2.
     """
     ends = [num_forward, len(totals)] if 0 < num_forward < len(totals) else [len(totals)]
     found: list[Stretch] = []

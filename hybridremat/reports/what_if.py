@@ -1,4 +1,4 @@
-"""What would become of a plan if one thing in it were decided otherwise: exact figures, all else as it is."""
+"""The exact figures of a plan with one decision changed, all else as it is."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Where = Literal["forward peak", "saved", "backward peak"]
 
 @dataclass(frozen=True)
 class Change:
-    """The step with one thing decided otherwise.
+    """The step with one decision changed.
 
     Attributes
     ----------
     needed
-        Bytes that the step then takes, with the caller's demands.
+        Bytes of the step, with what the caller's code takes.
     more_bytes, more_time
         Bytes and nanoseconds against the plan; negative: less.
     over
@@ -45,16 +45,16 @@ class Change:
 
     @property
     def fits(self) -> bool:
-        """Whether the limit would still be kept."""
+        """Whether the step keeps the limit."""
         return self.over == 0
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """Bytes that are free under the limit while a block runs forward, backward, and in between.
+    """Bytes free under the limit during a block's forward, its backward, and ``between`` the two.
 
-    ``binds`` names the least of them: there the limit keeps the block from taking more. ``saved`` is what
-    lies between its forward and its backward, when other blocks run: all that it saves lies there too.
+    ``binds`` names the least of them, which keeps the block from taking more; ``saved`` stands for the time
+    between, when other blocks run and all that this one saves is held.
     """
 
     forward: int
@@ -64,7 +64,7 @@ class Headroom:
 
 
 class WhatIf:
-    """Asks about one plan. Needs its details; knows nothing of the model."""
+    """Changes of one plan, from its details alone: no model is needed."""
 
     def __init__(self, plan: PlanData, details: PlanDetails) -> None:
         self._plan, self._details, self._graph = plan, details, details.graph
@@ -81,9 +81,9 @@ class WhatIf:
         self._chosen = {decision.block: decision for decision in block_decisions(details.decisions)}
 
     def saving(self, value: int) -> Change | None:
-        """Keep one more value from the forward instead of making it again; None if that cannot be asked.
+        """Save one more value instead of recomputing it; None if its op does not run in both phases.
 
-        Other outputs of its op are kept with it, and what was made again for it alone no longer is.
+        Other outputs of its op are saved with it, and what was recomputed only for it no longer is.
         """
         op, plan = self._graph.values[value].producer, self._plan
         forward = plan.schedule.steps[: plan.schedule.num_forward]
@@ -94,7 +94,7 @@ class WhatIf:
         return self._changed(self._remove_dead(kept))
 
     def options(self, block: int) -> Iterator[tuple[int, Option, Change | None]]:
-        """The options of a block's family, each with what the step would be; None for the one that runs."""
+        """The options that the block can have there, each with the step; None for the chosen one."""
         chosen = self._chosen.get(block)
         if chosen is None:
             return
@@ -103,7 +103,7 @@ class WhatIf:
             yield number, option, None if number == chosen.option else self._with_option(block, number)
 
     def headroom(self, block: int) -> Headroom:
-        """What is free while a block runs, and between."""
+        """Bytes free while a block runs, and between its forward and its backward."""
         schedule, own = self._plan.schedule, self._details.chain.blocks[block]
         ops = np.isin(schedule.steps, [*own.forward, *own.optional, *own.backward])
         split = schedule.num_forward

@@ -1,4 +1,4 @@
-"""A config of transformers with fields changed, and the shape of the batch that goes with it."""
+"""Changes (``--set KEY=VALUE``) to the config of a built-in model and to the shape of its batch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from difflib import get_close_matches
 from typing import Any
 
 from hybridremat.errors import TargetError
+from hybridremat.units import is_count
 from hybridremat.zoo.recipes import Recipe
 
 DTYPES = ("float32", "bfloat16", "float16")
 _NO_FIELDS = {"model_type", "transformers_version", "architectures", "torch_dtype", "_name_or_path"}
 
 
-def changed(recipe: Recipe, name: str, config_class: Any, changes: Mapping[str, object]) -> Recipe:
-    """The recipe with fields of its config, or of the batch's shape, set to something else.
+def with_changes(recipe: Recipe, name: str, config_class: Any, changes: Mapping[str, object]) -> Recipe:
+    """The recipe with changed fields of its config and a changed shape of the batch.
 
     Parameters
     ----------
     name
-        What messages call the model.
+        The model's name, for messages.
     config_class
         The class that ``recipe.config`` names.
 
@@ -46,8 +47,8 @@ def changed(recipe: Recipe, name: str, config_class: Any, changes: Mapping[str, 
         else:
             raise unknown_key(key, name, [*common, *aliases, *set(defaults) - _NO_FIELDS], common)
         given.add(field)
-    most = fields.get(recipe.reach, defaults.get(recipe.reach))
-    return _in_reach(replace(recipe, fields=fields, shape=shape), name, most, given)
+    most = fields.get(recipe.max_size_field, defaults.get(recipe.max_size_field))
+    return _fitted(replace(recipe, fields=fields, shape=shape), name, most, given)
 
 
 def require_like(key: str, value: object, default: object) -> None:
@@ -69,24 +70,25 @@ def require_like(key: str, value: object, default: object) -> None:
         whole_number(key, value)
 
 
-def _in_reach(recipe: Recipe, name: str, most: object, given: set[str]) -> Recipe:
-    """Inputs no longer than the ``most`` that the model takes; the side not given follows the one that is."""
-    if not recipe.reach:
+def _fitted(recipe: Recipe, name: str, most: object, given: set[str]) -> Recipe:
+    """The recipe with inputs and config that fit: if one of the two sizes was set, the other follows it."""
+    if not recipe.max_size_field:
         return recipe
     size = "length" if "length" in recipe.shape else "pixels"
     wanted = recipe.shape[size]
     assert isinstance(most, int)
     if wanted == most or (wanted < most and size == "length"):
         return recipe
-    if recipe.reach not in given:
-        return replace(recipe, fields={**recipe.fields, recipe.reach: wanted})
+    if recipe.max_size_field not in given:
+        return replace(recipe, fields={**recipe.fields, recipe.max_size_field: wanted})
     if size not in given:
         return replace(recipe, shape={**recipe.shape, size: most})
-    raise TargetError(f"--set {size}={wanted}: {name} takes {recipe.reach}={most}; set only one of them")
+    both = f"--set {size}={wanted}: {name} takes {recipe.max_size_field}={most}"
+    raise TargetError(f"{both}; set only one of them")
 
 
 def unknown_key(key: str, owner: str, known: Iterable[str], common: Sequence[str]) -> TargetError:
-    """The error for a key: what comes close among ``known``, and what is common."""
+    """The error for an unknown key: close matches among ``known``, and the ``common`` keys."""
     close = get_close_matches(key, dict.fromkeys(known), n=3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return TargetError(f"--set {key}: {owner} has no such field; {hint}Common ones: {', '.join(common)}.")
@@ -99,6 +101,6 @@ def whole_number(key: str, value: object) -> int:
     ------
     TargetError
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_count(value):
         raise TargetError(f"--set {key}={value!r}: give a whole number of at least 1")
     return value

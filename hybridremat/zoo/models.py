@@ -1,7 +1,7 @@
 """Built-in models: small, real, with random weights, nothing downloaded.
 
-They are what the command line plans by name, what the tests train and what the recorded frontiers in
-``benchmarks/data/reference_frontiers.csv`` belong to. Every model comes in train mode with one batch of
+The command line plans them by name, the tests train them, and the frontiers recorded in
+``benchmarks/data/reference_frontiers.csv`` are theirs. Every model comes in train mode with one batch of
 keyword arguments, labels included, so that its loss is inside.
 """
 
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from hybridremat.errors import ModelError, TargetError
-from hybridremat.zoo.config import DTYPES, changed, unknown_key, whole_number
+from hybridremat.zoo.config import DTYPES, unknown_key, whole_number, with_changes
 from hybridremat.zoo.recipes import RECIPES, Recipe
 from hybridremat.zoo.unet import UNet
 
 Batch = dict[str, Tensor]
 
-# What a maker returns: the model, and a function that draws the batch once the weights are drawn.
+# A model, and a function that draws its batch: called after the weights are drawn, from the same generator.
 _Made = tuple[nn.Module, Callable[[], Batch]]
 
 #: Names of the built-in models.
@@ -82,7 +82,7 @@ def _dtype(name: object) -> torch.dtype:
 
 
 def _transformers() -> ModuleType:
-    """Import transformers where it is used: it takes seconds, and is not needed to plan."""
+    """Import transformers only where it is used: that takes seconds, and planning does not need it."""
     try:
         import transformers
     except ImportError as error:
@@ -98,7 +98,7 @@ def _from_transformers(name: str, dropout: float, changes: Mapping[str, object])
     library, recipe = _transformers(), RECIPES[name]
     config_class = getattr(library, recipe.config)
     if changes:
-        recipe = changed(recipe, name, config_class, changes)
+        recipe = with_changes(recipe, name, config_class, changes)
     rates = {field: dropout for field in recipe.dropouts if field not in changes}
     try:
         config = config_class(**{**recipe.fields, **rates})

@@ -1,4 +1,4 @@
-"""What the built-in models of transformers are made of: class, config, and the shape of one batch."""
+"""The built-in models from transformers: class, config, and the shape of one batch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model.
+    """One built-in model.
 
     Attributes
     ----------
     model, config
         Names of the classes in transformers.
     fields
-        What differs from the config's defaults.
+        Fields of the config that differ from its defaults.
     dropouts
         Fields that are probabilities of a dropout.
     shape
         ``batch``, and ``length`` (tokens) or ``pixels`` (height and width).
-    reach
-        The field that says how long or wide an input may be, if there is one.
+    max_size_field
+        The field of the config that bounds the length or width of inputs; empty if there is none.
+    attributes
+        Set on the model once it is made.
     """
 
     model: str
@@ -32,7 +34,7 @@ class Recipe:
     fields: dict[str, object]
     shape: dict[str, int]
     dropouts: tuple[str, ...] = ()
-    reach: str = ""
+    max_size_field: str = ""
     attributes: dict[str, object] = field(default_factory=dict)
 
 
@@ -54,7 +56,7 @@ RECIPES = {
         },
         {"batch": 2, "length": 512},
         ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        reach="n_positions",
+        max_size_field="n_positions",
         attributes={"loss_type": "ForCausalLM"},  # otherwise the forward logs a warning: a graph break
     ),
     "llama": Recipe(
@@ -83,7 +85,7 @@ RECIPES = {
         },
         {"batch": 2, "length": 512},
         _HIDDEN,
-        reach="max_position_embeddings",
+        max_size_field="max_position_embeddings",
     ),
     "t5": Recipe(
         "T5ForConditionalGeneration",
@@ -116,7 +118,7 @@ RECIPES = {
         },
         {"batch": 4, "pixels": 160},
         _HIDDEN,
-        reach="image_size",
+        max_size_field="image_size",
     ),
     "resnet50": Recipe(
         "ResNetForImageClassification",
