@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from hybridremat.blocks.pareto import Effort, enumerate_options
+from hybridremat.blocks.pareto import enumerate_options
+from hybridremat.blocks.types import Effort
 from hybridremat.planning import session
 from hybridremat.planning.option_cache import OptionCache
 

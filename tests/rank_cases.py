@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from training import Trained, allocated_peak
 
 import hybridremat
-from hybridremat.blocks.pareto import Effort, enumerate_options
+from hybridremat.blocks.pareto import enumerate_options
+from hybridremat.blocks.types import Effort
 from hybridremat.graph.costs import cost_models as costs
 from hybridremat.graph.costs import kernel_store
 from hybridremat.planning import session

@@ -13,8 +13,8 @@ import pytest
 from command_line import MODELS, QUICK, alive, children, started
 from ortools.sat.python import cp_model
 
-from hybridremat.blocks.pareto import Effort, enumerate_options
-from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
+from hybridremat.blocks.pareto import enumerate_options
+from hybridremat.blocks.types import BackwardStep, BlockProblem, Effort, ForwardOp
 
 SLOW = """
 from hybridremat.zoo.models import reference_model

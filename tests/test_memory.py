@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from naive_memory import naive_profile
 
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
-from hybridremat.graph.memory import Replay, ScheduleError, schedule_flops, schedule_time, step_memory
+from hybridremat.graph.memory import (
+    MemorySimulator,
+    ScheduleError,
+    schedule_flops,
+    schedule_time,
+    step_memory,
+)
 
 
 def small_graph(**roles: object) -> JointGraph:
@@ -123,7 +129,7 @@ def random_step(seed: int) -> tuple[JointGraph, Schedule]:
 @given(st.integers(0, 10**9))
 def test_replay_agrees_with_the_naive_one(seed: int) -> None:
     graph, schedule = random_step(seed)
-    memory = Replay(graph)(schedule)
+    memory = MemorySimulator(graph)(schedule)
     profile = naive_profile(graph, schedule)
     assert list(memory.profile) == profile
     assert memory.peak == max(profile) == profile[memory.peak_at]

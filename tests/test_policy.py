@@ -22,7 +22,7 @@ from hybridremat.plans.codec import plan_from_dict
 from hybridremat.plans.patterns import Pattern
 from hybridremat.plans.policy import require_matches, resolve_policy
 from hybridremat.reports.what_if import WhatIf
-from hybridremat.sequence.repair import Mender
+from hybridremat.sequence.repair import PinRepair
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +70,8 @@ def targets(graph: JointGraph, ops) -> list[str]:
 def test_a_policy_pins_forward_and_optional_ops_and_counts_their_values():
     graph = traced("transformer")
     pinned = resolve_policy(graph, {"blocks.*:gelu": "must_recompute", "blocks.1.first": "must_save"})
-    assert targets(graph, pinned.pins.remade) == ["aten.gelu.default"]
-    assert targets(graph, pinned.pins.kept) == ["aten.native_layer_norm.default"]
+    assert targets(graph, pinned.pins.must_recompute) == ["aten.gelu.default"]
+    assert targets(graph, pinned.pins.must_save) == ["aten.native_layer_norm.default"]
     assert [(r.pattern, r.action, r.values) for r in pinned.records] == [
         ("blocks.*:gelu", "must_recompute", 2),
         ("blocks.1.first", "must_save", 3),
@@ -262,7 +262,7 @@ def test_what_another_option_would_do_is_told_under_the_policy():
     what_if = WhatIf(plan, plan.details)
     changes = [c for block in range(len(plan.blocks)) for _, _, c in what_if.options(block) if c is not None]
     graph, pins = plan.details.graph, resolve_policy(plan.details.graph, policy).pins
-    fastest = schedule_time(graph, Mender(graph, pins)(plain_schedule(graph)))  # of all that obey
+    fastest = schedule_time(graph, PinRepair(graph, pins)(plain_schedule(graph)))  # of all that obey
     time = schedule_time(graph, plan.schedule)
     assert changes and all(time + change.more_time >= fastest for change in changes)
 

@@ -14,7 +14,8 @@ from nets import Net, transformer
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.segmentation.chain import Block, Chain
-from hybridremat.graph.segmentation.segment import block_sizes, segment
+from hybridremat.graph.segmentation.cuts import block_sizes
+from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.segmentation.validate import validate_chain
 
 SIZES = (1, 64, 1000, 4096, 10000)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule
-from hybridremat.graph.memory import Replay
+from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph_breaks.limits import Asked, refusal
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_frontier import Candidate, StepFrontier
 from hybridremat.plans.policy import total_records
-from hybridremat.sequence.joined_graphs import Part, PartedStep, PartPoint, choose_points
+from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class PartedProblem:
     between
         The code before each graph of ``order``, and after the last one.
     joined_bytes
-        As in :class:`~hybridremat.sequence.joined_graphs.PartedStep`.
+        As in :class:`~hybridremat.sequence.joined_graphs.MultiGraphStep`.
     """
 
     keys: tuple[str, ...]
     order: tuple[int, ...]
     plannings: tuple[StepFrontier, ...]
     offered: tuple[tuple[Candidate, ...], ...]
-    between: tuple[Part | None, ...]
+    between: tuple[StepPart | None, ...]
     joined_bytes: int
 
     @staticmethod
@@ -51,7 +51,7 @@ class PartedProblem:
         order: Sequence[str],
         plannings: Mapping[str, StepFrontier],
         fixed: Mapping[str, Candidate],
-        between: tuple[Part | None, ...],
+        between: tuple[StepPart | None, ...],
         joined_bytes: int,
     ) -> PartedProblem:
         """The problem of a step whose graphs run in ``order``."""
@@ -65,7 +65,7 @@ class PartedProblem:
             joined_bytes,
         )
 
-    def step(self, offered: Sequence[Sequence[Candidate]]) -> PartedStep:
+    def step(self, offered: Sequence[Sequence[Candidate]]) -> MultiGraphStep:
         """The integers of the problem for some points of each graph, which come first among its parts."""
         parts = [_part(planning, group) for planning, group in zip(self.plannings, offered, strict=True)]
         order = list(self.order)
@@ -73,9 +73,9 @@ class PartedProblem:
             if code is not None:
                 order.insert(place, len(parts))
                 parts.append(code)
-        return PartedStep(tuple(parts), tuple(order), self.joined_bytes)
+        return MultiGraphStep(tuple(parts), tuple(order), self.joined_bytes)
 
-    def plain(self) -> PartedStep:
+    def plain(self) -> MultiGraphStep:
         """The step with each graph plain."""
         return self.step([[Candidate(planning.plain, None)] for planning in self.plannings])
 
@@ -133,7 +133,7 @@ def choose_parts(
     return chosen, whole
 
 
-def _choose(step: PartedStep, asked: Asked, on_infeasible: OnInfeasible) -> _Choice:
+def _choose(step: MultiGraphStep, asked: Asked, on_infeasible: OnInfeasible) -> _Choice:
     leanest = choose_points(step)
     assert leanest is not None, "every graph can run in some way"
     least = step.peak(leanest) + asked.reserve
@@ -148,9 +148,9 @@ def _choose(step: PartedStep, asked: Asked, on_infeasible: OnInfeasible) -> _Cho
     return _Choice(leanest, least, asked.limit, least)
 
 
-def _part(planning: StepFrontier, offered: Sequence[Candidate]) -> Part:
+def _part(planning: StepFrontier, offered: Sequence[Candidate]) -> StepPart:
     graph = planning.graph
-    replay = Replay(graph)
+    replay = MemorySimulator(graph)
     released = sum(graph.values[value].bytes for value in graph.released_outputs)
     points = []
     for candidate in offered:
@@ -164,7 +164,7 @@ def _part(planning: StepFrontier, offered: Sequence[Candidate]) -> Part:
                 time=candidate.point.time,
             )
         )
-    return Part(tuple(points), sum(graph.values[value].bytes for value in graph.gradients))
+    return StepPart(tuple(points), sum(graph.values[value].bytes for value in graph.gradients))
 
 
 def _extra_flops(problem: PartedProblem, chosen: Mapping[str, Candidate]) -> float:

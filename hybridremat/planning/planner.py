@@ -14,15 +14,15 @@ from hybridremat.blocks.problem import bind_block
 from hybridremat.errors import PolicyError
 from hybridremat.graph.joint import JointGraph, Phase, plain_schedule
 from hybridremat.graph.pins import Pins, obeys
-from hybridremat.graph.segmentation.block_sizes import block_sizes
 from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.graph.segmentation.cuts import block_sizes
 from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.segmentation.validate import validate_chain
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.step_frontier import Candidate, ChainPlan, StepFrontier
 from hybridremat.plans.policy import Pinned
 from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point
-from hybridremat.sequence.repair import Mender
+from hybridremat.sequence.repair import PinRepair
 
 Progress = Callable[[str, int, int], None]
 
@@ -47,7 +47,7 @@ def plan_graph(
     progress
         Called with (stage, done, total).
     reuse
-        Whether options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.shape_reuse`).
+        Whether options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.pareto`).
     pinned
         What a policy pins in this graph.
 
@@ -59,7 +59,7 @@ def plan_graph(
     report = progress or (lambda *_: None)
     plain = plain_point(graph)
     if not any(op.phase is Phase.BACKWARD for op in graph.ops):
-        only = schedule_point(graph, Mender(graph, pinned.pins)(plain.schedule))
+        only = schedule_point(graph, PinRepair(graph, pinned.pins)(plain.schedule))
         return StepFrontier(graph, (), (Candidate(only, None),), plain, {}, pins=pinned.records)
     times = [time.perf_counter()]
     chains = _chains(graph, pinned.pins, report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridremat.graph.op_names import short_op
+from hybridremat.graph.joint import short_op
 from hybridremat.plans.records import PlannedBlock, ValueRecord
 from hybridremat.reports.block_rows import block_rows, module_names, module_tail
 from hybridremat.reports.html_data import option_text, place_text

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hybridremat.graph.op_names import short_op
+from hybridremat.graph.joint import short_op
 from hybridremat.reports.block_rows import BlockRow, block_rows, module_tail
 from hybridremat.units import format_bytes, format_time
 
