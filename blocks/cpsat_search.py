@@ -8,11 +8,87 @@ infeasible stays infeasible when limits tighten. Only questions left open by tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 
-from hybridremat.blocks.cpsat_model import BlockModel
-from hybridremat.blocks.cpsat_solve import Answer, minimize_time
+from ortools.sat.python import cp_model
+
+from hybridremat.blocks.cpsat_model import BlockModel, fix
 from hybridremat.blocks.scale import scale_block
+from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.types import BlockProblem, Option
+
+
+@dataclass(frozen=True)
+class SolveResult:
+    """What one solve said.
+
+    Attributes
+    ----------
+    option
+        The best option found, or None.
+    bound
+        Time units that no option of the model can undercut.
+    proved
+        Whether the search ended: the option is the fastest, or there is none.
+    effort
+        Deterministic seconds spent.
+    """
+
+    option: Option | None
+    bound: int
+    proved: bool
+    effort: float
+
+    @property
+    def infeasible(self) -> bool:
+        """Proved that nothing fits the limits."""
+        return self.proved and self.option is None
+
+
+def minimize_time(model: BlockModel, saved: int, peak: int, *, floor: int, effort: float) -> SolveResult:
+    """Least recomputation time within ``saved`` bytes and ``peak`` bytes at the peak of either phase.
+
+    ``floor`` is a known lower bound in time units: a solution that reaches it needs no further proof.
+    ``effort`` limits the search in CP-SAT's deterministic time, so that the answer is reproducible.
+    """
+    limits = ((model.saved_limit, saved), (model.forward_limit, peak), (model.backward_limit, peak))
+    for variable, limit in limits:
+        units = model.scale.floor(limit)
+        fix(model.model, variable, (units, units))
+    fix(model.model, model.time, (floor, model.slowest))
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    # Blocks are tiny: the linear relaxation, probing and symmetry detection cost more than they save.
+    solver.parameters.linearization_level = 0
+    solver.parameters.cp_model_probing_level = 0
+    solver.parameters.symmetry_level = 0
+    solver.parameters.max_deterministic_time = effort
+    # Ctrl-C would end the search early, pass for a result, and be lost to the program.
+    solver.parameters.catch_sigint_signal = False
+    status = solver.solve(model.model)
+    spent = solver.response_proto.deterministic_time
+    proved = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return SolveResult(None, 0, proved, spent)
+    option = _option(model, solver)
+    return SolveResult(option, max(floor, ceil(solver.best_objective_bound - 0.5)), proved, spent)
+
+
+def _option(model: BlockModel, solver: cp_model.CpSolver) -> Option:
+    recompute: list[list[int]] = [[] for _ in range(model.m)]
+    for c, copies in model.copies.items():
+        for copy in copies:
+            if solver.value(copy.present):
+                recompute[solver.value(copy.stage)].append(c)
+    return simulate_option(
+        model.problem,
+        [d for d, saved in model.saved.items() if solver.value(saved)],
+        [c for c, runs in model.optional.items() if solver.value(runs)],
+        recompute,
+        solo=model.solo,
+    )
+
 
 COPIES = (2, 3)
 """C, the most recomputations of one op: the second only where the first leaves no option."""
@@ -70,7 +146,7 @@ class BlockSearch:
                 break
         return self.best(limits)
 
-    def _solve(self, limits: Limits, copies: int, floor: int) -> Answer:
+    def _solve(self, limits: Limits, copies: int, floor: int) -> SolveResult:
         if copies not in self._models:
             self._models[copies] = BlockModel(self.problem, self.scale, copies, solo=self.solo)
         answer = minimize_time(self._models[copies], *limits, floor=floor, effort=self.effort)

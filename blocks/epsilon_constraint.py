@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from hybridremat.blocks.cpsat_search import BlockSearch
-from hybridremat.blocks.effort import Effort
-from hybridremat.blocks.types import BlockProblem, Option
+from hybridremat.blocks.types import BlockProblem, Effort, Option
 
 
 @dataclass(frozen=True)

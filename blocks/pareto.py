@@ -6,17 +6,17 @@ the others by CP-SAT (:mod:`hybridremat.blocks.epsilon_constraint`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
-from hybridremat.blocks.effort import Effort
 from hybridremat.blocks.epsilon_constraint import explore_rectangles
 from hybridremat.blocks.lattice import Lattice
-from hybridremat.blocks.peak_limits import explore
+from hybridremat.blocks.peak_limits import explore_peak_limits
 from hybridremat.blocks.scale import scale_block
+from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.surface import Surface
-from hybridremat.blocks.types import BlockProblem, Option, OptionSet
+from hybridremat.blocks.types import BlockProblem, Effort, Option, OptionSet
 
 __all__ = ["DEFAULT_EFFORT", "Effort", "enumerate_options", "nondominated"]
 
@@ -50,7 +50,7 @@ def enumerate_options(problem: BlockProblem, effort: Effort = DEFAULT_EFFORT) ->
             solves=ordinary.solves + solo.solves,
             unproved=ordinary.unproved + solo.unproved,
         )
-    if all(problem.is_late(option) for option in found.options):
+    if all(problem.rerun_only(option) for option in found.options):
         raise ValueError(f"no option found for a block of {len(problem.ops)} ops")
     return found
 
@@ -61,7 +61,9 @@ def _sweep(lattice: Lattice, effort: Effort) -> OptionSet:
     tick = lattice.scale.tick
     surface = Surface(lattice, tolerance=int(effort.tolerance * forward_time / tick))
     limits = max(effort.least_limits, min(effort.limits, effort.entries // lattice.work))
-    explore(surface, limits=limits, resolution=effort.limit_resolution, much=forward_time // (4 * tick) + 1)
+    explore_peak_limits(
+        surface, limits=limits, resolution=effort.limit_resolution, much=forward_time // (4 * tick) + 1
+    )
     options = nondominated(surface.options, lattice.problem)
     return OptionSet(options, nondominated(surface.solo), solves=surface.sweeps)
 
@@ -75,14 +77,14 @@ def nondominated(options: Sequence[Option], problem: BlockProblem | None = None)
     ordered = sorted(
         options,
         key=lambda o: (
-            *(*_figures(o), -len(o.idle), problem is not None and problem.is_late(o)),
+            *(*_figures(o), -len(o.idle), problem is not None and problem.rerun_only(o)),
             *(o.saved, o.optional_forward, o.recompute),
         ),
     )
     if not ordered:
         return ()
     far = sorted(frozenset[int]().union(*(o.idle for o in ordered)))
-    late = [problem is not None and problem.is_late(o) for o in ordered]
+    late = [problem is not None and problem.rerun_only(o) for o in ordered]
     table = np.array(
         [
             (*_figures(o), *(d not in o.idle for d in far), after)
@@ -98,3 +100,29 @@ def nondominated(options: Sequence[Option], problem: BlockProblem | None = None)
 
 def _figures(option: Option) -> tuple[int, int, int, int]:
     return option.time, option.saved_bytes, option.backward_peak, option.forward_peak
+
+
+def block_structure(problem: BlockProblem) -> Hashable:
+    """What two blocks must share for the options of one to be options of the other."""
+    return (
+        tuple((op.reads, op.writes, op.optional, op.recomputable) for op in problem.ops),
+        tuple(step.reads for step in problem.steps),
+        problem.outputs,
+        problem.held_forward,
+        problem.never_saved,
+    )
+
+
+def reuse_options(problem: BlockProblem, known: OptionSet) -> OptionSet:
+    """The options of a block of equal :func:`block_structure`, with the figures they have in this one."""
+    return OptionSet(
+        options=nondominated(_counted(problem, known.options, solo=False), problem),
+        solo=nondominated(_counted(problem, known.solo, solo=True)),
+    )
+
+
+def _counted(problem: BlockProblem, options: Iterable[Option], *, solo: bool) -> list[Option]:
+    return [
+        simulate_option(problem.for_rerun, option.saved, option.optional_forward, option.recompute, solo=solo)
+        for option in options
+    ]

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from hybridremat.blocks.surface import Surface
-from hybridremat.blocks.tradeoff import Curve
+from hybridremat.blocks.tradeoff import Tradeoff
 from hybridremat.blocks.types import Option
 
 FINE: Final = 0.01
@@ -22,20 +22,20 @@ LEAST_PEAK: Final = 400
 """The least peak is found to this part of itself."""
 
 
-def explore(surface: Surface, *, limits: int, resolution: float, much: int) -> None:
+def explore_peak_limits(surface: Surface, *, limits: int, resolution: float, much: int) -> None:
     """Find the options worth having with at most about ``limits`` peak limits.
 
     ``resolution`` is the smallest difference of two limits as a share of their range, ``much`` the time units
     at stake where nothing fits the tighter of two limits.
     """
     scale = surface.lattice.scale
-    (free,) = surface.curves([scale.most_units])
+    (free,) = surface.tradeoffs([scale.most_units])
     if free.empty:
         return
     top = -(-max(max(o.forward_peak, o.backward_peak) for o in _ends(surface)) // scale.unit)
     low = max((max(step.during, step.tail) for step in scale.steps), default=0) - 1
-    (loosest,) = surface.curves([top])
-    nothing = Curve.nothing(low, len(surface.families))
+    (loosest,) = surface.tradeoffs([top])
+    nothing = Tradeoff.nothing(low, len(surface.families))
     intervals = [_Interval.between(nothing, loosest, surface, much)]
     while intervals and surface.sweeps < limits:
         found = [(interval.stake(surface, resolution, top - low), interval) for interval in intervals]
@@ -46,7 +46,7 @@ def explore(surface: Surface, *, limits: int, resolution: float, much: int) -> N
         chosen = [interval for _, interval in worth[:room]]
         share = room if len(chosen) == 1 else 1
         places = [interval.places(share, (top - low) * FINE) for interval in chosen]
-        curves = iter(surface.curves([limit for inner in places for limit in inner]))
+        curves = iter(surface.tradeoffs([limit for inner in places for limit in inner]))
         intervals = [interval for _, interval in worth[room:]]
         for interval, inner in zip(chosen, places, strict=True):
             row = [interval.tight, *(next(curves) for _ in inner), interval.loose]
@@ -57,13 +57,13 @@ def explore(surface: Surface, *, limits: int, resolution: float, much: int) -> N
 class _Interval:
     """Two neighbouring limits; ``gap`` time units are lost at most, by options with peaks up to ``reach``."""
 
-    tight: Curve
-    loose: Curve
+    tight: Tradeoff
+    loose: Tradeoff
     gap: int
     reach: int
 
     @staticmethod
-    def between(tight: Curve, loose: Curve, surface: Surface, much: int) -> _Interval:
+    def between(tight: Tradeoff, loose: Tradeoff, surface: Surface, much: int) -> _Interval:
         """The interval of two neighbouring limits' curves, with what is lost by solving none between them."""
         return _Interval(tight, loose, *loose.lost(tight, much, surface.tolerance))
 
@@ -92,7 +92,7 @@ def _ends(surface: Surface) -> list[Option]:
         options = [
             option
             for option in surface.options
-            if option.idle >= family.idle and (family.late or not problem.is_late(option))
+            if option.idle >= family.idle and (family.late or not problem.rerun_only(option))
         ]
         if options:
             ends.append(min(options, key=lambda o: (o.time, o.saved_bytes)))

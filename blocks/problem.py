@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hybridremat.blocks.types import BackwardStep, BlockBinding, BlockProblem, ForwardOp
 from hybridremat.graph.joint import JointGraph, Phase
 from hybridremat.graph.segmentation.chain import Block, Chain
-from hybridremat.graph.segmentation.skip_values import far_values
+from hybridremat.graph.segmentation.skip_values import skip_values
 
 
 def bind_block(chain: Chain, index: int) -> BlockBinding:
@@ -38,7 +38,7 @@ def bind_block(chain: Chain, index: int) -> BlockBinding:
     read = {v for op in (*ops, *block.backward) for v in graph.ops[op].reads}
     values = tuple(v for op in ops for v in graph.ops[op].writes if v in made and v in read | leaving)
     local = {v: d for d, v in enumerate(values)}
-    side = _GradientSide(chain, index)
+    side = _LiveGradients(chain, index)
     merged = _merge_steps(side.walk(), graph, local, side.gradient_in)
     released = graph.released_outputs & local.keys()
     problem = BlockProblem(
@@ -48,7 +48,7 @@ def bind_block(chain: Chain, index: int) -> BlockBinding:
         outputs=frozenset(local[v] for v in leaving & local.keys()),
         gradient_in=side.gradient_in,
         held_forward=frozenset(local[v] for v in released - leaving),
-        far=frozenset(local[f.value] for f in far_values(chain) if f.producer == index),
+        skip_values=frozenset(local[f.value] for f in skip_values(chain) if f.producer == index),
         never_saved=frozenset(local[v] for v in chain.remade & local.keys()),
     )
     return BlockBinding(problem, ops, values, tuple(tuple(step.ops) for step in merged))
@@ -109,7 +109,7 @@ class _BackwardOp:
     after: int
 
 
-class _GradientSide:
+class _LiveGradients:
     """Live gradient bytes of one block's backward. Values handed on and parameter gradients stay."""
 
     def __init__(self, chain: Chain, index: int) -> None:

@@ -51,7 +51,7 @@ def simulate_option(
         it must not read as the forward left it.
     """
     _check_choice(problem, saved, optional_forward, recompute, solo)
-    replay = _Replay(problem, frozenset(saved) | problem.outputs)
+    replay = _Simulation(problem, frozenset(saved) | problem.outputs)
     if not solo:
         for c, op in enumerate(problem.ops):
             if not op.optional or c in optional_forward:
@@ -77,7 +77,7 @@ def simulate_option(
         saved=tuple(kept),
         optional_forward=tuple(sorted(set(optional_forward))),
         recompute=tuple(tuple(cs) for cs in recompute),
-        idle=frozenset() if solo else problem.far.difference(crossing),
+        idle=frozenset() if solo else problem.skip_values.difference(crossing),
     )
 
 
@@ -125,7 +125,7 @@ class _Version:
 
 
 @dataclass
-class _Replay:
+class _Simulation:
     """Events so far (their bytes beside the block's values) and the versions of the values."""
 
     problem: BlockProblem

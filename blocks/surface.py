@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridremat.blocks.forward_side import forward_side
+from hybridremat.blocks.forward_costs import forward_costs
 from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.sweep import NEVER, Sweep, decode, run_sweep
-from hybridremat.blocks.tradeoff import Curve, Line
+from hybridremat.blocks.tradeoff import FamilyTradeoff, Tradeoff
 from hybridremat.blocks.types import BlockProblem, Option
 
 MOST_ENTRIES: Final = 2**19
@@ -26,7 +26,7 @@ MOST_ENTRIES: Final = 2**19
 
 
 @dataclass(frozen=True)
-class Family:
+class OptionFamily:
     """Options that leave the far outputs ``idle`` alone: their sets of values, by rising saved bytes.
 
     ``late``: they may save what must not be saved, for a block that runs again in the backward.
@@ -54,10 +54,13 @@ class Surface:
     sweeps: int = 0
 
     def __post_init__(self) -> None:
-        self.forward = forward_side(self.lattice)
+        self.forward = forward_costs(self.lattice)
         self.families = tuple(_families(self.lattice, self.forward.saved))
         problem = self.lattice.problem
-        self._ordinary, self._alone = Found(problem), Found(replace(problem, far=frozenset()))
+        self._ordinary, self._alone = (
+            ParetoArchive(problem),
+            ParetoArchive(replace(problem, skip_values=frozenset())),
+        )
         self.batch = max(1, min(16, MOST_ENTRIES >> len(self.lattice.values)))
 
     @property
@@ -70,7 +73,7 @@ class Surface:
         """Solo options found, simulated."""
         return self._alone.options
 
-    def curves(self, limits: Sequence[int]) -> list[Curve]:
+    def tradeoffs(self, limits: Sequence[int]) -> list[Tradeoff]:
         """Curves at ``limits`` (units); their options are added to those known."""
         found = []
         for first in range(0, len(limits), self.batch):
@@ -81,20 +84,22 @@ class Surface:
         self.sweeps += len(limits)
         return found
 
-    def _curve(self, sweep: Sweep, backward: NDArray[np.int32], k: int, limit: int) -> Curve:
+    def _curve(self, sweep: Sweep, backward: NDArray[np.int32], k: int, limit: int) -> Tradeoff:
         times = backward + self.forward.time
         times[(self.forward.peak > limit) | (times >= NEVER)] = NEVER
         lines = tuple(self._line(family, sweep, times, k, limit) for family in self.families)
         solo = int(backward[0])
         solo_peak = self._solo(sweep, k, limit, solo) if solo < NEVER else 0
-        return Curve(limit, lines, solo, solo_peak)
+        return Tradeoff(limit, lines, solo, solo_peak)
 
-    def _line(self, family: Family, sweep: Sweep, times: NDArray[np.int64], k: int, limit: int) -> Line:
+    def _line(
+        self, family: OptionFamily, sweep: Sweep, times: NDArray[np.int64], k: int, limit: int
+    ) -> FamilyTradeoff:
         best = np.minimum.accumulate(times[family.order])
         falls = np.flatnonzero(best < np.concatenate(([NEVER], best[:-1])))
         kept = family.order[self._worth(falls, best)]
         peaks = [self._option(family, sweep, int(c), k, limit, int(times[c])) for c in kept]
-        return Line(self.forward.saved[kept], times[kept], np.array(peaks, np.int64))
+        return FamilyTradeoff(self.forward.saved[kept], times[kept], np.array(peaks, np.int64))
 
     def _worth(self, falls: NDArray[np.int64], best: NDArray[np.int64]) -> NDArray[np.int64]:
         """The leanest, those that gain more than the tolerance on the one before, and the fastest."""
@@ -106,7 +111,7 @@ class Surface:
             kept.append(int(falls[-1]))
         return np.array(kept, np.int64)
 
-    def _option(self, family: Family, sweep: Sweep, chosen: int, k: int, limit: int, time: int) -> int:
+    def _option(self, family: OptionFamily, sweep: Sweep, chosen: int, k: int, limit: int, time: int) -> int:
         """Add the option of one set, unless a known one is as good; its peak in units."""
         unit, tick = self.lattice.scale.unit, self.lattice.scale.tick
         saved = int(self.forward.saved[chosen])
@@ -118,7 +123,7 @@ class Surface:
             axes = (ds for axis, ds in enumerate(self.lattice.values) if chosen >> (last - axis) & 1)
             early = [c for c, runs in self.forward.runs.items() if runs[chosen]]
             again = decode(self.lattice, sweep, chosen, k)
-            problem = self.lattice.problem.again if family.late else self.lattice.problem
+            problem = self.lattice.problem.for_rerun if family.late else self.lattice.problem
             option = simulate_option(problem, [d for ds in axes for d in ds], early, again)
             self._ordinary.add(option)
         return self._peak(option)
@@ -137,30 +142,32 @@ class Surface:
         return -(-max(option.forward_peak, option.backward_peak) // self.lattice.scale.unit)
 
 
-def _families(lattice: Lattice, saved: NDArray[np.int64]) -> Iterator[Family]:
+def _families(lattice: Lattice, saved: NDArray[np.int64]) -> Iterator[OptionFamily]:
     """By what is left alone of the far outputs that the backward could read."""
     problem, last = lattice.problem, len(lattice.values) - 1
-    axes = {axis for axis, ds in enumerate(lattice.values) if problem.far.intersection(ds)}
-    unread = problem.far.difference(*lattice.values)
+    axes = {axis for axis, ds in enumerate(lattice.values) if problem.skip_values.intersection(ds)}
+    unread = problem.skip_values.difference(*lattice.values)
     sets = np.argsort(saved, kind="stable")
     barred = sum(1 << (last - axis) for axis, ds in enumerate(lattice.values) if problem.never_saved & {*ds})
     if barred:
-        yield Family(unread, sets, late=True)
+        yield OptionFamily(unread, sets, late=True)
     sets = sets[sets & barred == 0]
     # none, each alone, all: the sets between bring little
     for count in sorted({0, min(1, len(axes)), len(axes)}):
         for chosen in combinations(sorted(axes), count):
             without = sum(1 << (last - axis) for axis in chosen)
-            idle = unread.union(d for axis in chosen for d in lattice.values[axis] if d in problem.far)
-            yield Family(idle, sets[sets & without == 0])
+            idle = unread.union(
+                d for axis in chosen for d in lattice.values[axis] if d in problem.skip_values
+            )
+            yield OptionFamily(idle, sets[sets & without == 0])
 
 
-class Found:
+class ParetoArchive:
     """Options and their figures: saved bytes, higher peak, time, whether late, far outputs not left alone."""
 
     def __init__(self, problem: BlockProblem) -> None:
         self.options: list[Option] = []
-        self._problem, self._far = problem, sorted(problem.far)
+        self._problem, self._far = problem, sorted(problem.skip_values)
         self._figures = np.empty((64, 4 + len(self._far)), np.int64)
 
     def add(self, option: Option) -> None:
@@ -169,7 +176,7 @@ class Found:
         if count == len(self._figures):
             self._figures = np.concatenate((self._figures, np.empty_like(self._figures)))
         peak = max(option.forward_peak, option.backward_peak)
-        late = self._problem.is_late(option)
+        late = self._problem.rerun_only(option)
         self._figures[count] = (option.saved_bytes, peak, option.time, late, *self._read(option.idle))
         self.options.append(option)
 

@@ -12,7 +12,7 @@ from hybridremat.blocks.lattice import Lattice, at
 
 Times = NDArray[np.int32]
 Flags = NDArray[np.bool_]
-Reduction = tuple[int, Flags]
+Drop = tuple[int, Flags]
 """An axis (a value) and where it pays to drop that value."""
 
 NEVER: Final = 2**29
@@ -20,14 +20,14 @@ NEVER: Final = 2**29
 
 
 @dataclass(frozen=True)
-class Slot:
+class Rerun:
     """Ops that run in a row before a step: where it pays to run them, and what goes meanwhile."""
 
     ops: tuple[int, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     runs: Flags
-    drops: tuple[Reduction, ...]
+    drops: tuple[Drop, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Sweep:
     """
 
     times: Times
-    stages: tuple[tuple[tuple[Slot, ...], tuple[Reduction, ...]], ...]
+    stages: tuple[tuple[tuple[Rerun, ...], tuple[Drop, ...]], ...]
 
 
 def run_sweep(lattice: Lattice, limits: NDArray[np.int64]) -> Sweep:
@@ -61,7 +61,7 @@ def run_sweep(lattice: Lattice, limits: NDArray[np.int64]) -> Sweep:
 
 def _step(
     lattice: Lattice, j: int, after: Times, used: NDArray[np.int64], limits: NDArray[np.int64]
-) -> tuple[Times, tuple[Reduction, ...]]:
+) -> tuple[Times, tuple[Drop, ...]]:
     """From the sets that stay after step j to the sets before it."""
     step, bits = lattice.scale.steps[j], lattice.width[j]
     fresh = bits - (after.ndim - 1)
@@ -88,7 +88,7 @@ def _slot(
     times: Times,
     used: NDArray[np.int64],
     limits: NDArray[np.int64],
-) -> Slot:
+) -> Rerun:
     """Before step j, a row may run where all that it reads is alive and nothing that it writes."""
     ops, units, bits = lattice.problem.ops, lattice.scale.value_units, lattice.width[j]
     writes = lattice.axes(j, ops[row[-1]].writes)
@@ -113,7 +113,7 @@ def _slot(
     target = times[at(bits, reads | dict.fromkeys(writes, 0))]
     runs = best < target
     np.minimum(target, best, out=target)
-    return Slot(row, tuple(reads), writes, runs, tuple(drops))
+    return Rerun(row, tuple(reads), writes, runs, tuple(drops))
 
 
 def decode(lattice: Lattice, sweep: Sweep, saved: int, limit: int) -> tuple[tuple[int, ...], ...]:
@@ -140,7 +140,7 @@ def _flag(flags: Flags, alive: list[int], limit: int) -> bool:
     return bool(flags[(*place, limit)])
 
 
-def _drop(drops: tuple[Reduction, ...], alive: list[int], limit: int) -> None:
+def _drop(drops: tuple[Drop, ...], alive: list[int], limit: int) -> None:
     """What was decided last comes first: its flags take the earlier ones as decided."""
     for axis, flags in reversed(drops):
         if _flag(flags, alive, limit):

@@ -13,14 +13,14 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Line:
+class FamilyTradeoff:
     """Least time against saved bytes, in units, times falling; ``peaks`` are those of the options found."""
 
     saved: Integers
     times: Integers
     peaks: Integers
 
-    def losses(self, tighter: Line, much: int) -> Integers:
+    def losses(self, tighter: FamilyTradeoff, much: int) -> Integers:
         """Time units lost by each option where only the other line's are left; ``much`` where none is."""
         places = np.searchsorted(tighter.saved, self.saved, side="right") - 1
         losses = np.full(len(places), much)
@@ -30,7 +30,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Tradeoff:
     """What fits within one peak limit (units).
 
     There is one line of ordinary options for each family (by the far outputs that they leave alone).
@@ -38,17 +38,17 @@ class Curve:
     """
 
     limit: int
-    lines: tuple[Line, ...]
+    lines: tuple[FamilyTradeoff, ...]
     solo: int
     solo_peak: int
 
     @staticmethod
-    def nothing(limit: int, lines: int) -> Curve:
+    def nothing(limit: int, lines: int) -> Tradeoff:
         """The curve of a limit that nothing fits."""
         none = np.empty(0, np.int64)
-        return Curve(limit, (Line(none, none, none),) * lines, NEVER, 0)
+        return Tradeoff(limit, (FamilyTradeoff(none, none, none),) * lines, NEVER, 0)
 
-    def lost(self, tighter: Curve, much: int, tolerance: int) -> tuple[int, int]:
+    def lost(self, tighter: Tradeoff, much: int, tolerance: int) -> tuple[int, int]:
         """Most time units lost from this limit to a tighter one, and the highest peak of what is lost.
 
         ``much`` counts where nothing fits the tighter limit; up to ``tolerance`` nothing is lost.

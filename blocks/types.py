@@ -52,7 +52,7 @@ class BlockProblem:
     execution order; ``outputs`` are the local values that leave the block (kept with every ordinary
     option, dropped by solo options); ``held_forward`` live to the end of the block's first forward
     (released step outputs) without being saved; ``gradient_in`` are the gradient bytes that enter;
-    ``far`` are outputs that other blocks may let go before this block's backward: to leave them alone
+    ``skip_values`` are outputs that other blocks may let go before this block's backward: to leave them alone
     there can pay; ``never_saved`` are values that the backward must not read as the forward left them.
 
     Values that are alive anyway (block inputs, the chain's ``always``) are not part of the block.
@@ -64,15 +64,15 @@ class BlockProblem:
     outputs: frozenset[int]
     gradient_in: int
     held_forward: frozenset[int] = frozenset()
-    far: frozenset[int] = frozenset()
+    skip_values: frozenset[int] = frozenset()
     never_saved: frozenset[int] = frozenset()
 
     @property
-    def again(self) -> BlockProblem:
+    def for_rerun(self) -> BlockProblem:
         """The block where its forward runs again within the backward: what it saves there may be anything."""
         return replace(self, never_saved=frozenset())
 
-    def is_late(self, option: Option) -> bool:
+    def rerun_only(self, option: Option) -> bool:
         """Whether an ordinary option saves what must not be saved: it is only for such a run."""
         return not self.never_saved.isdisjoint(option.saved)
 
@@ -108,7 +108,7 @@ class Option:
     recompute
         For each backward step, the local ops run before it, in order.
     idle
-        Outputs among the problem's ``far`` that its backward does not read as the forward left them.
+        Outputs among the problem's ``skip_values`` that its backward does not read as the forward left them.
     """
 
     saved_bytes: int
@@ -125,7 +125,7 @@ class Option:
 class OptionSet:
     """Pareto set of one block: ordinary options, and solo options (nothing saved, output not made).
 
-    Some of the ordinary ones may be late (:meth:`BlockProblem.is_late`).
+    Some of the ordinary ones may be late (:meth:`BlockProblem.rerun_only`).
 
     ``solves`` counts the solves (or the peak limits, where one sweep solves for all saved sizes) and
     ``unproved`` those that ended without a proof of optimality.
@@ -135,3 +135,44 @@ class OptionSet:
     solo: tuple[Option, ...]
     solves: int = 0
     unproved: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How fine to look. Counts and deterministic time only: the result must not depend on the machine.
+
+    Attributes
+    ----------
+    solves, solo_solves
+        Most solves for the ordinary and the solo family.
+    resolution, limit_resolution
+        Smallest side of a rectangle, and smallest distance of two peak limits of a lattice, as a share of the
+        whole range.
+    tolerance
+        Time difference not worth a solve, as a share of the block's forward time.
+    deterministic_time, family_time
+        Limits of one solve, and of all solves of a family, in CP-SAT's deterministic seconds.
+    limits, least_limits
+        Most and least peak limits that a lattice is swept for.
+    entries
+        Array entries that all sweeps of a lattice may touch once they are more than the least limits.
+    fused_above
+        Array entries of one sweep beyond which ops that work for the next one alone run together with it.
+    solved_above, most_values
+        Array entries of one sweep, and values of a lattice, beyond which CP-SAT solves instead: 4 to 8 s and
+        100 MB at the first, 170 MB at the second, on blocks whose every value can be alive at once.
+    """
+
+    solves: int = 240
+    solo_solves: int = 40
+    resolution: float = 0.01
+    tolerance: float = 0.001
+    deterministic_time: float = 0.3
+    family_time: float = 3.0
+    limit_resolution: float = 0.00001
+    limits: int = 128
+    least_limits: int = 48
+    entries: int = 500_000_000
+    fused_above: int = 300_000
+    solved_above: int = 65_000_000
+    most_values: int = 21

@@ -149,3 +149,10 @@ def plain_schedule(graph: JointGraph) -> Schedule:
     forward = graph.phase_ops(Phase.FORWARD)
     rest = tuple(op.id for op in graph.ops if op.phase is not Phase.FORWARD)
     return Schedule(forward + rest, len(forward))
+
+
+def short_op(op: str) -> str:
+    """``layer_norm`` for ``aten.native_layer_norm.default``."""
+    parts = op.split(".")
+    name = (parts[1] if len(parts) > 1 else op).lstrip("_").removeprefix("native_")
+    return name.removeprefix("scaled_dot_product_").removesuffix("_for_cpu").removesuffix("_legit_functional")

@@ -78,7 +78,7 @@ class _Spans:
     death: Integers
 
 
-class Replay:
+class MemorySimulator:
     """Replays schedules of one graph."""
 
     def __init__(self, graph: JointGraph) -> None:
@@ -162,14 +162,14 @@ class Replay:
 
 
 def step_memory(graph: JointGraph, schedule: Schedule) -> StepMemory:
-    """Replay ``schedule`` and return its exact memory. For many schedules of a graph, keep a Replay.
+    """Replay ``schedule`` and return its exact memory. For many schedules of a graph, keep a MemorySimulator.
 
     Raises
     ------
     ScheduleError
         If an execution reads a value that no earlier execution wrote.
     """
-    return Replay(graph)(schedule)
+    return MemorySimulator(graph)(schedule)
 
 
 def schedule_time(graph: JointGraph, schedule: Schedule) -> int:

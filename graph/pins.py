@@ -16,19 +16,19 @@ from hybridremat.graph.joint import JointGraph, Schedule
 class Pins:
     """Ids of forward and optional ops: ``kept`` (must_save) and ``remade`` (must_recompute), disjoint."""
 
-    kept: frozenset[int] = frozenset()
-    remade: frozenset[int] = frozenset()
+    must_save: frozenset[int] = frozenset()
+    must_recompute: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.kept or self.remade)
+        return bool(self.must_save or self.must_recompute)
 
-    def kept_values(self, graph: JointGraph) -> frozenset[int]:
+    def saved_values(self, graph: JointGraph) -> frozenset[int]:
         """What the kept ops write."""
-        return frozenset(value for op in self.kept for value in graph.ops[op].writes)
+        return frozenset(value for op in self.must_save for value in graph.ops[op].writes)
 
-    def remade_values(self, graph: JointGraph) -> frozenset[int]:
+    def recomputed_values(self, graph: JointGraph) -> frozenset[int]:
         """What the remade ops write."""
-        return frozenset(value for op in self.remade for value in graph.ops[op].writes)
+        return frozenset(value for op in self.must_recompute for value in graph.ops[op].writes)
 
 
 NO_PINS = Pins()
@@ -40,11 +40,11 @@ def obeys(graph: JointGraph, schedule: Schedule, pins: Pins) -> bool:
     An optional op that is kept may also not run at all: nobody reads it then.
     """
     forward, backward = schedule.steps[: schedule.num_forward], schedule.steps[schedule.num_forward :]
-    if not pins.kept.isdisjoint(backward):
+    if not pins.must_save.isdisjoint(backward):
         return False
-    if any(runs > 1 for op, runs in Counter(forward).items() if op in pins.kept):
+    if any(runs > 1 for op, runs in Counter(forward).items() if op in pins.must_save):
         return False
-    left_by_forward = set(pins.remade_values(graph))
+    left_by_forward = set(pins.recomputed_values(graph))
     for op in map(graph.ops.__getitem__, backward):
         if not left_by_forward.isdisjoint(op.reads):
             return False

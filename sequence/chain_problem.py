@@ -11,39 +11,38 @@ from dataclasses import dataclass
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.segmentation.chain import Block, Chain
-from hybridremat.graph.segmentation.skip_values import FarValue, far_values
-from hybridremat.sequence.block_reads import BlockReads
-from hybridremat.sequence.plain_peaks import plain_peaks, value_bytes
+from hybridremat.graph.segmentation.skip_values import SkipValue, skip_values
+from hybridremat.sequence.block_figures import SkipReads, plain_peaks, value_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OptionFigures:
     """An ordinary option: S_o, pf_o and pb_o in bytes, extra time in nanoseconds.
 
-    ``idle`` are those far values that the block makes and this option's backward does not read, ``touched``
-    those that enter the block and its backward reads; by rank among the block's. ``late`` ones save what must
-    not wait for the backward: they are for blocks that run again in it.
+    ``unread`` are the skip values that the block makes and this option's backward does not read, ``read``
+    those that enter the block and its backward reads; by rank among the block's. ``rerun_only`` options save
+    what must not wait for the backward: they are for blocks that run again in it.
     """
 
     saved: int
     forward_peak: int
     backward_peak: int
     time: int
-    idle: frozenset[int] = frozenset()
-    touched: frozenset[int] = frozenset()
-    late: bool = False
+    unread: frozenset[int] = frozenset()
+    read: frozenset[int] = frozenset()
+    rerun_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SoloFigures:
     """A solo option: pb_o in bytes, time in nanoseconds (its whole forward part included).
 
-    ``touched`` are the far values entering the block that it reads, by rank.
+    ``read`` are the far values entering the block that it reads, by rank.
     """
 
     backward_peak: int
     time: int
-    touched: frozenset[int] = frozenset()
+    read: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class ChainProblem:
     released_bytes: tuple[int, ...] = ()
     tangent_bytes: int = 0
     always_bytes: int = 0
-    far: tuple[FarValue, ...] = ()
+    skip_values: tuple[SkipValue, ...] = ()
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -115,9 +114,9 @@ def chain_problem(
         )
     graph = chain.graph
     gradients = [_gradient_bytes(chain, block) for block in chain.blocks]
-    far = far_values(chain)
+    skips = skip_values(chain)
     figures = tuple(
-        _figures(BlockReads(chain, far, binding, i), options, gradients[i])
+        _figures(SkipReads(chain, skips, binding, i), options, gradients[i])
         for i, (binding, options) in enumerate(zip(bindings, option_sets, strict=True))
     )
     return ChainProblem(
@@ -129,11 +128,11 @@ def chain_problem(
         released_bytes=_released_bytes(chain),
         tangent_bytes=sum(value.bytes for value in graph.values if value.tangent),
         always_bytes=value_bytes(chain, chain.always) + _generator_bytes(chain),
-        far=far,
+        skip_values=skips,
     )
 
 
-def _figures(reads: BlockReads, options: OptionSet, gradient_bytes: int) -> BlockFigures:
+def _figures(reads: SkipReads, options: OptionSet, gradient_bytes: int) -> BlockFigures:
     return BlockFigures(
         tuple(
             OptionFigures(
@@ -141,13 +140,13 @@ def _figures(reads: BlockReads, options: OptionSet, gradient_bytes: int) -> Bloc
                 o.forward_peak,
                 o.backward_peak,
                 o.time,
-                reads.idle(o),
-                reads.touched(o),
-                reads.late(o),
+                reads.unread(o),
+                reads.read(o),
+                reads.rerun_only(o),
             )
             for o in options.options
         ),
-        tuple(SoloFigures(o.backward_peak, o.time, reads.touched(o)) for o in options.solo),
+        tuple(SoloFigures(o.backward_peak, o.time, reads.read(o)) for o in options.solo),
         reads.forward_time,
         gradient_bytes,
     )

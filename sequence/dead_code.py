@@ -5,7 +5,7 @@ from __future__ import annotations
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 
 
-class DeadRemover:
+class DeadCodeElimination:
     """Removes dead executions from schedules of one graph.
 
     What runs in the forward as part of the forward stays (outputs, mutations), and so does every

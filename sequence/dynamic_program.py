@@ -36,9 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridremat.sequence.chain_problem import ChainProblem
-from hybridremat.sequence.skip_liveness import NOTHING, Ending
-from hybridremat.sequence.states import SubChain, affordable_rows
-from hybridremat.sequence.transitions import Moves
+from hybridremat.sequence.skip_liveness import NO_SKIPS, SkipSet
+from hybridremat.sequence.states import SubChain, table_rows
+from hybridremat.sequence.transitions import Transitions
 
 MOST_SLOTS: Final = 6000
 """Slots per plain peak. Every block's sizes are rounded up, so long chains need fine slots: on chains of
@@ -56,7 +56,7 @@ Row = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ChainTable:
-    """Opt for all (s,t): ``rows[row_of[s,t,ending]][m]``, with m in slots of ``unit`` bytes.
+    """Opt for all (s,t): ``opt[row_of[s,t,ending]][m]``, with m in slots of ``unit`` bytes.
 
     ``ending`` are the far values whose life ends in (s,t): empty in most chains, one row for each set of them
     that can come up in the others (:mod:`hybridremat.sequence.skip_liveness`).
@@ -64,7 +64,7 @@ class ChainTable:
 
     problem: ChainProblem
     unit: int
-    rows: tuple[Row, ...]
+    opt: tuple[Row, ...]
     row_of: Mapping[SubChain, int]
 
     @property
@@ -72,9 +72,9 @@ class ChainTable:
         """Opt[0,L−1,·]: least time of the whole step by slots."""
         return self.row(0, len(self.problem) - 1)
 
-    def row(self, s: int, t: int, ending: Ending = NOTHING) -> Row:
+    def row(self, s: int, t: int, ending: SkipSet = NO_SKIPS) -> Row:
         """Opt[s,t,·]."""
-        return self.rows[self.row_of[s, t, ending]]
+        return self.opt[self.row_of[s, t, ending]]
 
     def breakpoints(self) -> tuple[int, ...]:
         """Slots at which the whole step becomes feasible or faster, ascending."""
@@ -108,14 +108,14 @@ def chain_table(
     row_of
         Those of another table of the same problem, if there is one.
     """
-    problem, number = affordable_rows(problem) if row_of is None else (problem, row_of)
+    problem, number = table_rows(problem) if row_of is None else (problem, row_of)
     if slots is None:
         distinct = len(set(number.values()))
         slots = max(LEAST_SLOTS, min(MOST_SLOTS, MOST_ENTRIES // distinct))
     unit = max(1, -(-memory // slots))
     # every block's sizes are rounded up, so the plain step needs up to one slot more for each
     count = -(-memory // unit) + len(problem) + 1
-    moves = Moves(problem, unit)
+    moves = Transitions(problem, unit)
     rows: dict[int, Row] = {}
     for sub_chain, row in number.items():
         if row not in rows:
@@ -124,7 +124,11 @@ def chain_table(
 
 
 def _row(
-    moves: Moves, rows: Mapping[int, Row], row_of: Mapping[SubChain, int], sub_chain: SubChain, count: int
+    moves: Transitions,
+    rows: Mapping[int, Row],
+    row_of: Mapping[SubChain, int],
+    sub_chain: SubChain,
+    count: int,
 ) -> Row:
     """Opt[s,t,·] from the rows of shorter sub-chains."""
     s, t, ending = sub_chain

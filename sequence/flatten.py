@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.segmentation.chain import Chain
-from hybridremat.sequence.block_reads import runs_once
-from hybridremat.sequence.dead_code import DeadRemover
+from hybridremat.sequence.block_figures import never_rerun
+from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
 
 
@@ -25,7 +25,7 @@ class Flattener:
         self._chain = chain
         self._bindings = bindings
         self._option_sets = option_sets
-        self._remove_dead = DeadRemover(chain.graph, chain.rebuilt)
+        self._remove_dead = DeadCodeElimination(chain.graph, chain.rebuilt)
         self._known: dict[tuple[Decision, bool], tuple[int, ...]] = {}
 
     def __call__(self, decisions: Sequence[Decision]) -> Schedule:
@@ -59,7 +59,7 @@ class Flattener:
     def _forward(self, block: int, chosen: Sequence[int], first: bool) -> tuple[int, ...]:
         """Forward ops of a block with the optional ops ``chosen`` (local indexes) among them."""
         chain, binding = self._chain, self._bindings[block]
-        ops = [op for op in chain.blocks[block].forward if first or not runs_once(chain, op)]
+        ops = [op for op in chain.blocks[block].forward if first or not never_rerun(chain, op)]
         extra = {binding.ops[local] for local in chosen}
         if first:
             extra |= self._early(block)

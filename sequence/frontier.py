@@ -13,15 +13,15 @@ from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
-from hybridremat.graph.memory import Replay, schedule_flops, schedule_time
+from hybridremat.graph.memory import MemorySimulator, schedule_flops, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.graph.segmentation.chain import Chain
-from hybridremat.sequence.backtrack import Rebuilder
+from hybridremat.sequence.backtrack import Backtracker
 from hybridremat.sequence.chain_problem import ChainProblem, chain_problem
 from hybridremat.sequence.decisions import Decision
 from hybridremat.sequence.dynamic_program import ChainTable, chain_table
 from hybridremat.sequence.flatten import Flattener
-from hybridremat.sequence.repair import Mender
+from hybridremat.sequence.repair import PinRepair
 
 MOST_POINTS: Final = 1000
 """Breakpoints of a table that are rebuilt and simulated. On T5, Llama and GPT-2 with dropout 1000 lose
@@ -73,24 +73,24 @@ def frontier(
         If there is not one binding and one option set for each block.
     """
     graph = chain.graph
-    replay = Replay(graph)
-    mend = Mender(graph, pins, chain.rebuilt)
+    replay = MemorySimulator(graph)
+    mend = PinRepair(graph, pins, chain.rebuilt)
     plain = schedule_point(graph, mend(plain_schedule(graph)), replay=replay)
     problem = chain_problem(chain, bindings, option_sets)
     flatten = Flattener(chain, bindings, option_sets)
     candidates: dict[tuple[Decision, ...], SchedulePoint] = {(): plain}
     most = max(100, min(MOST_POINTS, MOST_EXECUTIONS // (2 * len(graph.ops) + 1)))
-    for table in tables(problem, plain.peak):
-        rebuild = Rebuilder(table)
-        for slot in spread(table.breakpoints(), most):
+    for table in chain_tables(problem, plain.peak):
+        rebuild = Backtracker(table)
+        for slot in evenly_spaced(table.breakpoints(), most):
             decisions = rebuild(slot)
             if decisions not in candidates:
                 schedule = mend(flatten(decisions))
                 candidates[decisions] = schedule_point(graph, schedule, decisions, replay=replay)
-    return pareto(candidates.values())
+    return pareto_frontier(candidates.values())
 
 
-def tables(problem: ChainProblem, memory: int) -> tuple[ChainTable, ...]:
+def chain_tables(problem: ChainProblem, memory: int) -> tuple[ChainTable, ...]:
     """The finest table, and one with coarser slots; none for a chain without blocks.
 
     The finest is right about the recursion, yet a schedule that it counts as dominated may not be so
@@ -104,7 +104,7 @@ def tables(problem: ChainProblem, memory: int) -> tuple[ChainTable, ...]:
     return fine, chain_table(fine.problem, memory=memory, slots=slots, row_of=fine.row_of)
 
 
-def spread(slots: Sequence[int], most: int) -> tuple[int, ...]:
+def evenly_spaced(slots: Sequence[int], most: int) -> tuple[int, ...]:
     """At most ``most`` of the ascending ``slots``, evenly over memory, the first and the last included."""
     if len(slots) <= most:
         return tuple(slots)
@@ -116,10 +116,10 @@ def spread(slots: Sequence[int], most: int) -> tuple[int, ...]:
 
 def merge_frontiers(*frontiers: Sequence[SchedulePoint]) -> tuple[SchedulePoint, ...]:
     """The Pareto set of the points of several frontiers of one graph."""
-    return pareto(point for points in frontiers for point in points)
+    return pareto_frontier(point for points in frontiers for point in points)
 
 
-def pareto(points: Iterable[SchedulePoint]) -> tuple[SchedulePoint, ...]:
+def pareto_frontier(points: Iterable[SchedulePoint]) -> tuple[SchedulePoint, ...]:
     """Points that no other point equals or beats in both peak and time, sorted by peak."""
     kept: list[SchedulePoint] = []
     for point in sorted(points, key=lambda p: (p.peak, p.time, p.flops)):
@@ -133,11 +133,11 @@ def schedule_point(
     schedule: Schedule,
     decisions: tuple[Decision, ...] = (),
     *,
-    replay: Replay | None = None,
+    replay: MemorySimulator | None = None,
 ) -> SchedulePoint:
     """The exact figures of one schedule; ``replay`` is the graph's own, where many are made."""
     return SchedulePoint(
-        (replay or Replay(graph))(schedule).peak,
+        (replay or MemorySimulator(graph))(schedule).peak,
         schedule_time(graph, schedule),
         schedule_flops(graph, schedule),
         schedule,

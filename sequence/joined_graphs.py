@@ -33,14 +33,14 @@ class PartPoint:
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """A distinct graph of the step: its points, and the bytes of the gradients that its backward leaves."""
 
     points: tuple[PartPoint, ...]
     gradient_bytes: int
 
 
-def largest_part(parts: Sequence[Part]) -> Part:
+def largest_part(parts: Sequence[StepPart]) -> StepPart:
     """A part with one point, at least as large as each of ``parts`` in every figure."""
     points = [point for part in parts for point in part.points]
     most = PartPoint(
@@ -49,17 +49,17 @@ def largest_part(parts: Sequence[Part]) -> Part:
         max(point.saved for point in points),
         time=0,
     )
-    return Part((most,), max(part.gradient_bytes for part in parts))
+    return StepPart((most,), max(part.gradient_bytes for part in parts))
 
 
 @dataclass(frozen=True)
-class PartedStep:
+class MultiGraphStep:
     """The distinct graphs of a step and the order in which their forwards run.
 
     ``joined_bytes`` are needed once in the backward to add up gradients of what several parts use.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     order: tuple[int, ...]
     joined_bytes: int = 0
 
@@ -79,7 +79,7 @@ class PartedStep:
             before += point.saved
         return highest
 
-    def loosest(self) -> int:
+    def peak_bound(self) -> int:
         """Bytes that no choice of points can pass."""
         used = [self.parts[g] for g in self.order]
         peaks = [max(p.forward_peak, p.backward_peak) + p.saved for part in used for p in part.points]
@@ -87,7 +87,7 @@ class PartedStep:
 
 
 def choose_points(
-    step: PartedStep, *, limit: int | None = None, most_time: int | None = None
+    step: MultiGraphStep, *, limit: int | None = None, most_time: int | None = None
 ) -> tuple[int, ...] | None:
     """The point of each distinct graph: least time under a limit, else least memory within a time.
 
@@ -109,7 +109,7 @@ def choose_points(
     taken = [[model.new_bool_var("") for _ in part.points] for part in step.parts]
     for group in taken:
         model.add_exactly_one(group)
-    memory = model.new_int_var(0, step.loosest() if limit is None else max(0, limit), "memory")
+    memory = model.new_int_var(0, step.peak_bound() if limit is None else max(0, limit), "memory")
     _bound_memory(model, step, taken, memory)
     runs = Counter(step.order)
     time = sum(
@@ -127,7 +127,7 @@ def choose_points(
     return tuple(next(p for p, var in enumerate(group) if solver.value(var)) for group in taken)
 
 
-def _bound_memory(model: CpModel, step: PartedStep, taken: list[list[IntVar]], memory: IntVar) -> None:
+def _bound_memory(model: CpModel, step: MultiGraphStep, taken: list[list[IntVar]], memory: IntVar) -> None:
     """Hold every phase of every part under the variable ``memory``."""
     later = sum(step.parts[g].gradient_bytes for g in step.order)
     before: Counter[int] = Counter()

@@ -11,18 +11,18 @@ from collections.abc import Iterable
 
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.pins import Pins, obeys
-from hybridremat.sequence.dead_code import DeadRemover
+from hybridremat.sequence.dead_code import DeadCodeElimination
 
 
-class Mender:
-    """Mends schedules of one graph; ``rebuilt`` as in ``DeadRemover``."""
+class PinRepair:
+    """Mends schedules of one graph; ``rebuilt`` as in ``DeadCodeElimination``."""
 
     def __init__(self, graph: JointGraph, pins: Pins, rebuilt: frozenset[int] = frozenset()) -> None:
         self._graph, self._pins = graph, pins
-        self._remove_dead = DeadRemover(graph, rebuilt)
-        self._remade = pins.remade_values(graph)
-        self._once = pins.kept.union(op.id for op in graph.ops if not op.recomputable)
-        self._early = self._optional_sources(pins.kept)
+        self._remove_dead = DeadCodeElimination(graph, rebuilt)
+        self._remade = pins.recomputed_values(graph)
+        self._once = pins.must_save.union(op.id for op in graph.ops if not op.recomputable)
+        self._early = self._optional_sources(pins.must_save)
 
     def __call__(self, schedule: Schedule) -> Schedule:
         """The schedule itself if it obeys, else one that does: as close to it as may be."""

@@ -16,22 +16,22 @@ from functools import cache
 
 from hybridremat.sequence.chain_problem import ChainProblem
 
-Ending = int
-"""A set of far values: bit n stands for value n of ``ChainProblem.far``."""
+SkipSet = int
+"""A set of far values: bit n stands for value n of ``ChainProblem.skip_values``."""
 
-NOTHING: Ending = 0
+NO_SKIPS: SkipSet = 0
 
 
-class FarReaders:
+class SkipLiveness:
     """Who reads the far values of one chain, and when."""
 
     def __init__(self, problem: ChainProblem) -> None:
-        self._far = problem.far
+        self._far = problem.skip_values
         self._length = length = len(problem)
         self.any = bool(self._far)
         self._made: list[list[int]] = [[] for _ in range(length)]
         self._entering: list[list[int]] = [[] for _ in range(length)]
-        self._riding = [NOTHING] * (length + 1)
+        self._riding = [NO_SKIPS] * (length + 1)
         for n, far in enumerate(self._far):
             self._made[far.producer].append(n)
             for reader in far.readers:
@@ -49,19 +49,19 @@ class FarReaders:
         """Far values that a block reads and does not make."""
         return self._entering[block]
 
-    def within(self, s: int, t: int, values: Ending) -> Ending:
+    def within(self, s: int, t: int, values: SkipSet) -> SkipSet:
         """Those of ``values`` that (s,t) reads."""
-        return values & self._read(s)[t - s] if values and t >= s else NOTHING
+        return values & self._read(s)[t - s] if values and t >= s else NO_SKIPS
 
-    def unread(self, block: int, t: int, values: Ending) -> Ending:
+    def unread(self, block: int, t: int, values: SkipSet) -> SkipSet:
         """Those of ``values`` that no block from ``block`` to t reads."""
         return values & ~self.within(block, t, values)
 
-    def fresh(self, s: int, j: int) -> Ending:
+    def fresh(self, s: int, j: int) -> SkipSet:
         """Far values in boundary j that are not in boundary s."""
         return self._riding[j] & ~self._riding[s]
 
-    def signature(self, s: int, t: int, ending: Ending) -> tuple[object, ...]:
+    def signature(self, s: int, t: int, ending: SkipSet) -> tuple[object, ...]:
         """All of ``ending`` that a row of (s,t) depends on: bytes, and who reads each."""
         return tuple(sorted((self._far[n].bytes, self._readers(n, s, t)) for n in _members(ending)))
 
@@ -70,13 +70,13 @@ class FarReaders:
         made = self.made_in(block)
         return tuple((self._far[n].bytes, self._readers(n, block, self._length)) for n in made)
 
-    def _bytes(self, values: Ending) -> int:
+    def _bytes(self, values: SkipSet) -> int:
         """Bytes of some far values."""
         return sum(self._far[n].bytes for n in _members(values))
 
-    def _read_by(self, s: int) -> list[Ending]:
+    def _read_by(self, s: int) -> list[SkipSet]:
         """What (s,t) reads, for every t from s on."""
-        read, known = [], NOTHING
+        read, known = [], NO_SKIPS
         for t in range(s, self._length):
             known |= members_of(self._entering[t])
             read.append(known)
@@ -87,12 +87,12 @@ class FarReaders:
         return tuple((r - s, self._entering[r].index(n)) for r in self._far[n].readers if s <= r <= t)
 
 
-def members_of(numbers: Iterable[int]) -> Ending:
+def members_of(numbers: Iterable[int]) -> SkipSet:
     """The set of far values with these numbers."""
     return sum(1 << n for n in numbers)
 
 
-def _members(values: Ending) -> Iterator[int]:
+def _members(values: SkipSet) -> Iterator[int]:
     """The numbers of a set of far values."""
     while values:
         lowest = values & -values

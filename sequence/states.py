@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from hybridremat.sequence.chain_problem import ChainProblem
-from hybridremat.sequence.skip_liveness import NOTHING, Ending, FarReaders
-from hybridremat.sequence.transitions import Moves
+from hybridremat.sequence.skip_liveness import NO_SKIPS, SkipLiveness, SkipSet
+from hybridremat.sequence.transitions import Transitions
 
 MOST_ROWS: Final = 6000
 """Rows of a chain with far values (2–4 s); beyond, these are charged as if they were held to the end."""
@@ -16,27 +16,27 @@ MOST_ROWS: Final = 6000
 MOST_CHECKPOINTS: Final = 2_000_000
 """Checkpoints looked at to find those rows (some 2 s)."""
 
-SubChain = tuple[int, int, Ending]
+SubChain = tuple[int, int, SkipSet]
 """Blocks s…t and the far values whose life ends there."""
 
-States = dict[tuple[int, int], set[Ending]]
+States = dict[tuple[int, int], set[SkipSet]]
 
 
-def affordable_rows(problem: ChainProblem) -> tuple[ChainProblem, Mapping[SubChain, int]]:
+def table_rows(problem: ChainProblem) -> tuple[ChainProblem, Mapping[SubChain, int]]:
     """The chain and its rows; without far values if these would make too many."""
-    if problem.far:
-        states = _states(Moves(problem, unit=1), len(problem))
+    if problem.skip_values:
+        states = _states(Transitions(problem, unit=1), len(problem))
         rows = _row_numbers(problem, states) if states else {}
         if rows and max(rows.values()) < MOST_ROWS:
             return problem, rows
-        problem = replace(problem, far=())
-    return problem, _row_numbers(problem, _states(Moves(problem, unit=1), len(problem)) or {})
+        problem = replace(problem, skip_values=())
+    return problem, _row_numbers(problem, _states(Transitions(problem, unit=1), len(problem)) or {})
 
 
 def _row_numbers(problem: ChainProblem, states: States) -> dict[SubChain, int]:
     """A row for each sub-chain that can come up, shorter ones first; equal ones share it."""
     keys = _row_keys(problem)
-    far = FarReaders(problem)
+    far = SkipLiveness(problem)
     interned: dict[object, int] = {}
     return {
         (s, t, ending): interned.setdefault((keys[s][t], far.signature(s, t, ending)), len(interned))
@@ -46,14 +46,14 @@ def _row_numbers(problem: ChainProblem, states: States) -> dict[SubChain, int]:
     }
 
 
-def _states(moves: Moves, length: int) -> States | None:
+def _states(moves: Transitions, length: int) -> States | None:
     """The sets of far values that can end in each (s,t), from the whole chain inwards; None if too many."""
     states: States = {
-        (s, t): set() if moves.far.any else {NOTHING} for s in range(length) for t in range(s, length)
+        (s, t): set() if moves.far.any else {NO_SKIPS} for s in range(length) for t in range(s, length)
     }
     if not moves.far.any:
         return states
-    states[0, length - 1].add(NOTHING)
+    states[0, length - 1].add(NO_SKIPS)
     looked_at = 0
     for s in range(length):
         for t in reversed(range(s + 1, length)):
@@ -74,7 +74,7 @@ def _row_keys(problem: ChainProblem) -> list[list[int]]:
     length = len(problem)
     interned: dict[object, int] = {}
     classes: dict[object, int] = {}
-    far = FarReaders(problem)
+    far = SkipLiveness(problem)
     block_class = [
         classes.setdefault((block, problem.gradient_bytes[i + 1], far.pattern(i)), len(classes))
         for i, block in enumerate(problem.blocks)

@@ -1,20 +1,68 @@
 """What can be done at Opt[s,t,·], in slots: options of block s, and checkpoints after it.
 
 Sizes are rounded up to slots, so what fits here fits in bytes. Rows count bytes *above* what the
-blocks after t hold while (s,t) runs (see :func:`Moves.held`).
+blocks after t hold while (s,t) runs (see :func:`Transitions.held`).
 
 What is free when a skip value has died (:mod:`hybridremat.sequence.skip_liveness`) counts as less needed.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridremat.sequence.chain_problem import ChainProblem
-from hybridremat.sequence.skip_liveness import NOTHING, Ending, FarReaders, members_of
-from hybridremat.sequence.transition_arrays import Choices, Integers, Kind, Splits
+from hybridremat.sequence.skip_liveness import NO_SKIPS, SkipLiveness, SkipSet, members_of
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionTransitions:
+    """Options of one block, one entry each.
+
+    Option ``number`` needs ``least`` slots, leaves all but ``saved`` of them (below zero: more) to the blocks
+    after it, where the values ``rest`` end, and takes ``time`` nanoseconds, the block's forward included.
+    """
+
+    number: Integers
+    saved: Integers
+    least: Integers
+    time: Integers
+    rest: tuple[SkipSet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTransitions:
+    """Checkpoints of one sub-chain (s,t), one entry each.
+
+    A checkpoint at boundary ``at`` (j) needs ``least`` slots; (j,t) has ``carried`` slots less and the values
+    ``later`` end there; (s,j−1) has ``grown`` less (below zero: more), and ``earlier`` end; running s…j−1
+    takes ``time`` nanoseconds.
+    """
+
+    at: Integers
+    least: Integers
+    carried: Integers
+    grown: Integers
+    time: Integers
+    later: tuple[SkipSet, ...]
+    earlier: tuple[SkipSet, ...]
+
+
+class SkipUse(NamedTuple):
+    """What an option does with far values, by rank: leaves those it made alone, touches those that enter."""
+
+    unread: frozenset[int]
+    read: frozenset[int]
+
+    def covers(self, other: SkipUse) -> bool:
+        """Whether it lets go of as much as another."""
+        return self.unread >= other.unread and self.read <= other.read
+
 
 NEVER: Final = 1 << 40
 """More slots than there are."""
@@ -23,24 +71,24 @@ NEVER: Final = 1 << 40
 class _After(NamedTuple):
     """What ends in the rest, bytes that nobody needs there, bytes free in the block's backward."""
 
-    rest: Ending
+    rest: SkipSet
     dead: int
     spared: int
 
 
-class Moves:
+class Transitions:
     """The moves of one chain in slots of ``unit`` bytes."""
 
     def __init__(self, problem: ChainProblem, unit: int) -> None:
         length = len(problem)
         self.length, self.unit = length, unit
-        self.far = FarReaders(problem)
-        self._kinds = [_distinct([Kind(o.idle, o.touched) for o in b.options]) for b in problem.blocks]
-        self._solo_kinds = [_distinct([Kind(frozenset(), o.touched) for o in b.solo]) for b in problem.blocks]
+        self.far = SkipLiveness(problem)
+        self._kinds = [_distinct([SkipUse(o.unread, o.read) for o in b.options]) for b in problem.blocks]
+        self._solo_kinds = [_distinct([SkipUse(frozenset(), o.read) for o in b.solo]) for b in problem.blocks]
         self._options = [
             _columns(b.options, "saved", "forward_peak", "backward_peak", "time") for b in problem.blocks
         ]
-        self._late = [np.array([o.late for o in b.options], bool) for b in problem.blocks]
+        self._late = [np.array([o.rerun_only for o in b.options], bool) for b in problem.blocks]
         self._solo = [_columns(b.solo, "backward_peak", "time") for b in problem.blocks]
         self._forward_time = np.array([b.forward_time for b in problem.blocks], np.int64)
         self._boundary = np.array(problem.boundary_bytes, np.int64)
@@ -61,7 +109,7 @@ class Moves:
         released = self._released[first : last + 1]
         return self._gradient[t + 1] + (released if t == self.length - 1 else np.zeros_like(released))
 
-    def options(self, s: int, t: int, ending: Ending = NOTHING) -> Choices:
+    def options(self, s: int, t: int, ending: SkipSet = NO_SKIPS) -> OptionTransitions:
         """Ordinary options of block s within (s,t), without those that rounding to slots makes useless."""
         saved, forward_peak, backward_peak, time = self._options[s]
         kind, kinds = self._kinds[s]
@@ -78,9 +126,9 @@ class Moves:
         order = np.lexsort((np.arange(len(saved)), saved, least, time))
         useful = order[_undominated(least[order], saved[order], kind[order], kinds)]
         rest = tuple(after[k].rest for k in kind[useful].tolist())
-        return Choices(useful, saved[useful], least[useful], time[useful], rest)
+        return OptionTransitions(useful, saved[useful], least[useful], time[useful], rest)
 
-    def solos(self, s: int, ending: Ending = NOTHING) -> Choices:
+    def solos(self, s: int, ending: SkipSet = NO_SKIPS) -> OptionTransitions:
         """Solo options of block s when it is re-run; the last block is never re-run."""
         backward_peak, time = self._solo[s]
         kind, kinds = self._solo_kinds[s]
@@ -88,25 +136,25 @@ class Moves:
             backward_peak = time = kind = time[:0]
         spared = _of([self._after(s, s, ending, k).spared for k in kinds], kind)
         least = self._slots(self._backward_held[s] - self._held[s] + backward_peak - spared)
-        none = (NOTHING,) * len(time)
-        return Choices(np.arange(len(time)), np.zeros_like(time), np.maximum(least, 0), time, none)
+        none = (NO_SKIPS,) * len(time)
+        return OptionTransitions(np.arange(len(time)), np.zeros_like(time), np.maximum(least, 0), time, none)
 
-    def rests(self, s: int, t: int, ending: Ending) -> frozenset[Ending]:
+    def rests(self, s: int, t: int, ending: SkipSet) -> frozenset[SkipSet]:
         """What can end in (s+1,t) after an option of block s."""
         return frozenset(self._after(s, t, ending, kind).rest for kind in self._kinds[s][1])
 
-    def _after(self, s: int, t: int, ending: Ending, kind: Kind) -> _After:
+    def _after(self, s: int, t: int, ending: SkipSet, kind: SkipUse) -> _After:
         """What an option of this kind leaves to the blocks after s."""
         far = self.far
         if not far.any:
-            return _After(NOTHING, 0, 0)
+            return _After(NO_SKIPS, 0, 0)
         made, entering = far.made_in(s), far.entering(s)
-        spared = ending & ~members_of(entering[rank] for rank in kind.touched)
-        free = spared | members_of(made[rank] for rank in kind.idle)
+        spared = ending & ~members_of(entering[rank] for rank in kind.read)
+        free = spared | members_of(made[rank] for rank in kind.unread)
         rest = far.within(s + 1, t, free)
         return _After(rest, far.bytes(free & ~rest), far.bytes(spared))
 
-    def splits(self, s: int, t: int, ending: Ending = NOTHING) -> Splits:
+    def splits(self, s: int, t: int, ending: SkipSet = NO_SKIPS) -> CheckpointTransitions:
         """Every checkpoint j of (s,t), s < j ≤ t."""
         at = range(s + 1, t + 1)
         unread, ended, later, earlier = self._ends(s, t, ending)
@@ -116,23 +164,23 @@ class Moves:
         grown = self._slots(self._held[s:t] - self._held[t] - ended)
         least = np.maximum(self._slots(peak), np.maximum(carried, grown))
         time = np.cumsum(self._forward_time[s:t])
-        return Splits(np.array(at), least, carried, grown, time, later, earlier)
+        return CheckpointTransitions(np.array(at), least, carried, grown, time, later, earlier)
 
     def _ends(
-        self, s: int, t: int, ending: Ending
-    ) -> tuple[Integers, Integers, tuple[Ending, ...], tuple[Ending, ...]]:
+        self, s: int, t: int, ending: SkipSet
+    ) -> tuple[Integers, Integers, tuple[SkipSet, ...], tuple[SkipSet, ...]]:
         """For every checkpoint j: bytes at j not read, bytes free before j, ends in (j,t) and in (s,j−1)."""
         far = self.far
         if not far.any:
             none = np.zeros(t - s, np.int64)
-            return none, none, (NOTHING,) * (t - s), (NOTHING,) * (t - s)
+            return none, none, (NO_SKIPS,) * (t - s), (NO_SKIPS,) * (t - s)
         fresh = [(j, far.fresh(s, j)) for j in range(s + 1, t + 1)]
         unread = [far.bytes(far.unread(j, t, values)) for j, values in fresh]
         later, earlier = self.split_ends(s, t, ending)
         ended = [far.bytes(ending & ~values) for values in earlier]
         return np.array(unread, np.int64), np.array(ended, np.int64), later, earlier
 
-    def split_ends(self, s: int, t: int, ending: Ending) -> tuple[tuple[Ending, ...], tuple[Ending, ...]]:
+    def split_ends(self, s: int, t: int, ending: SkipSet) -> tuple[tuple[SkipSet, ...], tuple[SkipSet, ...]]:
         """For every checkpoint j what ends in (j,t) and in (s,j−1)."""
         far, places = self.far, range(s + 1, t + 1)
         earlier = tuple(far.within(s, j - 1, ending) for j in places)
@@ -147,9 +195,9 @@ def _columns(rows: tuple[object, ...], *names: str) -> list[Integers]:
     return [np.array([getattr(row, name) for row in rows], np.int64) for name in names]
 
 
-def _distinct(items: list[Kind]) -> tuple[Integers, tuple[Kind, ...]]:
+def _distinct(items: list[SkipUse]) -> tuple[Integers, tuple[SkipUse, ...]]:
     """The kind of every item, and the kinds."""
-    kinds: dict[Kind, int] = {}
+    kinds: dict[SkipUse, int] = {}
     kind = [kinds.setdefault(item, len(kinds)) for item in items]
     return np.array(kind, np.int64), tuple(kinds)
 
@@ -159,7 +207,7 @@ def _of(figures: list[int], kind: Integers) -> Integers:
     return np.array(figures, np.int64)[kind]
 
 
-def _undominated(least: Integers, saved: Integers, kind: Integers, kinds: tuple[Kind, ...]) -> Integers:
+def _undominated(least: Integers, saved: Integers, kind: Integers, kinds: tuple[SkipUse, ...]) -> Integers:
     """Indexes of entries that no earlier entry (earlier: not slower) equals or beats in both figures.
 
     One that lets go of less does not beat.

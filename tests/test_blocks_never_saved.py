@@ -9,11 +9,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridremat.blocks.lattice import Lattice
-from hybridremat.blocks.pareto import Effort, enumerate_options
+from hybridremat.blocks.pareto import block_structure, enumerate_options, reuse_options
 from hybridremat.blocks.scale import scale_block
-from hybridremat.blocks.shape_reuse import reuse_options, structure
 from hybridremat.blocks.simulate import simulate_option
-from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
+from hybridremat.blocks.types import BackwardStep, BlockProblem, Effort, ForwardOp, Option
 from support.brute_blocks import (
     FUSED,
     SOLVES,
@@ -41,7 +40,7 @@ def pinned_blocks(draw: st.DrawFn) -> BlockProblem:
 def in_time(problem: BlockProblem, options: tuple[Option, ...]) -> tuple[Option, ...]:
     """The options that read nothing barred as the forward left it; the others have to say so."""
     late = [bool(problem.never_saved & reads_from_the_forward(problem, option)) for option in options]
-    assert late == [problem.is_late(option) for option in options]
+    assert late == [problem.rerun_only(option) for option in options]
     return tuple(option for option, after in zip(options, late, strict=True) if not after)
 
 
@@ -126,6 +125,6 @@ def test_the_simulator_refuses_a_barred_value_that_crosses() -> None:
 
 def test_options_are_not_reused_where_other_values_are_barred() -> None:
     free, barred = chain_of_three(), chain_of_three(frozenset({1}))
-    assert structure(free) != structure(barred)
+    assert block_structure(free) != block_structure(barred)
     known = enumerate_options(barred, SWEEPS)
     assert reuse_options(barred, known) == replace(known, solves=0)

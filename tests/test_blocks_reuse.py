@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from hybridremat.blocks.pareto import enumerate_options
-from hybridremat.blocks.shape_reuse import reuse_options, structure
+from hybridremat.blocks.pareto import block_structure, enumerate_options, reuse_options
 from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
 from support.brute_blocks import SWEEPS, blocks
 from support.examples import examples
@@ -37,7 +36,7 @@ def assert_doubled(problem: BlockProblem) -> int:
     """No option is lost and all figures are doubled; the number of options that save something."""
     known = enumerate_options(problem, SWEEPS)
     larger = twice_the_block(problem)
-    assert structure(larger) == structure(problem)
+    assert block_structure(larger) == block_structure(problem)
     found = reuse_options(larger, known)
     assert sorted(found.options, key=repr) == sorted(map(twice_the_bytes, known.options), key=repr)
     assert sorted(found.solo, key=repr) == sorted(map(twice_the_bytes, known.solo), key=repr)

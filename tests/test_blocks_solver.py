@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hybridremat.blocks import pareto
 from hybridremat.blocks.lattice import Lattice
-from hybridremat.blocks.pareto import Effort, enumerate_options
+from hybridremat.blocks.pareto import enumerate_options
 from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.simulate import simulate_option
-from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp, Option
+from hybridremat.blocks.types import BackwardStep, BlockProblem, Effort, ForwardOp, Option
 from support.brute_blocks import FUSED, SOLVES, SWEEPS, blocks, brute_force, figures, frontier, least_times
 from support.examples import examples
 
@@ -42,7 +42,7 @@ def test_finds_every_option_that_leaves_far_outputs_alone(problem: BlockProblem,
     if not problem.outputs or not frontier(brute_force(problem, solo=False, copies=3)):
         return
     far = data.draw(st.frozensets(st.sampled_from(sorted(problem.outputs)), min_size=1))
-    found = enumerate_options(replace(problem, far=far), SWEEPS)
+    found = enumerate_options(replace(problem, skip_values=far), SWEEPS)
     for idle in (frozenset[int](), *(frozenset({d}) for d in far), far):
         options = tuple(o for o in found.options if o.idle >= idle)
         best = frontier(brute_force(problem, solo=False, copies=3, idle=idle))
@@ -92,7 +92,7 @@ def test_blocks_too_large_for_a_lattice_are_solved(effort: Effort, monkeypatch: 
     steps = tuple(BackwardStep((c,), 3, 0, 3) for c in reversed(range(4)))
     problem = BlockProblem((4, 9, 9, 5), ops, steps, frozenset({3}), 2)
     swept = enumerate_options(problem, SWEEPS)
-    monkeypatch.setattr(pareto, "explore", lambda *_, **__: pytest.fail("swept"))
+    monkeypatch.setattr(pareto, "explore_peak_limits", lambda *_, **__: pytest.fail("swept"))
     solved = enumerate_options(problem, replace(effort, resolution=0.0, tolerance=0.0, solves=400))
     assert solved.solves > 0
     assert frontier(figures(solved.options)) == frontier(figures(swept.options))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from ortools.sat.python import cp_model
 
-from hybridremat.blocks.pareto import Effort, enumerate_options
-from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
+from hybridremat.blocks.pareto import enumerate_options
+from hybridremat.blocks.types import BackwardStep, BlockProblem, Effort, ForwardOp
 from support.command_line import MODELS, QUICK, alive, children, started
 
 SLOW = """

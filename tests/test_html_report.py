@@ -10,9 +10,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.joint import plain_schedule, short_op
 from hybridremat.graph.memory import step_memory
-from hybridremat.graph.op_names import short_op
 from hybridremat.reports.block_rows import block_rows
 from hybridremat.units import format_bytes, format_time
 from support.browsers import chromium

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     ("errors",),
     ("files", "units", "version"),
-    ("graph",),  # joint, memory, pins, op_names, private_torch
+    ("graph",),  # joint, memory, pins, private_torch
     ("graph.segmentation", "graph.tracing"),
     ("graph.costs",),
     ("blocks", "compiler", "zoo"),

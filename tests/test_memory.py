@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
-from hybridremat.graph.memory import Replay, ScheduleError, schedule_flops, schedule_time, step_memory
+from hybridremat.graph.memory import (
+    MemorySimulator,
+    ScheduleError,
+    schedule_flops,
+    schedule_time,
+    step_memory,
+)
 from support.examples import examples
 from support.naive_memory import naive_profile
 from support.random_steps import random_step, small_graph
@@ -81,7 +87,7 @@ def test_time_and_flops_count_every_execution() -> None:
 @given(st.integers(0, 10**9))
 def test_replay_agrees_with_the_naive_one(seed: int) -> None:
     graph, schedule = random_step(seed)
-    memory = Replay(graph)(schedule)
+    memory = MemorySimulator(graph)(schedule)
     profile = naive_profile(graph, schedule)
     assert list(memory.profile) == profile
     assert memory.peak == max(profile) == profile[memory.peak_at]

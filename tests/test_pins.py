@@ -19,7 +19,7 @@ from hybridremat.planning.pipeline import plan_graph
 from hybridremat.plans.policy import Pinned
 from hybridremat.sequence.decisions import ForwardOption
 from hybridremat.sequence.flatten import Flattener
-from hybridremat.sequence.repair import Mender
+from hybridremat.sequence.repair import PinRepair
 from support.examples import examples
 from support.joint_graphs import joint_graphs
 from support.nets import Net, transformer
@@ -57,9 +57,9 @@ def remade_for_the_backward(graph: JointGraph, pins: Pins) -> set[int]:
     late = {op.id for op in graph.ops if op.phase is not Phase.FORWARD} & alive(graph)
     while True:
         read = {graph.values[v].producer for op in late for v in graph.ops[op].reads}
-        if not read & pins.remade - late:
-            return late & pins.remade
-        late |= read & pins.remade
+        if not read & pins.must_recompute - late:
+            return late & pins.must_recompute
+        late |= read & pins.must_recompute
 
 
 @examples(150)
@@ -68,16 +68,16 @@ def test_a_mended_plain_step_obeys_and_runs_nothing_in_vain(case):
     graph, pins = case
     plain = plain_schedule(graph)
     assert obeys(graph, plain, pins) == (not broken_promises(graph, plain, pins))
-    mended = Mender(graph, pins)(plain)
+    mended = PinRepair(graph, pins)(plain)
     step_memory(graph, mended)  # raises if a value is read before it is made
     assert broken_promises(graph, mended, pins) == []
     assert obeys(graph, mended, pins)
     assert alive(graph) <= set(mended.steps)
-    once = {op.id for op in graph.ops if not op.recomputable or op.phase is Phase.BACKWARD} | pins.kept
+    once = {op.id for op in graph.ops if not op.recomputable or op.phase is Phase.BACKWARD} | pins.must_save
     assert all(mended.steps.count(op) <= (1 if op in once else 2) for op in set(mended.steps))
     forward, backward = set(mended.steps[: mended.num_forward]), set(mended.steps[mended.num_forward :])
     if not any(graph.ops[op].phase is Phase.OPTIONAL for op in forward):
-        assert backward & pins.remade & alive(graph) == remade_for_the_backward(graph, pins)
+        assert backward & pins.must_recompute & alive(graph) == remade_for_the_backward(graph, pins)
 
 
 @examples(100)
@@ -87,7 +87,7 @@ def test_a_mended_step_that_runs_all_twice_obeys(case):
     plain = plain_schedule(graph)
     forward, rest = plain.steps[: plain.num_forward], plain.steps[plain.num_forward :]
     again = tuple(op for op in forward if graph.ops[op].recomputable)
-    mended = Mender(graph, pins)(Schedule((*forward, *again, *again, *rest), len(forward) + len(again)))
+    mended = PinRepair(graph, pins)(Schedule((*forward, *again, *again, *rest), len(forward) + len(again)))
     step_memory(graph, mended)
     assert broken_promises(graph, mended, pins) == []
 
@@ -98,8 +98,8 @@ def test_chains_know_the_pins(case, max_ops):
     graph, pins = case
     chain = segment(graph, max_ops=max_ops, pins=pins)
     validate_chain(chain)
-    assert {v for op in pins.kept for v in graph.ops[op].writes} <= chain.always
-    remade = {v for op in pins.remade for v in graph.ops[op].writes}
+    assert {v for op in pins.must_save for v in graph.ops[op].writes} <= chain.always
+    remade = {v for op in pins.must_recompute for v in graph.ops[op].writes}
     assert chain.remade == remade - chain.always - set().union(*chain.boundary)
 
 
@@ -125,7 +125,7 @@ def planned(graph: JointGraph, pins: Pins):
 def test_a_cheap_pin_costs_its_op_alone_and_keeps_the_frontier_below_plain():
     graph = transformer(4)
     bends = ops_of(graph, "bend")
-    free, points = planned(graph, Pins()), planned(graph, Pins(remade=bends))
+    free, points = planned(graph, Pins()), planned(graph, Pins(must_recompute=bends))
     extra = sum(graph.ops[op].time for op in bends)
     assert points[-1].point.time == free[-1].point.time + extra
     # It is recomputed without a word where memory is short, so the least memory is the same.
@@ -159,14 +159,14 @@ def test_what_may_not_wait_for_the_backward_is_saved_only_by_blocks_that_run_aga
         for decision in point.decisions:
             if isinstance(decision, ForwardOption):
                 option = plan.option_sets[decision.block].options[decision.option]
-                late += plan.bindings[decision.block].problem.is_late(option)
+                late += plan.bindings[decision.block].problem.rerun_only(option)
     assert late > 0
 
 
 def test_what_is_kept_is_made_once_at_the_least_memory_too():
     graph = transformer(4)
     wide = frozenset(op.id for op in graph.ops if op.target == "linear" and op.time == 400)
-    free, points = planned(graph, Pins()), planned(graph, Pins(kept=wide))
+    free, points = planned(graph, Pins()), planned(graph, Pins(must_save=wide))
     assert all(p.point.schedule.steps.count(op) == 1 for p in points for op in wide)
     assert any(free[0].point.schedule.steps.count(op) > 1 for op in wide)
     assert free[0].point.peak < points[0].point.peak < free[-1].point.peak
@@ -177,14 +177,14 @@ def test_no_cut_where_a_value_to_be_made_again_would_cross():
     for target in ("attention", "bend", "normalize"):
         remade = {v for op in ops_of(graph, target) for v in graph.ops[op].writes}
         for size in (3, 7, 12):
-            chain = segment(graph, max_ops=size, pins=Pins(remade=ops_of(graph, target)))
+            chain = segment(graph, max_ops=size, pins=Pins(must_recompute=ops_of(graph, target)))
             assert remade.isdisjoint(frozenset().union(*chain.boundary))
             assert chain.remade == remade
 
 
 def test_a_value_that_crosses_all_cuts_is_made_again_all_the_same():
     graph = transformer(3)
-    pins = Pins(remade=ops_of(graph, "add"))
+    pins = Pins(must_recompute=ops_of(graph, "add"))
     points = planned(graph, pins)
     assert len(points) > 3
     assert not any(broken_promises(graph, p.point.schedule, pins) for p in points)
@@ -200,7 +200,8 @@ def test_an_optional_op_is_kept_though_what_it_is_made_of_is_not():
     first = net.backward([tangent, near], 20)
     net.backward([first, far], 8, gradient=True)
     graph = net.joint()
-    pins = Pins(kept=frozenset({graph.values[near].producer}), remade=frozenset({graph.values[far].producer}))
+    saved, again = (frozenset({graph.values[value].producer}) for value in (near, far))
+    pins = Pins(must_save=saved, must_recompute=again)
     for point in planned(graph, pins):
         assert broken_promises(graph, point.point.schedule, pins) == []
         assert graph.values[near].producer in point.point.schedule.steps[: point.point.schedule.num_forward]

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 import hybridremat
-from hybridremat.blocks.pareto import enumerate_options
-from hybridremat.blocks.shape_reuse import structure
+from hybridremat.blocks.pareto import block_structure, enumerate_options
 from hybridremat.graph.costs.kernel_store import device_description
 from hybridremat.planning import pipeline
 from hybridremat.planning.plan_cache import PlanCache, plan_key
@@ -42,7 +41,7 @@ def solved(monkeypatch):
         def solve(self, problems, *_):
             calls.append(1)
             for problem in problems:
-                self._alike.setdefault(structure(problem), problem)
+                self._alike.setdefault(block_structure(problem), problem)
             solved_now = {problem: enumerate_options(problem, LITTLE) for problem in problems}
             self._known = solved_now  # for shapes that come later in the same session
             return solved_now

@@ -18,7 +18,7 @@ from hybridremat.plans.codec import plan_from_dict
 from hybridremat.plans.patterns import Pattern
 from hybridremat.plans.policy import require_matches, resolve_policy
 from hybridremat.reports.what_if import WhatIf
-from hybridremat.sequence.repair import Mender
+from hybridremat.sequence.repair import PinRepair
 from support.pin_oracle import broken_promises
 from support.training import Transformer, loss_in, small, train, train_plain
 from support.wrapping import HOW, assert_untouched, least_limit, state_of, wrap
@@ -63,8 +63,8 @@ def targets(graph: JointGraph, ops) -> list[str]:
 def test_a_policy_pins_forward_and_optional_ops_and_counts_their_values():
     graph = traced("transformer")
     pinned = resolve_policy(graph, {"blocks.*:gelu": "must_recompute", "blocks.1.first": "must_save"})
-    assert targets(graph, pinned.pins.remade) == ["aten.gelu.default"]
-    assert targets(graph, pinned.pins.kept) == ["aten.native_layer_norm.default"]
+    assert targets(graph, pinned.pins.must_recompute) == ["aten.gelu.default"]
+    assert targets(graph, pinned.pins.must_save) == ["aten.native_layer_norm.default"]
     assert [(r.pattern, r.action, r.values) for r in pinned.records] == [
         ("blocks.*:gelu", "must_recompute", 2),
         ("blocks.1.first", "must_save", 3),
@@ -77,9 +77,9 @@ def test_a_policy_pins_forward_and_optional_ops_and_counts_their_values():
 def test_values_that_the_backward_cannot_need_are_not_pinned():
     graph = traced("convnet")
     norms = resolve_policy(graph, {"norms*": "must_recompute"}).pins  # the counters are held outputs
-    assert targets(graph, norms.remade) == ["aten._native_batch_norm_legit_functional.default"]
+    assert targets(graph, norms.must_recompute) == ["aten._native_batch_norm_legit_functional.default"]
     everything = resolve_policy(graph, {"*": "must_recompute"}).pins
-    assert "aten.nll_loss_forward.default" in targets(graph, everything.remade)
+    assert "aten.nll_loss_forward.default" in targets(graph, everything.must_recompute)
 
 
 # What is refused, and that nothing has changed then
@@ -260,7 +260,7 @@ def test_what_another_option_would_do_is_told_under_the_policy():
     what_if = WhatIf(plan, plan.details)
     changes = [c for block in range(len(plan.blocks)) for _, _, c in what_if.options(block) if c is not None]
     graph, pins = plan.details.graph, resolve_policy(plan.details.graph, policy).pins
-    fastest = schedule_time(graph, Mender(graph, pins)(plain_schedule(graph)))  # of all that obey
+    fastest = schedule_time(graph, PinRepair(graph, pins)(plain_schedule(graph)))  # of all that obey
     time = schedule_time(graph, plan.schedule)
     assert changes and all(time + change.more_time >= fastest for change in changes)
 

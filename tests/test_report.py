@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.errors import InputError, PlanFormatError
-from hybridremat.graph.joint import Schedule
-from hybridremat.graph.op_names import short_op
+from hybridremat.graph.joint import Schedule, short_op
 from hybridremat.planning.plan import Plan
 from hybridremat.plans.codec import plan_from_dict, write_plan
 from hybridremat.plans.records import PlannedBlock, ValueRecord

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.segmentation.chain import Block, Chain
-from hybridremat.graph.segmentation.segment import block_sizes, segment
+from hybridremat.graph.segmentation.cuts import block_sizes
+from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.segmentation.validate import validate_chain
 from support.examples import examples
 from support.joint_graphs import joint_graphs

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat.graph.segmentation.skip_values import MOST_FAR, FarValue, far_values
+from hybridremat.graph.segmentation.skip_values import MOST_SKIP_VALUES, SkipValue, skip_values
 from hybridremat.sequence import states as rows
-from hybridremat.sequence.backtrack import Rebuilder
+from hybridremat.sequence.backtrack import Backtracker
 from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures
 from hybridremat.sequence.decisions import ForwardOption
 from hybridremat.sequence.dynamic_program import chain_table
@@ -25,7 +25,7 @@ NONE: frozenset[int] = frozenset()
 def test_far_values_are_those_that_some_block_rides_over_or_reads_in_its_forward_alone(seed: int) -> None:
     chain = training_chain(seed)
     ops = chain.graph.ops
-    found = far_values(chain)
+    found = skip_values(chain)
     for far in found:
         inside = [i for i, boundary in enumerate(chain.boundary) if far.value in boundary]
         blocks = [chain.blocks[i] for i in inside]
@@ -40,7 +40,7 @@ def test_far_values_are_those_that_some_block_rides_over_or_reads_in_its_forward
         assert any(far.value not in reads for reads in backward)
         assert far.bytes == chain.graph.values[far.value].bytes
     for boundary in chain.boundary:
-        assert sum(far.value in boundary for far in found) <= MOST_FAR
+        assert sum(far.value in boundary for far in found) <= MOST_SKIP_VALUES
 
 
 def skipping_chain(*, idle: bool) -> ChainProblem:
@@ -57,7 +57,7 @@ def skipping_chain(*, idle: bool) -> ChainProblem:
         gradient_bytes=(0, 0, 0, 0),
         later_gradients=(0, 0, 0),
         plain_peak=((10, 10, 10), (0, 0, 0), (0, 0, 0)),
-        far=(FarValue(0, 10, 0, (2,)),),
+        skip_values=(SkipValue(0, 10, 0, (2,)),),
     )
 
 
@@ -69,9 +69,9 @@ def test_a_skip_that_nobody_needs_any_more_makes_room_for_the_blocks_between() -
     # 3 ns to make the skip again; else block 0 runs again (5 ns); else nobody lets go of it
     assert breakpoints(skipping_chain(idle=True)) == [(20, 18), (30, 15)]
     assert breakpoints(skipping_chain(idle=False)) == [(20, 20), (30, 15)]
-    assert breakpoints(replace(skipping_chain(idle=True), far=())) == [(30, 15)]
+    assert breakpoints(replace(skipping_chain(idle=True), skip_values=())) == [(30, 15)]
     table = chain_table(skipping_chain(idle=True), memory=40, slots=40)
-    assert Rebuilder(table)(20)[0] == ForwardOption(0, 1)
+    assert Backtracker(table)(20)[0] == ForwardOption(0, 1)
 
 
 @pytest.mark.parametrize("cap", ["MOST_ROWS", "MOST_CHECKPOINTS"])
@@ -79,8 +79,8 @@ def test_a_chain_of_too_many_rows_does_without_far_values(cap: str, monkeypatch:
     problem = skipping_chain(idle=True)
     monkeypatch.setattr(rows, cap, 1)
     table = chain_table(problem, memory=40, slots=40)
-    assert table.problem == replace(problem, far=())
-    assert (table.top == chain_table(replace(problem, far=()), memory=40, slots=40).top).all()
+    assert table.problem == replace(problem, skip_values=())
+    assert (table.top == chain_table(replace(problem, skip_values=()), memory=40, slots=40).top).all()
 
 
 @examples(40)
@@ -91,10 +91,10 @@ def test_equal_sub_chains_share_rows_with_far_values(
     made = frozenset({0}) if idle else NONE
     option = OptionFigures(size + 2, size + 4, size + 5, 1, made, frozenset({0}) if touched else NONE)
     keep, drop = replace(option, saved=size + 6, time=0), replace(option, saved=size, time=4)
-    inner = BlockFigures((keep, option, drop), (SoloFigures(size + 5, 6, option.touched),), 5, 1)
+    inner = BlockFigures((keep, option, drop), (SoloFigures(size + 5, 6, option.read),), 5, 1)
     ends = [
-        tuple(replace(o, touched=NONE) for o in inner.options),
-        tuple(replace(o, idle=NONE) for o in inner.options),
+        tuple(replace(o, read=NONE) for o in inner.options),
+        tuple(replace(o, unread=NONE) for o in inner.options),
     ]
     first, last = (
         replace(inner, options=ends[0], solo=(SoloFigures(size + 5, 6),)),
@@ -106,7 +106,7 @@ def test_equal_sub_chains_share_rows_with_far_values(
         gradient_bytes=(0, *(1,) * (count - 1), 0),
         later_gradients=tuple(count - 1 - t for t in range(count)),
         plain_peak=tuple(tuple(size + 3 + size * (k > s) for k in range(count)) for s in range(count)),
-        far=tuple(FarValue(i, size, i, (i + 1,)) for i in range(count - 1)),
+        skip_values=tuple(SkipValue(i, size, i, (i + 1,)) for i in range(count - 1)),
     )
     shared = chain_table(problem, memory=60, slots=60)
     with pytest.MonkeyPatch.context() as patch:

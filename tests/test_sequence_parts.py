@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat.sequence.joined_graphs import Part, PartedStep, PartPoint, choose_points
+from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
 from support.examples import examples
 
 BYTES = st.integers(0, 12)
@@ -16,11 +16,11 @@ BYTES = st.integers(0, 12)
 @st.composite
 def steps(draw):
     point = st.builds(PartPoint, BYTES, BYTES, BYTES, st.integers(0, 9))
-    part = st.builds(Part, st.lists(point, min_size=1, max_size=4).map(tuple), BYTES)
+    part = st.builds(StepPart, st.lists(point, min_size=1, max_size=4).map(tuple), BYTES)
     parts = draw(st.lists(part, min_size=1, max_size=3))
     rest = draw(st.lists(st.integers(0, len(parts) - 1), max_size=3))
     order = draw(st.permutations([*range(len(parts)), *rest]))
-    return PartedStep(tuple(parts), tuple(order), draw(st.integers(0, 3)))
+    return MultiGraphStep(tuple(parts), tuple(order), draw(st.integers(0, 3)))
 
 
 def replayed_peak(step, chosen):

@@ -16,13 +16,19 @@ from hybridremat.blocks.types import BlockBinding, BlockProblem, Option, OptionS
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
 from hybridremat.graph.memory import schedule_time, step_memory
 from hybridremat.graph.segmentation.chain import Block, Chain
-from hybridremat.sequence.backtrack import Rebuilder
+from hybridremat.sequence.backtrack import Backtracker
 from hybridremat.sequence.baselines import per_block_checkpoint
 from hybridremat.sequence.chain_problem import chain_problem
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, block_decisions
 from hybridremat.sequence.dynamic_program import chain_table
 from hybridremat.sequence.flatten import Flattener
-from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point, spread
+from hybridremat.sequence.frontier import (
+    SchedulePoint,
+    evenly_spaced,
+    frontier,
+    merge_frontiers,
+    schedule_point,
+)
 from support.examples import examples
 from support.random_chains import training_chain
 
@@ -129,7 +135,7 @@ def test_rebuilt_schedules_run_and_keep_to_the_table(seed: int) -> None:
     graph, problem = chain.graph, chain_problem(chain, bindings, options)
     plain = step_memory(graph, plain_schedule(graph)).peak
     table = chain_table(problem, memory=2 * plain, slots=2 * plain)
-    rebuild, flatten = Rebuilder(table), Flattener(chain, bindings, options)
+    rebuild, flatten = Backtracker(table), Flattener(chain, bindings, options)
     constant = unplanned_time(chain)
     assert table.breakpoints()
     for slot in table.breakpoints():
@@ -203,7 +209,7 @@ def test_one_binding_and_option_set_for_each_block() -> None:
 
 @given(st.lists(st.integers(0, 500), min_size=1, unique=True).map(sorted), st.integers(2, 40))
 def test_spread_keeps_the_ends_and_the_speed_for_a_little_more_memory(slots: list[int], most: int) -> None:
-    kept = spread(slots, most)
+    kept = evenly_spaced(slots, most)
     assert len(kept) <= most and set(kept) <= set(slots)
     assert kept[0] == slots[0] and kept[-1] == slots[-1]
     width = (slots[-1] - slots[0]) / (most - 1)

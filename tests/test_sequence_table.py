@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat.graph.segmentation.skip_values import FarValue
+from hybridremat.graph.segmentation.skip_values import SkipValue
 from hybridremat.sequence import states as rows
-from hybridremat.sequence.backtrack import InfeasibleSlotError, Rebuilder
+from hybridremat.sequence.backtrack import Backtracker, InfeasibleSlotError
 from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, Solo, block_decisions
 from hybridremat.sequence.dynamic_program import ChainTable, chain_table
@@ -39,10 +39,10 @@ class TinyChain:
         """Values of other blocks that a block reads; an option names those that it touches by place."""
         return [n for n in self.size if block in self.readers[n]]
 
-    def far(self) -> tuple[FarValue, ...]:
+    def far(self) -> tuple[SkipValue, ...]:
         producer = {n: i for i in range(len(self.blocks)) for n in self.made(i)}
         return tuple(
-            FarValue(number, size, producer[n], tuple(self.readers[n]))
+            SkipValue(number, size, producer[n], tuple(self.readers[n]))
             for number, (n, size) in enumerate(self.size.items())
         )
 
@@ -69,7 +69,7 @@ class TinyChain:
             ),
             released_bytes=tuple(sum(self.released[:k]) for k in range(count)),
             tangent_bytes=self.tangent,
-            far=self.far() if far else (),
+            skip_values=self.far() if far else (),
         )
 
 
@@ -159,8 +159,8 @@ class Walk:
             return False
         block, number = chain.blocks[k], int(action[2])
         if kind == "B" and name in chain.made(k):
-            return chain.made(k).index(name) not in block.options[number].idle
-        touched = block.options[number].touched if kind == "B" else block.solo[number].touched
+            return chain.made(k).index(name) not in block.options[number].unread
+        touched = block.options[number].read if kind == "B" else block.solo[number].read
         return name in chain.entering(k) and chain.entering(k).index(name) in touched
 
     def wanted(self, names: set[str]) -> set[str]:
@@ -265,7 +265,7 @@ def test_rebuilt_decisions_cost_what_the_table_says(chain: TinyChain) -> None:
         key = decided(actions)
         best[key] = min(best.get(key, (10**9, 0)), walk(chain, actions))
     table = fine_table(chain.problem(), max(peak for peak, _ in best.values()) + 1)
-    rebuild = Rebuilder(table)
+    rebuild = Backtracker(table)
     for slot in table.breakpoints():
         decisions = rebuild(slot)
         peak, time = best[decisions]
@@ -304,7 +304,7 @@ def test_equal_sub_chains_share_rows_and_change_nothing(chain: TinyChain, count:
             rows, "_row_keys", lambda p: [[s * len(p) + t for t in range(len(p))] for s in range(len(p))]
         )
         apart = chain_table(problem, memory=60, slots=17)
-    assert len(shared.rows) <= 3 * count < len(apart.rows) + 3 * count
+    assert len(shared.opt) <= 3 * count < len(apart.opt) + 3 * count
     for s in range(count):
         for t in range(s, count):
             assert (shared.row(s, t) == apart.row(s, t)).all()
@@ -323,7 +323,7 @@ def long_chain(count: int) -> ChainProblem:
 
 def test_a_chain_longer_than_half_the_stack_is_rebuilt() -> None:
     table = chain_table(long_chain(300), memory=3100, slots=400)
-    decisions = Rebuilder(table)(table.breakpoints()[0])
+    decisions = Backtracker(table)(table.breakpoints()[0])
     assert len(block_decisions(decisions)) == 300
     assert max(d.forward_runs for d in block_decisions(decisions)) > 1
 
@@ -331,4 +331,4 @@ def test_a_chain_longer_than_half_the_stack_is_rebuilt() -> None:
 def test_nothing_fits_in_no_memory() -> None:
     table = chain_table(long_chain(3), memory=40)
     with pytest.raises(InfeasibleSlotError, match="no schedule of this chain fits in 0 bytes"):
-        Rebuilder(table)(0)
+        Backtracker(table)(0)

@@ -16,7 +16,7 @@ from torch import fx
 from hybridremat.graph.private_torch import _neg_view
 from hybridremat.graph.tracing.flops import group_ends, grouped_rows
 from hybridremat.graph.tracing.fx_nodes import has_effects, tensors
-from hybridremat.graph.tracing.signature import meant_by, signature
+from hybridremat.graph.tracing.signature import fake_value, kernel_signature
 from hybridremat.graph.tracing.trace import TracedStep
 
 
@@ -58,7 +58,7 @@ def distinct_kernels(step: TracedStep) -> Kernels:
     step alone, never to be measured.
     """
     keys = tuple(
-        "" if op.mutates or has_effects(node) else signature(node)
+        "" if op.mutates or has_effects(node) else kernel_signature(node)
         for op, node in zip(step.graph.ops, step.op_nodes, strict=True)
     )
     nodes: dict[str, fx.Node] = {}
@@ -75,7 +75,7 @@ def prepared(node: fx.Node) -> partial[object]:
     ends = group_ends(node)
 
     def made(source: fx.Node) -> Any:
-        real = _real(meant_by(source))
+        real = _real(fake_value(source))
         return real.fill_(grouped_rows(node)) if source is ends else real
 
     args: Any = fx.map_arg(node.args, made)

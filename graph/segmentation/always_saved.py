@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from hybridremat.graph.joint import JointGraph, Op, Phase
 from hybridremat.graph.pins import NO_PINS, Pins
 
-PINNED_SHARE = 0.0007
+TINY_SHARE = 0.0007
 """A value of at most this share of the plain peak is always saved…"""
 
-PINNED_TOTAL_SHARE = 0.015
+TINY_TOTAL_SHARE = 0.015
 """…as long as all of them together stay below this share: in a net of 1,000 layers every value is tiny."""
 
 GLOBAL_SHARE = 0.02
@@ -40,7 +40,7 @@ GLOBAL_SPAN = 1 / 3
 
 
 @dataclass(frozen=True)
-class Kept:
+class AlwaysSaved:
     """Values that are always kept, optional ops that run in the forward for it, and ops rebuilt per block."""
 
     values: frozenset[int]
@@ -48,9 +48,9 @@ class Kept:
     rebuilt: frozenset[int] = frozenset()
 
 
-def kept_values(
+def always_saved_values(
     graph: JointGraph, plain_peak: int, *, rebuild_globals: bool = True, pins: Pins = NO_PINS
-) -> Kept:
+) -> AlwaysSaved:
     """Find the values that every plan keeps.
 
     Parameters
@@ -66,11 +66,11 @@ def kept_values(
     tiny = _tiny_bytes(graph, plain_peak)
     optional = _forward_optional(graph, tiny, readers, pins)
     kept = {value for value in graph.held_outputs if graph.values[value].producer is not None}
-    kept |= pins.kept_values(graph)
+    kept |= pins.saved_values(graph)
     for op in graph.ops:
         if op.phase is Phase.BACKWARD:
             continue
-        if op.id not in pins.remade and (op.phase is Phase.FORWARD or op.id in optional):
+        if op.id not in pins.must_recompute and (op.phase is Phase.FORWARD or op.id in optional):
             kept.update(value for value in op.writes if graph.values[value].bytes <= tiny)
         if op.id in optional:
             kept.update(op.writes)
@@ -79,7 +79,7 @@ def kept_values(
         if op.phase is Phase.FORWARD:
             kept.update(graph.gradients.intersection(op.writes))
     rebuilt = set()
-    remade = pins.remade_values(graph)
+    remade = pins.recomputed_values(graph)
     for value in sorted(_global_values(graph, plain_peak, readers, kept)):
         producer = graph.producer(value)
         assert producer is not None
@@ -89,7 +89,7 @@ def kept_values(
             kept.update(read for read in producer.reads if graph.values[read].producer is not None)
         elif value not in remade:
             kept.add(value)
-    return Kept(frozenset(kept), frozenset(optional), frozenset(rebuilt))
+    return AlwaysSaved(frozenset(kept), frozenset(optional), frozenset(rebuilt))
 
 
 def _worth_rebuilding(graph: JointGraph, op: Op, kept: set[int]) -> bool:
@@ -108,12 +108,12 @@ def _tiny_bytes(graph: JointGraph, plain_peak: int) -> int:
     sizes = Counter(
         value.bytes
         for value, op in zip(graph.values, made, strict=True)
-        if op is not None and op.phase is not Phase.BACKWARD and value.bytes <= PINNED_SHARE * plain_peak
+        if op is not None and op.phase is not Phase.BACKWARD and value.bytes <= TINY_SHARE * plain_peak
     )
     total, largest = 0, 0
     for size in sorted(sizes):
         total += size * sizes[size]
-        if total > PINNED_TOTAL_SHARE * plain_peak:
+        if total > TINY_TOTAL_SHARE * plain_peak:
             break
         largest = size
     return largest
@@ -123,9 +123,9 @@ def _forward_optional(
     graph: JointGraph, tiny: int, readers: tuple[tuple[int, ...], ...], pins: Pins
 ) -> set[int]:
     """Optional ops that run once, in the forward: kept, tiny, not to run twice, or read by one of these."""
-    chosen = {op for op in pins.kept if graph.ops[op].phase is Phase.OPTIONAL}
+    chosen = {op for op in pins.must_save if graph.ops[op].phase is Phase.OPTIONAL}
     for op in graph.ops:
-        if op.phase is not Phase.OPTIONAL or op.id in pins.remade:
+        if op.phase is not Phase.OPTIONAL or op.id in pins.must_recompute:
             continue
         if _is_tiny(graph, op, tiny) and _forward_reads(graph, op, chosen):
             chosen.add(op.id)

@@ -1,6 +1,12 @@
-"""Which block each backward op runs in: successive minimum cuts in bytes.
+"""Which block each backward op runs in: where it may run, then successive minimum cuts in bytes.
 
-Ops with freedom (the add that accumulates a residual's gradient, the matrix product that makes a wide
+A forward value is available from the block that makes it to the block of its last forward reader. Blocks
+run in reverse order in the backward, so an op cannot sit in a later block than the ops that it reads
+gradients from. Where a backward op needs values that no block sees together, or must run before a reader
+that sits in a late block, the availability of the earlier values is extended to the block that needs them,
+as if a forward op read them there.
+
+Ops with a choice left (the add that accumulates a residual's gradient, the matrix product that makes a wide
 gradient) are placed so that few bytes of gradients are handed from block to block. From the last block to
 the first, one minimum cut decides what runs in that block ("early") and what runs below it ("late"). Only
 ops that may do either are nodes of the cut, so each is a graph of a few dozen nodes however large the model.
@@ -8,14 +14,88 @@ ops that may do either are nodes of the cut, so each is a graph of a few dozen n
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
 from hybridremat.graph.joint import JointGraph
-from hybridremat.graph.segmentation.availability import Freedom
+
+
+@dataclass(frozen=True)
+class OpRoles:
+    """The part that every op plays, each tuple in topological order.
+
+    ``line`` ops run in the forward of a block; ``optional`` ops are rebuilt in each block whose backward
+    reads them; ``backward`` ops run once, in the backward of one block.
+    """
+
+    line: tuple[int, ...]
+    optional: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Availability:
+    """First and last block in which each forward value can be read; −1 for values off the line."""
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BlockRanges:
+    """Lowest and highest block that each optional and backward op may run in; −1 for the others."""
+
+    lowest: tuple[int, ...]
+    highest: tuple[int, ...]
+
+
+def extend_availability(
+    graph: JointGraph, roles: OpRoles, available: Availability, num_blocks: int
+) -> tuple[Availability, BlockRanges]:
+    """Extend availability until every op has a block; return it with the blocks that each op may use."""
+    lowest = _lowest_blocks(graph, roles, available)
+    last = list(available.last)
+    rest = sorted(roles.optional + roles.backward)
+    for op in rest:
+        for value in _line_reads(graph, op, available):
+            last[value] = max(last[value], lowest[op])
+    highest = [-1] * len(graph.ops)
+    for op in rest:
+        bounds = [last[value] for value in _line_reads(graph, op, available)]
+        bounds += [highest[made] for made in _other_producers(graph, op, available)]
+        highest[op] = min(bounds, default=num_blocks - 1)
+    return Availability(available.first, tuple(last)), BlockRanges(tuple(lowest), tuple(highest))
+
+
+def _lowest_blocks(graph: JointGraph, roles: OpRoles, available: Availability) -> list[int]:
+    """Least block of each op: where all that it is made of exists, and no earlier than any of its readers."""
+    optional = frozenset(roles.optional)
+    lowest = [-1] * len(graph.ops)
+    rest = sorted(roles.optional + roles.backward)
+    for op in rest:
+        bounds = [available.first[value] for value in _line_reads(graph, op, available)]
+        bounds += [lowest[made] for made in _other_producers(graph, op, available) if made in optional]
+        lowest[op] = max(bounds, default=0)
+    for op in reversed(rest):
+        for made in _other_producers(graph, op, available):
+            lowest[made] = max(lowest[made], lowest[op])
+    return lowest
+
+
+def _line_reads(graph: JointGraph, op: int, available: Availability) -> Iterator[int]:
+    return (value for value in graph.ops[op].reads if available.first[value] >= 0)
+
+
+def _other_producers(graph: JointGraph, op: int, available: Availability) -> Iterator[int]:
+    """Optional and backward ops that make what ``op`` reads."""
+    for value in graph.ops[op].reads:
+        producer = graph.values[value].producer
+        if producer is not None and available.first[value] < 0:
+            yield producer
+
 
 EARLY_GRADIENT_SHARE = 50
 """A parameter gradient made early costs its bytes divided by this: it lives to the end of the step."""
@@ -28,13 +108,13 @@ class _Placement:
     """State of the successive cuts: ``block`` maps the ops placed so far."""
 
     graph: JointGraph
-    freedom: Freedom
+    freedom: BlockRanges
     readers: dict[int, list[int]]
     block: dict[int, int] = field(default_factory=dict)
 
 
 def place_backward(
-    graph: JointGraph, backward: tuple[int, ...], freedom: Freedom, num_blocks: int
+    graph: JointGraph, backward: tuple[int, ...], freedom: BlockRanges, num_blocks: int
 ) -> dict[int, int]:
     """Block of every op in ``backward``, within ``freedom``.
 

@@ -15,18 +15,23 @@ Prices do not depend on the position, so repeated layers are cut alike wherever 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 import numpy as np
 
-from hybridremat.graph.joint import JointGraph, Phase
+from hybridremat.graph.joint import JointGraph, Phase, plain_schedule
+from hybridremat.graph.memory import step_memory
+from hybridremat.graph.pins import NO_PINS, Pins
+from hybridremat.graph.segmentation.always_saved import always_saved_values
 from hybridremat.graph.segmentation.forward_order import (
-    ForwardLine,
-    Groups,
+    ForwardOrder,
+    OpGroups,
     alive_after,
-    groups_of,
-    rebuilt_reads,
+    forward_order,
+    op_groups,
+    rebuilt_producers,
 )
-from hybridremat.graph.segmentation.repeated_layers import Stretch, group_kinds, repeated_stretches
+from hybridremat.graph.segmentation.repeated_layers import Repetition, find_repetitions, group_kinds
 
 BYTES_WEIGHT = 4.0
 """Price of a boundary of mean bytes."""
@@ -59,7 +64,7 @@ TOLERANCE = 1e-9
 
 
 def end_prices(
-    graph: JointGraph, line: ForwardLine, groups: Groups, remade: frozenset[int] = frozenset()
+    graph: JointGraph, line: ForwardOrder, groups: OpGroups, remade: frozenset[int] = frozenset()
 ) -> list[float]:
     """Price of a cut before every group; the ends of the line cost nothing."""
     sizes = np.array([value.bytes for value in graph.values], dtype=np.int64)
@@ -78,7 +83,7 @@ def end_prices(
     return [0.0, *price.tolist(), 0.0]
 
 
-def block_prices(graph: JointGraph, line: ForwardLine, groups: Groups, max_ops: int) -> list[list[float]]:
+def block_prices(graph: JointGraph, line: ForwardOrder, groups: OpGroups, max_ops: int) -> list[list[float]]:
     """``prices[q][n-1]``: price of the block of the n groups before the cut at group q, its end excluded."""
     backward_reads = _backward_reads(graph)
     total = max(1, sum(graph.ops[op].time for op in line.ops))
@@ -92,7 +97,7 @@ def block_prices(graph: JointGraph, line: ForwardLine, groups: Groups, max_ops: 
             first, stop = groups.start[end - size], groups.start[end - size + 1]
             for position in range(stop - 1, first - 1, -1):
                 op = graph.ops[line.ops[position]]
-                copies.update(rebuilt_reads(graph, line, op))
+                copies.update(rebuilt_producers(graph, line, op))
                 if _must_run_again(op.writes, needed, backward_reads, line, groups.start[end]):
                     again += op.time
                     needed.update(value for value in op.reads if line.born[value] >= 0)
@@ -110,7 +115,7 @@ def _backward_reads(graph: JointGraph) -> frozenset[int]:
 
 
 def _must_run_again(
-    writes: tuple[int, ...], needed: set[int], backward_reads: frozenset[int], line: ForwardLine, end: int
+    writes: tuple[int, ...], needed: set[int], backward_reads: frozenset[int], line: ForwardOrder, end: int
 ) -> bool:
     """Whether an op of a block that ends before position ``end`` makes a value that must be rebuilt."""
     return any(
@@ -144,19 +149,19 @@ def cheapest_cuts(
 
 
 def choose_cuts(
-    graph: JointGraph, line: ForwardLine, max_ops: int, remade: frozenset[int] = frozenset()
+    graph: JointGraph, line: ForwardOrder, max_ops: int, remade: frozenset[int] = frozenset()
 ) -> tuple[int, ...]:
     """Positions where blocks end (exclusive), the last one being the length of the line.
 
     Cuts that a value in ``remade`` crosses are avoided.
     """
-    groups = groups_of(line)
+    groups = op_groups(line)
     kinds = group_kinds(graph, line.ops, groups)
     ends = end_prices(graph, line, groups, remade)
     prices = block_prices(graph, line, groups, max_ops)
     forced: frozenset[int] = frozenset()
     best_price, best = _priced(prices, ends, kinds, forced)
-    for stretch in repeated_stretches(kinds):
+    for stretch in find_repetitions(kinds):
         found = forced
         for candidate in _periodic_cuts(stretch, ends, max_ops):
             price, cuts = _priced(prices, ends, kinds, forced | candidate)
@@ -175,7 +180,7 @@ def _priced(
     return price + KIND_WEIGHT * len(distinct), cuts
 
 
-def _periodic_cuts(stretch: Stretch, ends: list[float], max_ops: int) -> Iterator[frozenset[int]]:
+def _periodic_cuts(stretch: Repetition, ends: list[float], max_ops: int) -> Iterator[frozenset[int]]:
     """Ways to cut a stretch at the same cheap places, every period or every few that fit a block."""
     inner = stretch.start + (stretch.stop - stretch.start) // stretch.period // 2 * stretch.period
     places = sorted(range(stretch.period), key=lambda phase: (ends[min(inner + phase, stretch.stop)], phase))
@@ -183,3 +188,40 @@ def _periodic_cuts(stretch: Stretch, ends: list[float], max_ops: int) -> Iterato
         step = periods * stretch.period
         for phase in places[:PHASES]:
             yield frozenset(range(stretch.start + phase, stretch.stop + 1, step))
+
+
+LARGEST = 24
+"""Larger blocks take long to solve, and longer to prove."""
+
+SMALLEST = 12
+"""Much smaller blocks leave the solver little to trade."""
+
+DISTINCT_SHARE = 0.75
+"""A second size above this share of the largest would cut nearly alike."""
+
+SLACK = 1.25
+"""Room for the pieces of a split layer to be unequal: cheap cuts are seldom in the middle."""
+
+
+def block_sizes(graph: JointGraph, pins: Pins = NO_PINS) -> tuple[int, ...]:
+    """Values of ``max_ops`` worth trying, in ascending order; the frontiers of all are merged.
+
+    The largest size that solves quickly always; beside it, where the net repeats, about a layer, or the
+    piece of one that a layer longer than that must be split into; otherwise the half and the middle.
+    """
+    kept = always_saved_values(graph, step_memory(graph, plain_schedule(graph)).peak, pins=pins)
+    line = forward_order(graph, kept)
+    groups = op_groups(line)
+    if len(groups) <= SMALLEST:
+        return (max(1, len(groups)),)
+    stretches = find_repetitions(group_kinds(graph, line.ops, groups))
+    if not stretches:
+        return (SMALLEST, (SMALLEST + LARGEST) // 2, LARGEST)
+    layer = stretches[0].period
+    layer_ops = line.ops[groups.start[stretches[0].start] : groups.start[stretches[0].start + layer]]
+    layer += len({made for op in layer_ops for made in rebuilt_producers(graph, line, graph.ops[op])})
+    pieces = ceil(layer / LARGEST)
+    piece = layer if pieces == 1 else ceil(SLACK * layer / pieces)
+    if not SMALLEST <= piece <= DISTINCT_SHARE * LARGEST:
+        piece = SMALLEST
+    return (piece, LARGEST)

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridremat.graph.joint import JointGraph, Op, Phase
-from hybridremat.graph.segmentation.always_saved import Kept
+from hybridremat.graph.segmentation.always_saved import AlwaysSaved
 
 
 @dataclass(frozen=True)
-class ForwardLine:
+class ForwardOrder:
     """Forward ops in execution order.
 
     Attributes
@@ -39,7 +39,7 @@ class ForwardLine:
     real: tuple[bool, ...]
 
 
-def forward_line(graph: JointGraph, kept: Kept) -> ForwardLine:
+def forward_order(graph: JointGraph, kept: AlwaysSaved) -> ForwardOrder:
     """Lay the forward ops out; an optional op among them follows the last op that it reads from."""
     order = _execution_order(graph, kept.forward_optional)
     ops = tuple(op for op in order if op not in kept.rebuilt)
@@ -54,7 +54,7 @@ def forward_line(graph: JointGraph, kept: Kept) -> ForwardLine:
             if born[value] >= 0:
                 last[value] = position
     real = tuple(any(value not in kept.values for value in graph.ops[op].writes) for op in ops)
-    return ForwardLine(ops, rebuilt, tuple(born), tuple(last), kept.values, real)
+    return ForwardOrder(ops, rebuilt, tuple(born), tuple(last), kept.values, real)
 
 
 def _places(order: tuple[int, ...], chosen: frozenset[int]) -> list[tuple[int, int]]:
@@ -71,7 +71,7 @@ def _execution_order(graph: JointGraph, forward_optional: frozenset[int]) -> tup
     return tuple(sorted(rank, key=lambda op: (rank[op], op)))
 
 
-def rebuilt_reads(graph: JointGraph, line: ForwardLine, op: Op) -> list[int]:
+def rebuilt_producers(graph: JointGraph, line: ForwardOrder, op: Op) -> list[int]:
     """The rebuilt ops that make what ``op`` reads."""
     if not line.rebuilt:
         return []
@@ -79,7 +79,7 @@ def rebuilt_reads(graph: JointGraph, line: ForwardLine, op: Op) -> list[int]:
     return [made for made in producers if made is not None and made in line.rebuilt]
 
 
-def alive_after(line: ForwardLine, weight: NDArray[np.int64]) -> NDArray[np.int64]:
+def alive_after(line: ForwardOrder, weight: NDArray[np.int64]) -> NDArray[np.int64]:
     """For every position p, the total ``weight`` (by value id) of the boundary after p."""
     change = np.zeros(len(line.ops) + 1, dtype=np.int64)
     carried = np.array(
@@ -92,7 +92,7 @@ def alive_after(line: ForwardLine, weight: NDArray[np.int64]) -> NDArray[np.int6
 
 
 @dataclass(frozen=True)
-class Groups:
+class OpGroups:
     """The line as groups: ``start[k]`` is the first position of group k; ``start[-1]`` the line's length."""
 
     start: tuple[int, ...]
@@ -101,7 +101,7 @@ class Groups:
         return len(self.start) - 1
 
 
-def groups_of(line: ForwardLine) -> Groups:
+def op_groups(line: ForwardOrder) -> OpGroups:
     """One group per real op; unreal ops ahead of the first real op belong to the first group."""
     starts = [position for position, real in enumerate(line.real) if real]
-    return Groups((0, *starts[1:], len(line.ops)))
+    return OpGroups((0, *starts[1:], len(line.ops)))

@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridremat.graph.joint import JointGraph
-from hybridremat.graph.segmentation.forward_order import Groups
+from hybridremat.graph.segmentation.forward_order import OpGroups
 
 MAX_PERIOD = 256
 """Longest period looked for, in groups."""
 
-MAX_STRETCHES = 8
+MAX_REPETITIONS = 8
 """Most stretches looked for."""
 
-MIN_STRETCH = 8
+MIN_REPETITION = 8
 """Least number of groups of a stretch: below this there is little to share."""
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Repetition:
     """Groups ``start``…``stop − 1``, in which group k is alike to group k − ``period``."""
 
     start: int
@@ -34,7 +34,7 @@ class Stretch:
     period: int
 
 
-def group_kinds(graph: JointGraph, line_ops: tuple[int, ...], groups: Groups) -> tuple[int, ...]:
+def group_kinds(graph: JointGraph, line_ops: tuple[int, ...], groups: OpGroups) -> tuple[int, ...]:
     """A number for every group, equal for groups that are alike."""
     numbers: dict[tuple[object, ...], int] = {}
     kinds = []
@@ -55,12 +55,12 @@ def group_kinds(graph: JointGraph, line_ops: tuple[int, ...], groups: Groups) ->
     return tuple(kinds)
 
 
-def repeated_stretches(kinds: tuple[int, ...]) -> tuple[Stretch, ...]:
+def find_repetitions(kinds: tuple[int, ...]) -> tuple[Repetition, ...]:
     """Disjoint stretches, longest first; each holds at least two whole periods."""
     remaining = np.array(kinds, dtype=np.int64)
-    found: list[Stretch] = []
-    while len(found) < MAX_STRETCHES:
-        stretch = _longest_stretch(remaining)
+    found: list[Repetition] = []
+    while len(found) < MAX_REPETITIONS:
+        stretch = _longest_repetition(remaining)
         if stretch is None:
             break
         found.append(stretch)
@@ -69,14 +69,18 @@ def repeated_stretches(kinds: tuple[int, ...]) -> tuple[Stretch, ...]:
     return tuple(found)
 
 
-def _longest_stretch(kinds: NDArray[np.int64]) -> Stretch | None:
+def _longest_repetition(kinds: NDArray[np.int64]) -> Repetition | None:
     """The longest stretch; of equal ones that of the shortest period, then the first."""
-    best: Stretch | None = None
+    best: Repetition | None = None
     for period in range(1, min(MAX_PERIOD, len(kinds) // 2) + 1):
         start, length = _longest_run(kinds[period:] == kinds[:-period])
         covered = length + period
-        if length >= period and covered >= MIN_STRETCH and (best is None or covered > best.stop - best.start):
-            best = Stretch(start, start + covered, period)
+        if (
+            length >= period
+            and covered >= MIN_REPETITION
+            and (best is None or covered > best.stop - best.start)
+        ):
+            best = Repetition(start, start + covered, period)
     return best
 
 

@@ -12,13 +12,16 @@ from dataclasses import replace
 from hybridremat.graph.joint import JointGraph, Phase, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.pins import NO_PINS, Pins
-from hybridremat.graph.segmentation.always_saved import kept_values
-from hybridremat.graph.segmentation.availability import Availability, Roles, settle_availability
-from hybridremat.graph.segmentation.backward_placement import place_backward
-from hybridremat.graph.segmentation.block_sizes import block_sizes
+from hybridremat.graph.segmentation.always_saved import always_saved_values
+from hybridremat.graph.segmentation.backward_placement import (
+    Availability,
+    OpRoles,
+    extend_availability,
+    place_backward,
+)
 from hybridremat.graph.segmentation.chain import Block, Chain
-from hybridremat.graph.segmentation.cuts import choose_cuts
-from hybridremat.graph.segmentation.forward_order import ForwardLine, forward_line, rebuilt_reads
+from hybridremat.graph.segmentation.cuts import block_sizes, choose_cuts
+from hybridremat.graph.segmentation.forward_order import ForwardOrder, forward_order, rebuilt_producers
 
 __all__ = ["block_sizes", "segment"]
 
@@ -55,11 +58,11 @@ def segment(graph: JointGraph, *, max_ops: int, rebuild_globals: bool = True, pi
     if max_ops < 1:
         raise ValueError(f"max_ops must be at least 1, got {max_ops}")
     plain_peak = step_memory(graph, plain_schedule(graph)).peak
-    kept = kept_values(graph, plain_peak, rebuild_globals=rebuild_globals, pins=pins)
-    line = forward_line(graph, kept)
+    kept = always_saved_values(graph, plain_peak, rebuild_globals=rebuild_globals, pins=pins)
+    line = forward_order(graph, kept)
     if not line.ops:
         raise ValueError("the graph has no forward op, so there is nothing to cut")
-    remade = pins.remade_values(graph) - line.always
+    remade = pins.recomputed_values(graph) - line.always
     ends = choose_cuts(graph, line, max_ops, remade)
     handed_down = _with_optional_readers(graph, line, _returned_optional(graph))
     while True:
@@ -77,7 +80,7 @@ def _returned_optional(graph: JointGraph) -> frozenset[int]:
     )
 
 
-def _with_optional_readers(graph: JointGraph, line: ForwardLine, ops: frozenset[int]) -> frozenset[int]:
+def _with_optional_readers(graph: JointGraph, line: ForwardOrder, ops: frozenset[int]) -> frozenset[int]:
     """``ops`` off the line, and the optional ops that read from them: no block alone can rebuild these."""
     chosen = set(ops) - set(line.ops)
     for op in graph.ops:
@@ -98,13 +101,13 @@ def _costly_duplicates(chain: Chain) -> frozenset[int]:
 
 
 def _assemble(
-    graph: JointGraph, line: ForwardLine, ends: tuple[int, ...], handed_down: frozenset[int]
+    graph: JointGraph, line: ForwardOrder, ends: tuple[int, ...], handed_down: frozenset[int]
 ) -> Chain:
     """The chain for cuts at positions ``ends``."""
     num_blocks = len(ends)
     roles = _roles(graph, line, handed_down)
     block_of = [block for block, (start, end) in enumerate(_spans(ends)) for _ in range(start, end)]
-    available, freedom = settle_availability(
+    available, freedom = extend_availability(
         graph, roles, _own_availability(graph, line, block_of, num_blocks), num_blocks
     )
     placed = place_backward(graph, roles.backward, freedom, num_blocks)
@@ -132,15 +135,15 @@ def _assemble(
 
 
 def _with_rebuilt(
-    graph: JointGraph, line: ForwardLine, forward: tuple[int, ...], rest: tuple[int, ...]
+    graph: JointGraph, line: ForwardOrder, forward: tuple[int, ...], rest: tuple[int, ...]
 ) -> tuple[int, ...]:
     """A block's forward with the rebuilt ops it needs: ahead of their first reader, else behind all."""
     result: dict[int, None] = {}
     for op in forward:
-        result.update(dict.fromkeys(rebuilt_reads(graph, line, graph.ops[op])))
+        result.update(dict.fromkeys(rebuilt_producers(graph, line, graph.ops[op])))
         result[op] = None
     for op in rest:
-        result.update(dict.fromkeys(rebuilt_reads(graph, line, graph.ops[op])))
+        result.update(dict.fromkeys(rebuilt_producers(graph, line, graph.ops[op])))
     return tuple(result)
 
 
@@ -148,11 +151,11 @@ def _spans(ends: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(zip((0, *ends[:-1]), ends, strict=True))
 
 
-def _roles(graph: JointGraph, line: ForwardLine, handed_down: frozenset[int]) -> Roles:
+def _roles(graph: JointGraph, line: ForwardOrder, handed_down: frozenset[int]) -> OpRoles:
     on_line = frozenset(line.ops).union(line.rebuilt)
     rest = [op for op in graph.ops if op.id not in on_line]
     late = {op.id for op in rest if op.phase is Phase.BACKWARD} | handed_down
-    return Roles(
+    return OpRoles(
         line.ops,
         tuple(op.id for op in rest if op.id not in late),
         tuple(op.id for op in rest if op.id in late),
@@ -160,7 +163,7 @@ def _roles(graph: JointGraph, line: ForwardLine, handed_down: frozenset[int]) ->
 
 
 def _own_availability(
-    graph: JointGraph, line: ForwardLine, block_of: list[int], num_blocks: int
+    graph: JointGraph, line: ForwardOrder, block_of: list[int], num_blocks: int
 ) -> Availability:
     """From the block that makes a value to that of its last forward reader; everywhere if always kept."""
     first, last = [], []
@@ -176,7 +179,7 @@ def _own_availability(
 
 
 def _optional_of_blocks(
-    graph: JointGraph, roles: Roles, backward: list[list[int]], lowest: tuple[int, ...]
+    graph: JointGraph, roles: OpRoles, backward: list[list[int]], lowest: tuple[int, ...]
 ) -> list[list[int]]:
     """In each block the optional ops that its backward needs; unread ones in their lowest block."""
     optional = frozenset(roles.optional)
@@ -201,7 +204,7 @@ def _optional_ancestors(graph: JointGraph, optional: frozenset[int], ops: list[i
     return found
 
 
-def _boundaries(line: ForwardLine, available: Availability, num_blocks: int) -> tuple[frozenset[int], ...]:
+def _boundaries(line: ForwardOrder, available: Availability, num_blocks: int) -> tuple[frozenset[int], ...]:
     sets: list[set[int]] = [set() for _ in range(num_blocks + 1)]
     for value, (first, last) in enumerate(zip(available.first, available.last, strict=True)):
         if line.born[value] >= 0 and value not in line.always:

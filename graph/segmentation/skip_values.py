@@ -13,7 +13,7 @@ from typing import Final
 
 from hybridremat.graph.segmentation.chain import Chain
 
-MOST_FAR: Final = 4
+MOST_SKIP_VALUES: Final = 4
 """Far values at any one boundary, the largest: sets of them are enumerated."""
 
 LEAST_SHARE: Final = 500
@@ -21,7 +21,7 @@ LEAST_SHARE: Final = 500
 
 
 @dataclass(frozen=True)
-class FarValue:
+class SkipValue:
     """A value of ``bytes`` made in block ``producer``, read by the later blocks ``readers`` (ascending)."""
 
     value: int
@@ -30,7 +30,7 @@ class FarValue:
     readers: tuple[int, ...]
 
 
-def far_values(chain: Chain) -> tuple[FarValue, ...]:
+def skip_values(chain: Chain) -> tuple[SkipValue, ...]:
     """The far values of ``chain`` that are worth knowing, by value."""
     handed = set[int]().union(*chain.boundary) - chain.always
     least = sum(chain.graph.values[v].bytes for v in handed) // LEAST_SHARE
@@ -39,14 +39,14 @@ def far_values(chain: Chain) -> tuple[FarValue, ...]:
     chosen = []
     for far in sorted(found, key=lambda f: (-f.bytes, f.value)):
         places = range(far.producer + 1, far.readers[-1] + 1)
-        if all(riding[place] < MOST_FAR for place in places):
+        if all(riding[place] < MOST_SKIP_VALUES for place in places):
             chosen.append(far)
             for place in places:
                 riding[place] += 1
     return tuple(sorted(chosen, key=lambda f: f.value))
 
 
-def _candidates(chain: Chain) -> list[FarValue]:
+def _candidates(chain: Chain) -> list[SkipValue]:
     """Every value that some block passes on without reading it, or reads in its forward alone."""
     ops = chain.graph.ops
     readers: dict[int, list[int]] = {}
@@ -62,5 +62,5 @@ def _candidates(chain: Chain) -> list[FarValue]:
     for value, blocks in readers.items():
         producer = next(i for i, boundary in enumerate(chain.boundary) if value in boundary) - 1
         if value in spared or any(b - a > 1 for a, b in pairwise((producer, *blocks))):
-            found.append(FarValue(value, chain.graph.values[value].bytes, producer, tuple(blocks)))
+            found.append(SkipValue(value, chain.graph.values[value].bytes, producer, tuple(blocks)))
     return found

@@ -23,7 +23,7 @@ class TraceError(ValueError):
 
 
 @dataclass
-class NodeGroups:
+class AliasAnalysis:
     """Filled by :meth:`add`, called once for each node in order.
 
     ``op_nodes`` are the calls, ``node_values[n]`` the storages that node n's tensors live in, ``backward[n]``

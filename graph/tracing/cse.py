@@ -15,7 +15,7 @@ from hybridremat.graph.private_torch import OpOverload
 from hybridremat.graph.tracing.fx_nodes import is_mutation, joint_outputs, storages
 
 
-def merge_common(module: fx.GraphModule, num_outputs: int) -> None:
+def merge_common_subexpressions(module: fx.GraphModule, num_outputs: int) -> None:
     """Let every call that computes what an earlier one computed be that call, in place.
 
     What shares memory with one of the ``num_outputs`` outputs of the forward stays apart: the caller may

@@ -14,7 +14,7 @@ from hybridremat.graph.private_torch import arg_tree_leaves, detect_fake_mode
 from hybridremat.graph.tracing.fx_nodes import storages
 
 
-def own_gradients(module: fx.GraphModule, num_outputs: int) -> None:
+def copy_shared_gradients(module: fx.GraphModule, num_outputs: int) -> None:
     """Insert a copy behind every gradient that autograd would not take as it is, in place.
 
     These are gradients returned for several inputs, views of a tangent or of an input, and gradients

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 
-class _Handed(torch.autograd.Function):
+class _NonLeaf(torch.autograd.Function):
     """Gives out a leaf's memory as the result of an operation; its gradient ends in the leaf."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
         """A tensor with a history of its own: no view, so that it may be changed in place."""
-        ctx.is_handed = True  # the context is the node of the graph
+        ctx.is_non_leaf_source = True  # the context is the node of the graph
         return leaf.detach()
 
     @staticmethod
@@ -23,13 +23,13 @@ class _Handed(torch.autograd.Function):
         return gradients[0]
 
 
-def handed(tensor: Tensor) -> Tensor:
+def non_leaf(tensor: Tensor) -> Tensor:
     """The same memory as a tensor that requires a gradient, is no leaf, and may be changed in place."""
     with torch.enable_grad():
-        result: Tensor = _Handed.apply(tensor.detach().requires_grad_())  # type: ignore[no-untyped-call]
+        result: Tensor = _NonLeaf.apply(tensor.detach().requires_grad_())  # type: ignore[no-untyped-call]
     return result
 
 
-def is_handed(node: object) -> bool:
-    """Whether a node of an autograd graph is where :func:`handed` began."""
-    return getattr(node, "is_handed", False) is True
+def is_non_leaf_source(node: object) -> bool:
+    """Whether a node of an autograd graph is where :func:`non_leaf` began."""
+    return getattr(node, "is_non_leaf_source", False) is True

@@ -13,7 +13,7 @@ from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.tracing.fx_nodes import storage_bytes, tensors
 
 
-def meant_by(node: fx.Node) -> object:
+def fake_value(node: fx.Node) -> object:
     """What a node stands for: its fake tensors, or the subgraph that an op is to run."""
     if node.op == "get_attr" and "val" not in node.meta:
         assert node.graph.owning_module is not None
@@ -21,13 +21,13 @@ def meant_by(node: fx.Node) -> object:
     return node.meta.get("val")
 
 
-def signature(node: fx.Node) -> str:
+def kernel_signature(node: fx.Node) -> str:
     """What distinguishes one kernel from another, as text (a cache key)."""
     keywords = ",".join(f"{name}={_described(item)}" for name, item in sorted(node.kwargs.items()))
     return f"{node.target}({_described(node.args)};{keywords})"
 
 
-def layout(node: fx.Node) -> str:
+def memory_signature(node: fx.Node) -> str:
     """The signature but for fractional numbers (a dropout rate, a scale): on these no memory depends."""
     keywords = ",".join(f"{name}={_described(item, _FRACTION)}" for name, item in sorted(node.kwargs.items()))
     return f"{node.target}({_described(node.args, _FRACTION)};{keywords})"
@@ -40,7 +40,7 @@ def _described(item: object, fraction: str = "") -> str:
     if isinstance(item, float) and fraction:
         return fraction
     if isinstance(item, fx.Node):
-        value = meant_by(item)
+        value = fake_value(item)
         if isinstance(value, fx.GraphModule):
             return hashlib.sha256(value.code.encode()).hexdigest()
         return _described_tensor(value) if isinstance(value, torch.Tensor) else str(value)
@@ -61,7 +61,7 @@ def fingerprint(graph: JointGraph, op_nodes: Sequence[fx.Node]) -> str:
     """A hash of ops, edges, phases, and the layouts of all tensors; of nothing that is measured."""
     digest = hashlib.sha256()
     for op, node in zip(graph.ops, op_nodes, strict=True):
-        parts = layout(node), op.phase.value, op.reads, op.writes, op.random, op.recomputable
+        parts = memory_signature(node), op.phase.value, op.reads, op.writes, op.random, op.recomputable
         digest.update(repr(parts).encode())
     for value in graph.values:
         digest.update(repr((value.producer, value.shape, value.dtype, value.tangent)).encode())

@@ -24,8 +24,8 @@ from hybridremat.graph.private_torch import (
     overwritten_inputs,
     with_effects,
 )
-from hybridremat.graph.tracing.alias_analysis import NodeGroups, TraceError
-from hybridremat.graph.tracing.cse import merge_common
+from hybridremat.graph.tracing.alias_analysis import AliasAnalysis, TraceError
+from hybridremat.graph.tracing.cse import merge_common_subexpressions
 from hybridremat.graph.tracing.flops import node_flops
 from hybridremat.graph.tracing.fx_nodes import (
     ignored_statistics,
@@ -33,11 +33,12 @@ from hybridremat.graph.tracing.fx_nodes import (
     is_random,
     is_scalar,
     joint_outputs,
+    module_path,
+    source_line,
     tensors,
     updated_statistics,
 )
-from hybridremat.graph.tracing.gradient_copies import own_gradients
-from hybridremat.graph.tracing.provenance import module_path, source_line
+from hybridremat.graph.tracing.gradient_copies import copy_shared_gradients
 from hybridremat.graph.tracing.signature import fingerprint
 
 RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
@@ -73,11 +74,11 @@ class TracedStep:
         return {node: op for op, node in enumerate(self.op_nodes)}
 
 
-def prepare(module: fx.GraphModule, num_outputs: int) -> None:
+def prepare_joint_graph(module: fx.GraphModule, num_outputs: int) -> None:
     """Drop dead code, merge common subexpressions, own the gradients, mark what PyTorch wants saved."""
     module.graph.eliminate_dead_code()
-    merge_common(module, num_outputs)
-    own_gradients(module, num_outputs)
+    merge_common_subexpressions(module, num_outputs)
+    copy_shared_gradients(module, num_outputs)
     force_save_collectives(module)
     force_save_effectful_ops(module)
     force_save_bw_mutation_src(module)
@@ -95,13 +96,13 @@ def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _mutated_values(groups: NodeGroups, module: fx.GraphModule) -> set[int]:
+def _mutated_values(groups: AliasAnalysis, module: fx.GraphModule) -> set[int]:
     """Values that some node overwrites in the forward, or PyTorch at its end."""
     writes = [*filter(is_mutation, groups.op_nodes), *overwritten_inputs(module)]
     return {v for n in writes for v in groups.node_values[n]}
 
 
-def _runs_once(groups: NodeGroups, node: fx.Node, mutated: set[int]) -> bool:
+def _runs_once(groups: AliasAnalysis, node: fx.Node, mutated: set[int]) -> bool:
     """Whether a second run of the node would be wrong, or is forbidden."""
     if is_mutation(node) or node.target is with_effects:
         return True
@@ -135,7 +136,7 @@ def _refuse_branches(nodes: Iterable[fx.Node]) -> None:
             )
 
 
-def _make_op(groups: NodeGroups, index: int, needed: set[fx.Node], mutated: set[int]) -> Op:
+def _make_op(groups: AliasAnalysis, index: int, needed: set[fx.Node], mutated: set[int]) -> Op:
     node = groups.op_nodes[index]
     reads = groups.input_values(node)
     writes = () if is_mutation(node) else groups.node_values[node]
@@ -164,7 +165,7 @@ def _make_op(groups: NodeGroups, index: int, needed: set[fx.Node], mutated: set[
     )
 
 
-def _made(groups: NodeGroups, nodes: Iterable[fx.Node]) -> frozenset[int]:
+def _made(groups: AliasAnalysis, nodes: Iterable[fx.Node]) -> frozenset[int]:
     """The values of ``nodes`` that some op makes (an output may also be an input handed through)."""
     return frozenset(v for n in nodes for v in groups.node_values[n] if groups.values[v].producer is not None)
 
@@ -175,7 +176,7 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
     Parameters
     ----------
     module
-        AOTAutograd's joint graph; it is prepared in place (:func:`prepare`).
+        AOTAutograd's joint graph; it is prepared in place (:func:`prepare_joint_graph`).
     num_outputs
         How many of its outputs belong to the forward.
     hold_outputs
@@ -188,8 +189,8 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
         For symbolic shapes, branches on data, and ops that return a view of what the step has made
         together with a new tensor.
     """
-    prepare(module, num_outputs)
-    groups = NodeGroups()
+    prepare_joint_graph(module, num_outputs)
+    groups = AliasAnalysis()
     for node in module.graph.nodes:
         if node.op != "output":
             groups.add(node)

@@ -136,7 +136,7 @@ def emitted_memory(
     forward_terms: Mapping[fx.Node, int],
     backward_terms: Mapping[fx.Node, int],
 ) -> EmittedMemory:
-    """Replay both graphs.
+    """Simulate both graphs.
 
     The terms are the checker's: they say which joint node a node computes. A node that draws and saves the
     generator's state has the term of what it draws.

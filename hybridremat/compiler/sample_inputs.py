@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridremat.graph.private_torch import tree_leaves, tree_map
-from hybridremat.graph.tracing.non_leaf import handed
+from hybridremat.graph.tracing.non_leaf import non_leaf
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ def _copy_alone(tensor: Tensor) -> Tensor:
 def _as_given(tensor: Tensor, copy: Tensor) -> Tensor:
     """The copy with the marks of the tensor, and with its place in autograd."""
     if tensor.requires_grad:
-        copy = copy.requires_grad_() if tensor.is_leaf else handed(copy)
+        copy = copy.requires_grad_() if tensor.is_leaf else non_leaf(copy)
     if type(copy) is Tensor:
         copy.__dict__.update(tensor.__dict__)
     return copy

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule
-from hybridremat.graph.memory import Replay
+from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph_breaks.limits import StepLimits, refusal
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_frontier import Candidate, StepFrontier
 from hybridremat.plans.policy import total_records
-from hybridremat.sequence.joined_graphs import Part, PartedStep, PartPoint, choose_points
+from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class PathProblem:
     between
         The code before each graph of ``order``, and after the last one.
     joined_bytes
-        As in :class:`~hybridremat.sequence.joined_graphs.PartedStep`.
+        As in :class:`~hybridremat.sequence.joined_graphs.MultiGraphStep`.
     """
 
     keys: tuple[str, ...]
     order: tuple[int, ...]
     frontiers: tuple[StepFrontier, ...]
     offered: tuple[tuple[Candidate, ...], ...]
-    between: tuple[Part | None, ...]
+    between: tuple[StepPart | None, ...]
     joined_bytes: int
 
     @staticmethod
@@ -51,7 +51,7 @@ class PathProblem:
         order: Sequence[str],
         frontiers: Mapping[str, StepFrontier],
         fixed: Mapping[str, Candidate],
-        between: tuple[Part | None, ...],
+        between: tuple[StepPart | None, ...],
         joined_bytes: int,
     ) -> PathProblem:
         """The problem of a step whose graphs run in ``order``."""
@@ -65,7 +65,7 @@ class PathProblem:
             joined_bytes,
         )
 
-    def step(self, offered: Sequence[Sequence[Candidate]]) -> PartedStep:
+    def step(self, offered: Sequence[Sequence[Candidate]]) -> MultiGraphStep:
         """The integers of the problem for some points of each graph, which come first among its parts."""
         parts = [_part(frontier, group) for frontier, group in zip(self.frontiers, offered, strict=True)]
         order = list(self.order)
@@ -73,9 +73,9 @@ class PathProblem:
             if code is not None:
                 order.insert(place, len(parts))
                 parts.append(code)
-        return PartedStep(tuple(parts), tuple(order), self.joined_bytes)
+        return MultiGraphStep(tuple(parts), tuple(order), self.joined_bytes)
 
-    def plain(self) -> PartedStep:
+    def plain(self) -> MultiGraphStep:
         """The step with each graph plain."""
         return self.step([[Candidate(frontier.plain, None)] for frontier in self.frontiers])
 
@@ -131,7 +131,7 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Can
     return chosen, whole
 
 
-def _choose(step: PartedStep, asked: StepLimits, on_infeasible: OnInfeasible) -> _Choice:
+def _choose(step: MultiGraphStep, asked: StepLimits, on_infeasible: OnInfeasible) -> _Choice:
     leanest = choose_points(step)
     assert leanest is not None, "every graph can run in some way"
     least = step.peak(leanest) + asked.reserve
@@ -146,9 +146,9 @@ def _choose(step: PartedStep, asked: StepLimits, on_infeasible: OnInfeasible) ->
     return _Choice(leanest, least, asked.limit, least)
 
 
-def _part(frontier: StepFrontier, offered: Sequence[Candidate]) -> Part:
+def _part(frontier: StepFrontier, offered: Sequence[Candidate]) -> StepPart:
     graph = frontier.graph
-    replay = Replay(graph)
+    replay = MemorySimulator(graph)
     released = sum(graph.values[value].bytes for value in graph.released_outputs)
     points = []
     for candidate in offered:
@@ -162,7 +162,7 @@ def _part(frontier: StepFrontier, offered: Sequence[Candidate]) -> Part:
                 time=candidate.point.time,
             )
         )
-    return Part(tuple(points), sum(graph.values[value].bytes for value in graph.gradients))
+    return StepPart(tuple(points), sum(graph.values[value].bytes for value in graph.gradients))
 
 
 def _extra_flops(problem: PathProblem, chosen: Mapping[str, Candidate]) -> float:

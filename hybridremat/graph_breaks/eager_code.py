@@ -18,8 +18,8 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hybridremat.graph.costs.memory_windows import Windows
 from hybridremat.graph.private_torch import new_node_number, node_number, ones_for_result, tree_leaves
-from hybridremat.graph.tracing.non_leaf import is_handed
-from hybridremat.sequence.joined_graphs import Part, PartPoint
+from hybridremat.graph.tracing.non_leaf import is_non_leaf_source
+from hybridremat.sequence.joined_graphs import PartPoint, StepPart
 
 # A result of a node of an autograd graph: what a gradient is made for.
 Edge = tuple[Node, int]
@@ -119,7 +119,7 @@ class Recorder:
 
 def _ends(node: Node) -> bool:
     """Whether a backward through the code between graphs ends here: at a leaf, or where a graph handed on."""
-    return not node.next_functions or is_handed(node)
+    return not node.next_functions or is_non_leaf_source(node)
 
 
 def _leaving(roots: Iterable[Edge], start: int) -> set[Edge]:
@@ -139,7 +139,7 @@ def _leaving(roots: Iterable[Edge], start: int) -> set[Edge]:
     return left
 
 
-def measure_between(recorder: Recorder, forward: Callable[[], Any]) -> list[Part | None]:
+def measure_between(recorder: Recorder, forward: Callable[[], Any]) -> list[StepPart | None]:
     """The code before each graph and after the last one, as parts with one point; None where nothing is.
 
     Parameters
@@ -155,7 +155,7 @@ def measure_between(recorder: Recorder, forward: Callable[[], Any]) -> list[Part
 
     recorder.windows.record(run)
     figures = recorder.windows.figures
-    parts: list[Part | None] = []
+    parts: list[StepPart | None] = []
     for index in range(len(recorder.results)):
         waiting = recorder.waiting_bytes(index)
         forward_peak, saved = figures[f"forward {index}"]
@@ -163,5 +163,5 @@ def measure_between(recorder: Recorder, forward: Callable[[], Any]) -> list[Part
         saved = max(0, saved)
         point = PartPoint(forward_peak, saved + above, saved, time=0)
         nothing = not (forward_peak or saved or above or waiting)
-        parts.append(None if nothing else Part((point,), max(0, gradients) + waiting))
+        parts.append(None if nothing else StepPart((point,), max(0, gradients) + waiting))
     return parts

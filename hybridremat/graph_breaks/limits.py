@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_frontier import too_slow
-from hybridremat.sequence.joined_graphs import PartedStep, choose_points
+from hybridremat.sequence.joined_graphs import MultiGraphStep, choose_points
 from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 
 
@@ -28,7 +28,7 @@ class StepLimits:
     pinned: bool = False
 
     @staticmethod
-    def of(plain: PartedStep, settings: Settings) -> StepLimits:
+    def of(plain: MultiGraphStep, settings: Settings) -> StepLimits:
         """What settings ask of the step whose plain figures are given."""
         first = (0,) * len(plain.parts)
         peak = plain.peak(first)
@@ -51,18 +51,18 @@ class StepLimits:
         """Most nanoseconds of the step."""
         return None if self.overhead is None else int(self.plain_time * (1 + self.overhead))
 
-    def takes(self, step: PartedStep, points: Sequence[int]) -> float:
+    def takes(self, step: MultiGraphStep, points: Sequence[int]) -> float:
         """Extra time of some points, as a fraction of the plain step's."""
         return step.time(points) / self.plain_time - 1.0 if self.plain_time else 0.0
 
 
-def refusal(step: PartedStep, asked: StepLimits, least: int) -> InfeasibleLimitError:
+def refusal(step: MultiGraphStep, asked: StepLimits, least: int) -> InfeasibleLimitError:
     """The error for a step of which no points keep to what was asked; ``least`` bytes are feasible."""
     if asked.limit is not None and asked.limit < least:
         return _no_memory(asked, asked.limit, least, len(step.order))
     assert asked.overhead is not None, "a step that fits in memory can only take too long"
     within = choose_points(step, most_time=asked.most_time)
-    fastest = choose_points(step, limit=step.loosest() if asked.memory is None else asked.memory)
+    fastest = choose_points(step, limit=step.peak_bound() if asked.memory is None else asked.memory)
     assert fastest is not None, "a step that fits in memory has a fastest way to run"
     takes = asked.takes(step, fastest)
     if within is None:

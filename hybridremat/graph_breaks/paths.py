@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybridremat.graph_breaks.survey import Survey
 from hybridremat.planning.plan import Plan
-from hybridremat.sequence.joined_graphs import Part, largest_part
+from hybridremat.sequence.joined_graphs import StepPart, largest_part
 
 Path = tuple[str, ...]  # fingerprints of graphs, in the order of the forward
 
@@ -18,7 +18,7 @@ class SurveyedPath:
 
     order: Path
     breaks: tuple[tuple[str, str] | None, ...] = ()
-    between: tuple[Part | None, ...] = ()
+    between: tuple[StepPart | None, ...] = ()
     joined_bytes: int = 0
 
     @staticmethod
@@ -53,7 +53,7 @@ class Paths:
         """Whether a survey took this path to its end."""
         return any(path.order == order for path in self.surveyed)
 
-    def surroundings(self, order: Path) -> tuple[tuple[Part | None, ...], int | None]:
+    def surroundings(self, order: Path) -> tuple[tuple[StepPart | None, ...], int | None]:
         """The code between the graphs of a path, and the bytes to add up gradients that several make.
 
         Those of its survey; on a path that was not surveyed, the most of any survey everywhere, and None.

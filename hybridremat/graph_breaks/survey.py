@@ -20,7 +20,7 @@ from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.costs.memory_windows import Windows
 from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
-from hybridremat.graph.tracing.non_leaf import handed
+from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.graph_breaks.eager_code import Recorder, measure_between
 from hybridremat.planning.context import PlanContext
@@ -28,7 +28,7 @@ from hybridremat.planning.one_graph import named
 from hybridremat.planning.pipeline import Chosen, PlannedPartition, costed, make_frontier
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.planning.timings import Timings
-from hybridremat.sequence.joined_graphs import Part
+from hybridremat.sequence.joined_graphs import StepPart
 
 # A run of the forward on copies of the inputs, with everything as it was once the context is left.
 Trial = AbstractContextManager[Callable[[], Any]]
@@ -64,7 +64,7 @@ class Survey:
     frontiers: dict[str, StepFrontier] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
-    between: list[Part | None] = field(default_factory=list)
+    between: list[StepPart | None] = field(default_factory=list)
     joined_bytes: int = 0
     refused: PolicyError | None = None
     latest: str | None = None
@@ -194,4 +194,4 @@ def _requires_grad(node: object) -> bool:
 
 def _as_traced(output: Any, traced: bool) -> Any:
     """The output as the next graph would see it in training: requiring a gradient or not."""
-    return output if not traced or output.requires_grad else handed(output)
+    return output if not traced or output.requires_grad else non_leaf(output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from hybridremat.blocks.shape_reuse import reuse_options, structure
+from hybridremat.blocks.pareto import block_structure, reuse_options
 from hybridremat.blocks.solve import solve_blocks
 from hybridremat.blocks.types import BlockProblem, OptionSet
 
@@ -23,14 +23,14 @@ class OptionCache:
         missing = [problem for problem in dict.fromkeys(problems) if problem not in self._known]
         if missing:
             self._known.update(solve_blocks(missing, workers=workers, on_progress=on_progress))
-            self._alike.update((structure(problem), problem) for problem in missing)
+            self._alike.update((block_structure(problem), problem) for problem in missing)
         return {problem: self._known[problem] for problem in problems}
 
     def reused(self, problems: Iterable[BlockProblem]) -> dict[BlockProblem, OptionSet]:
         """Options of those problems that are not known, from others that differ in sizes alone."""
         found = {}
         for problem in dict.fromkeys(problems):
-            alike = self._alike.get(structure(problem))
+            alike = self._alike.get(block_structure(problem))
             if problem not in self._known and alike is not None:
                 found[problem] = reuse_options(problem, self._known[alike])
         return found

@@ -155,7 +155,7 @@ def plan_graph(
     progress
         Called with (stage, done, total).
     reuse
-        Whether options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.shape_reuse`).
+        Whether options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.pareto`).
     pinned
         What a policy pins in this graph.
     timings

@@ -14,8 +14,8 @@ from hybridremat.blocks.types import BlockBinding
 from hybridremat.errors import PolicyError
 from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.pins import Pins, obeys
-from hybridremat.graph.segmentation.block_sizes import block_sizes
 from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.graph.segmentation.cuts import block_sizes
 from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.segmentation.validate import validate_chain
 from hybridremat.planning.option_cache import OptionCache
@@ -23,7 +23,7 @@ from hybridremat.planning.step_frontier import Candidate, ChainPlan, StepFrontie
 from hybridremat.planning.timings import Progress, Timings
 from hybridremat.plans.policy import Pinned
 from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point
-from hybridremat.sequence.repair import Mender
+from hybridremat.sequence.repair import PinRepair
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def solve_options(
 ) -> tuple[tuple[ChainPlan, ...], bool]:
     """The chains with the options of their blocks, and whether some are those of other input shapes.
 
-    ``reuse``: options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.shape_reuse`).
+    ``reuse``: options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.pareto`).
     """
     problems = [binding.problem for bound in chains for binding in bound.bindings]
     reused = cache.reused(problems) if reuse else {}
@@ -93,7 +93,7 @@ def compose(plans: Sequence[ChainPlan], pins: Pins, progress: Progress) -> tuple
 def forward_frontier(graph: JointGraph, pinned: Pinned, timings: Timings) -> StepFrontier:
     """The frontier of a graph without a backward: nothing to choose."""
     plain = plain_point(graph)
-    only = schedule_point(graph, Mender(graph, pinned.pins)(plain.schedule))
+    only = schedule_point(graph, PinRepair(graph, pinned.pins)(plain.schedule))
     return StepFrontier(graph, (), (Candidate(only, None),), plain, timings, pins=pinned.records)
 
 

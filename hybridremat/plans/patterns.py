@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from hybridremat.graph.joint import JointGraph, Op, Phase
-from hybridremat.graph.op_names import short_op
+from hybridremat.graph.joint import JointGraph, Op, Phase, short_op
 
 SUGGESTED = 5  # names that an error shows
 

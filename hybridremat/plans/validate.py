@@ -50,4 +50,6 @@ def _require_options_run(problem: BlockProblem, options: OptionSet) -> None:
     """Figures are not compared: they are those of the device that the plan was made on."""
     for family, solo in ((options.options, False), (options.solo, True)):
         for option in family:
-            simulate_option(problem.again, option.saved, option.optional_forward, option.recompute, solo=solo)
+            simulate_option(
+                problem.for_rerun, option.saved, option.optional_forward, option.recompute, solo=solo
+            )

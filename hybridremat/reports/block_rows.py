@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridremat.graph.op_names import short_op
+from hybridremat.graph.joint import short_op
 from hybridremat.plans.patterns import ancestors
 from hybridremat.plans.records import PlannedBlock, ValueRecord
 from hybridremat.units import format_bytes

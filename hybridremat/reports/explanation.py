@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hybridremat.graph.op_names import short_op
+from hybridremat.graph.joint import short_op
 from hybridremat.plans.records import PlannedBlock, ValueRecord
 from hybridremat.reports.block_rows import block_bytes, common_path, module_tail, option_text
 from hybridremat.reports.text import rendered

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridremat.graph.joint import JointGraph
-from hybridremat.graph.op_names import short_op
+from hybridremat.graph.joint import JointGraph, short_op
 from hybridremat.plans.records import ValueRecord
 
 _PHASES = {"forward": 0, "optional": 1, "backward": 2}

@@ -11,15 +11,15 @@ import numpy as np
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.types import Option
 from hybridremat.graph.joint import Schedule
-from hybridremat.graph.memory import Replay, schedule_time
+from hybridremat.graph.memory import MemorySimulator, schedule_time
 from hybridremat.plans.outside_memory import Demands, beside_phases, schedule_needs
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import policy_of, resolve_policy
 from hybridremat.plans.records import PlanDetails
-from hybridremat.sequence.dead_code import DeadRemover
+from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.decisions import Backward, Decision, ForwardOption, Solo, block_decisions
 from hybridremat.sequence.flatten import Flattener
-from hybridremat.sequence.repair import Mender
+from hybridremat.sequence.repair import PinRepair
 
 Where = Literal["forward peak", "saved", "backward peak"]
 
@@ -76,8 +76,8 @@ class WhatIf:
         self._sets = details.block_options
         bindings = [bind_block(chain, index) for index in range(len(chain.blocks))]
         self._flatten = Flattener(chain, bindings, self._sets)
-        self._mend = Mender(self._graph, resolve_policy(self._graph, policy_of(plan)).pins, chain.rebuilt)
-        self._remove_dead = DeadRemover(self._graph, chain.rebuilt)
+        self._mend = PinRepair(self._graph, resolve_policy(self._graph, policy_of(plan)).pins, chain.rebuilt)
+        self._remove_dead = DeadCodeElimination(self._graph, chain.rebuilt)
         self._chosen = {decision.block: decision for decision in block_decisions(details.decisions)}
 
     def saving(self, value: int) -> Change | None:
@@ -125,7 +125,7 @@ class WhatIf:
 
     def _profile_with_demands(self) -> np.ndarray:
         schedule = self._plan.schedule
-        memory = Replay(self._graph)(schedule)
+        memory = MemorySimulator(self._graph)(schedule)
         released = sum(self._graph.values[value].bytes for value in self._graph.released_outputs)
         beside = beside_phases(self._graph, memory.saved + released, self._demands)
         profile = np.array(memory.profile, np.int64)

@@ -22,11 +22,11 @@ def origins(graph: JointGraph, schedule: Schedule) -> list[tuple[int, int, str, 
 def broken_promises(graph: JointGraph, schedule: Schedule, pins: Pins) -> list[str]:
     """What a schedule does that pins forbid, found by running it."""
     broken = []
-    for op in sorted(pins.kept):
+    for op in sorted(pins.must_save):
         runs = [place for place, other in enumerate(schedule.steps) if other == op]
         if len(runs) > 1 or any(place >= schedule.num_forward for place in runs):
             broken.append(f"{op} runs at {runs}")
     for reader, value, phase, made in origins(graph, schedule):
-        if graph.values[value].producer in pins.remade and (phase, made) == ("backward", "forward"):
+        if graph.values[value].producer in pins.must_recompute and (phase, made) == ("backward", "forward"):
             broken.append(f"{reader} reads {value} as the forward left it")
     return broken

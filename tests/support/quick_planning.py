@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from hybridremat.blocks import pareto
-from hybridremat.blocks.pareto import DEFAULT_EFFORT, Effort, enumerate_options
+from hybridremat.blocks.pareto import DEFAULT_EFFORT, enumerate_options
+from hybridremat.blocks.types import Effort
 from hybridremat.planning import pipeline
 from hybridremat.planning.option_cache import OptionCache
 

@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import hybridremat
-from hybridremat.blocks.pareto import Effort, enumerate_options
+from hybridremat.blocks.pareto import enumerate_options
+from hybridremat.blocks.types import Effort
 from hybridremat.graph.costs import cost_models as costs
 from hybridremat.graph.costs import kernel_store
 from hybridremat.planning import pipeline

@@ -1,8 +1,10 @@
-"""Peaks of plain forwards, by the part of their input that is charged."""
+"""Of one block of a chain: the peak of its plain forward, and what its options read of skip values."""
 
 from __future__ import annotations
 
+from hybridremat.blocks.types import BlockBinding, Option
 from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.graph.segmentation.skip_values import SkipValue
 
 
 def value_bytes(chain: Chain, values: frozenset[int] | set[int]) -> int:
@@ -45,3 +47,35 @@ def _plain_peak(chain: Chain, k: int, extra: frozenset[int]) -> int:
         peak = max(peak, live + graph.ops[op].temp)
         live -= sum(graph.values[v].bytes for v in dead)
     return peak
+
+
+def never_rerun(chain: Chain, op: int) -> bool:
+    """Whether a forward op makes nothing that a recomputation could need (mutations included)."""
+    return all(value in chain.always for value in chain.graph.ops[op].writes)
+
+
+class SkipReads:
+    """What the options of one block read of far values, by rank among those it makes and those that enter."""
+
+    def __init__(self, chain: Chain, far: tuple[SkipValue, ...], binding: BlockBinding, index: int) -> None:
+        self._ops, self._binding = chain.graph.ops, binding
+        self._made = [v.value for v in far if v.producer == index]
+        self._entering = [v.value for v in far if index in v.readers]
+        self._in_steps = {v for ops in binding.steps for op in ops for v in self._ops[op].reads}
+        block = chain.blocks[index]
+        self.forward_time = sum(self._ops[op].time for op in block.forward if not never_rerun(chain, op))
+
+    def unread(self, option: Option) -> frozenset[int]:
+        """Far values made here that stay as the option's forward left them, unread."""
+        left = {self._binding.values[d] for d in option.idle}
+        return frozenset(rank for rank, value in enumerate(self._made) if value in left)
+
+    def rerun_only(self, option: Option) -> bool:
+        """Whether the option saves what the backward must not read as the first forward left it."""
+        return self._binding.problem.rerun_only(option)
+
+    def read(self, option: Option) -> frozenset[int]:
+        """Far values entering here that the option's backward reads."""
+        again = {self._binding.ops[c] for cs in option.recompute for c in cs}
+        read = self._in_steps.union(*(self._ops[op].reads for op in again)) if self._entering else ()
+        return frozenset(rank for rank, value in enumerate(self._entering) if value in read)

@@ -17,7 +17,7 @@ Choice = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class ForwardSide:
+class ForwardCosts:
     """Units of saved bytes (outputs included), of the forward peak and of time, by set of saved values.
 
     ``runs`` says for each optional op in which sets it runs in the forward: where its value is saved, or an
@@ -30,7 +30,7 @@ class ForwardSide:
     runs: dict[int, Choice]
 
 
-def forward_side(lattice: Lattice) -> ForwardSide:
+def forward_costs(lattice: Lattice) -> ForwardCosts:
     """Work out the forward of every set."""
     problem, scale = lattice.problem, lattice.scale
     count = len(lattice.values)
@@ -53,7 +53,7 @@ def forward_side(lattice: Lattice) -> ForwardSide:
     time = np.zeros(len(sets), np.int64)
     for c, chosen in runs.items():
         time += scale.time_units[c] * chosen
-    return ForwardSide(saved, peak, time, runs)
+    return ForwardCosts(saved, peak, time, runs)
 
 
 def _runs(lattice: Lattice, bits: dict[int, Choice], size: int) -> dict[int, Choice]:
