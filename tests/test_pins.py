@@ -148,7 +148,7 @@ def deep_net() -> JointGraph:
 
 def test_what_may_not_wait_for_the_backward_is_saved_only_by_blocks_that_run_again_in_it():
     graph = deep_net()
-    pins = Pins(remade=ops_of(graph, "bend"))
+    pins = Pins(must_recompute=ops_of(graph, "bend"))
     planning = plan_graph(graph, cache=OptionCache(), workers=1, pinned=Pinned(pins))
     late = 0
     for candidate in planning.candidates:

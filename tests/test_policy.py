@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import hybridremat
+from hybridremat import Plan
 from hybridremat.graph.joint import JointGraph, Op, Phase, plain_schedule
 from hybridremat.graph.memory import schedule_time
 from hybridremat.graph.pins import Pins
@@ -218,7 +219,7 @@ def test_the_plan_shows_and_keeps_the_pins(tmp_path, capsys):
     assert "policy" in str(plan) and "*:gelu must_recompute (2 values, 48.0 KiB)" in " ".join(
         str(plan).split()
     )
-    assert plan_from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert plan_from_dict(json.loads(json.dumps(plan.to_dict())), Plan) == plan
     assert "policy" not in str(hybridremat.plan(model, kwargs=batch, memory_limit="90%", **HOW))
 
 
