@@ -80,11 +80,11 @@ class Batches:
         return sum(graph.values[value].bytes for value in graph.gradients) + self.settings.reserve_bytes()
 
     def plain_need(self, batch: int) -> int:
-        """Bytes of the plain step, the caller's demands included."""
-        graph, demands = self._step(batch).graph, self.settings.demands()
-        if demands.none:
+        """Bytes of the plain step, the caller's outside included."""
+        graph, outside = self._step(batch).graph, self.settings.outside_memory()
+        if outside.none:
             return plain_point(graph).peak
-        return schedule_needs(graph, plain_schedule(graph), demands)
+        return schedule_needs(graph, plain_schedule(graph), outside)
 
     def plain_time(self, batch: int) -> int:
         """Nanoseconds of the plain step."""
@@ -128,11 +128,11 @@ class Batches:
 
     def _least(self, frontier: StepFrontier) -> int:
         """Least bytes of the points within the overhead that was asked for."""
-        most, demands = self.settings.overhead_limit(), self.settings.demands()
+        most, outside = self.settings.overhead_limit(), self.settings.outside_memory()
         points = frontier.candidates
         if most is not None:
             points = tuple(c for c in points if frontier.overhead(c.point) <= most + 1e-12)
-        return min(frontier.needs(candidate, demands) for candidate in points)
+        return min(frontier.needs(candidate, outside) for candidate in points)
 
     def _step(self, batch: int) -> BatchStep:
         if batch not in self._steps:

@@ -147,7 +147,7 @@ def run_once(
 
 
 def nothing_captured(model: nn.Module) -> CaptureError:
-    """The error for a model that breaks in a place from which Dynamo gives up on the whole forward."""
+    """The error for a graph break that makes Dynamo skip the whole forward."""
     return CaptureError(
         f"nothing of {type(model).__name__}.forward could be captured: a graph break inside a loop (or a "
         "with or try statement) makes PyTorch give up on the function that holds it. Move the body of the "
@@ -157,7 +157,7 @@ def nothing_captured(model: nn.Module) -> CaptureError:
 
 
 def no_backward(model: nn.Module) -> CaptureError:
-    """The error for a model of which no backward graph was captured."""
+    """The error for a model without a captured backward graph."""
     return CaptureError(
         f"no backward graph was captured for {type(model).__name__}: none of its outputs depends on a "
         "trainable parameter for these inputs"

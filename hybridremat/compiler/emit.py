@@ -51,7 +51,7 @@ class _Writer:
         self.first.update(self.current)
 
     def resolve(self, node: fx.Node, versions: dict[fx.Node, fx.Node]) -> fx.Node:
-        """The new node that stands for ``node`` given the versions of calls; writes views as needed."""
+        """The new node for ``node``, given the versions of calls; emits views as needed."""
         if node in versions:
             return versions[node]
         sources = tuple(self.resolve(source, versions) for source in node.all_input_nodes)

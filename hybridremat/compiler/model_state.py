@@ -1,4 +1,4 @@
-"""What comes back as it was after a model has been run on sample inputs."""
+"""Restore a model's state after it has been run on sample inputs, and notice what its own code changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def untouched_by_trial(model: nn.Module) -> Iterator[None]:
     Raises
     ------
     ModelError
-        If a parameter of which no copy was kept has changed (see :func:`_kept_parameters`).
+        If a parameter that was not copied has changed (see :func:`_kept_parameters`).
     """
     with untouched(model), _parameters_kept(model), _stand_ins(model):
         yield
@@ -72,7 +72,7 @@ def _hooks_apart(model: nn.Module) -> Iterator[None]:
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
     """Values come back, and the tensors themselves where a module has been given others."""
     kept = [
-        (module, name, _Kept.of(buffer) if buffer is not None else None)
+        (module, name, _Snapshot.of(buffer) if buffer is not None else None)
         for module in model.modules()
         for name, buffer in module._buffers.items()
     ]
@@ -84,7 +84,7 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Snapshot:
     """A tensor, its memory, and how often it had changed; with a copy of its values or without."""
 
     tensor: Tensor
@@ -93,9 +93,9 @@ class _Kept:
     copy: Tensor | None
 
     @staticmethod
-    def of(tensor: Tensor, *, copied: bool = True) -> _Kept:
+    def of(tensor: Tensor, *, copied: bool = True) -> _Snapshot:
         copy = tensor.detach().clone() if copied else None
-        return _Kept(tensor, tensor.data, change_count(tensor), copy)
+        return _Snapshot(tensor, tensor.data, change_count(tensor), copy)
 
     def back(self) -> Tensor:
         """The tensor as it was; not written to if nothing has changed, as a waiting backward may read it."""
@@ -125,14 +125,14 @@ def _parameters_kept(model: nn.Module) -> Iterator[None]:
         raise _lost(model, lost)
 
 
-def _kept_parameters(model: nn.Module) -> dict[str, _Kept]:
-    """Copies of what is trained, which take no more than its gradients will, and of as many frozen bytes."""
+def _kept_parameters(model: nn.Module) -> dict[str, _Snapshot]:
+    """Copies of trained parameters, as large as their gradients, and of at most as many frozen bytes."""
     parameters = {name: p for name, p in model.named_parameters() if not is_lazy(p)}
     frozen = [p for p in parameters.values() if not p.requires_grad]
     trained = [p for p in parameters.values() if p.requires_grad]
     all_of_them = _bytes(frozen) <= _bytes(trained)
     return {
-        name: _Kept.of(p, copied=is_plain(p) and (all_of_them or p.requires_grad))
+        name: _Snapshot.of(p, copied=is_plain(p) and (all_of_them or p.requires_grad))
         for name, p in parameters.items()
     }
 

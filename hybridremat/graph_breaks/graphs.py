@@ -15,7 +15,7 @@ from hybridremat.planning.pipeline import make_frontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_frontier import Candidate, StepFrontier
-from hybridremat.plans.outside_memory import NOTHING
+from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from hybridremat.plans.records import GraphBreak, PlannedBlock
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class StepGraphs:
                     candidate,
                     limit=None,
                     asked=None,
-                    demands=NOTHING,
+                    outside=NO_OUTSIDE_MEMORY,
                     cost_model=whole.cost_model,
                 )
         self.chosen.update(chosen)

@@ -1,4 +1,4 @@
-"""What a step of several graphs is asked to keep to, and the errors where it cannot."""
+"""The limits of a step of several graphs, and the errors where they cannot be kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StepLimits:
 
     @staticmethod
     def of(plain: MultiGraphStep, settings: Settings) -> StepLimits:
-        """What settings ask of the step whose plain figures are given."""
+        """The limits of settings for a step; ``plain`` is the plain step."""
         first = (0,) * len(plain.parts)
         peak = plain.peak(first)
         return StepLimits(
@@ -57,7 +57,7 @@ class StepLimits:
 
 
 def refusal(step: MultiGraphStep, asked: StepLimits, least: int) -> InfeasibleLimitError:
-    """The error for a step of which no points keep to what was asked; ``least`` bytes are feasible."""
+    """The error for a step without points within its limits; ``least`` bytes are feasible."""
     if asked.limit is not None and asked.limit < least:
         return _no_memory(asked, asked.limit, least, len(step.order))
     assert asked.overhead is not None, "a step that fits in memory can only take too long"

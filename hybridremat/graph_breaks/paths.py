@@ -38,7 +38,7 @@ class Paths:
         self._most = most
 
     def remember(self, path: Path, plan: Plan) -> None:
-        """Keep the plan of a path; the least recently used is given up if there are too many."""
+        """Keep the plan of a path; the least recently used is dropped if there are too many."""
         self.plans[path] = plan
         self.plans.move_to_end(path)
         while len(self.plans) > self._most:

@@ -87,7 +87,7 @@ class GraphBreakPlanner:
         Raises
         ------
         SurveyNeededError
-            If the path had better be surveyed; :meth:`learn` is to follow.
+            If the path had better be surveyed; :meth:`add_path` is to follow.
         """
         step, timings = costed(named(traced, self._context), self._context)
         self._last = key = step.graph.fingerprint
@@ -105,7 +105,7 @@ class GraphBreakPlanner:
             started=partial(self._started, key),
         )
 
-    def learn(self, survey: Survey | None, on_infeasible: OnInfeasible) -> None:
+    def add_path(self, survey: Survey | None, on_infeasible: OnInfeasible) -> None:
         """Plan one more path together; graphs that other paths run keep their points.
 
         Parameters

@@ -36,7 +36,7 @@ Trial = AbstractContextManager[Callable[[], Any]]
 _TRIALS = 3  # pairs of runs for a model that does not take the same path twice
 
 
-class UnlearntPathError(CaptureError):
+class NewPathError(CaptureError):
     """A graph came in the run that measures which has not been traced before."""
 
 
@@ -76,14 +76,14 @@ class Survey:
 
         Raises
         ------
-        UnlearntPathError
+        NewPathError
             If the graph is new in the run that measures: nothing else can be measured within.
         """
         step = named(traced, self.context)
         key = step.graph.fingerprint
         if key not in self.traced:
             if self.recorder is not None:
-                raise UnlearntPathError("another path")
+                raise NewPathError("another path")
             step, timings = costed(step, self.context)
             self.traced[key] = step.graph
             if key not in self.frontiers:
@@ -103,7 +103,7 @@ class Survey:
         self.order.append(key)
         self.breaks.append(ending)
 
-    def learn(self, trial: Callable[[], Trial], device: str) -> None:
+    def run(self, trial: Callable[[], Trial], device: str) -> None:
         """Trace the graphs, and, unless the step is one graph, measure the code between them.
 
         Raises
@@ -121,11 +121,11 @@ class Survey:
                 with trial() as run:
                     self._measure(run, device)
                 return
-            except UnlearntPathError:
+            except NewPathError:
                 continue
         raise CaptureError(
             f"the forward took another path in each of {2 * _TRIALS} runs on the same inputs, with graphs "
-            "that had not come before, so the step cannot be learnt. Keep what changes with every call (a "
+            "that had not come before, so it cannot be planned. Keep what changes with every call (a "
             "counter, random numbers of Python's own) out of the branches and loops of the forward."
         )
 

@@ -19,7 +19,7 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.port import first_difference, named_here, portable, ported_chain, runs_too_often
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin, differences
-from hybridremat.plans.outside_memory import Demands, schedule_needs
+from hybridremat.plans.outside_memory import OutsideMemory, schedule_needs
 from hybridremat.plans.policy import policy_of, resolve_policy
 from hybridremat.plans.records import PlanDetails
 from hybridremat.units import format_bytes
@@ -35,7 +35,7 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
     here
         What the step belongs to.
     measured
-        Gives the step with temporaries and real sizes, as they are on this device.
+        Returns the step with workspaces and real sizes, as they are on this device.
 
     Raises
     ------
@@ -65,8 +65,8 @@ def _timed(graph: JointGraph, planned: JointGraph) -> JointGraph:
 
 def _counted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) -> Plan:
     """The plan over the graph here, with its memory counted anew."""
-    memory, demands = step_memory(graph, plan.schedule), Demands(plan.reserve, plan.forwards)
-    needed = schedule_needs(graph, plan.schedule, demands)
+    memory, outside = step_memory(graph, plan.schedule), OutsideMemory(plan.reserve, plan.forwards)
+    needed = schedule_needs(graph, plan.schedule, outside)
     if plan.memory_limit is not None and needed > plan.memory_limit:
         raise _too_much(plan, needed)
     chain = ported_chain(details.chain, graph)
@@ -84,7 +84,7 @@ def _counted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) 
 
 
 def _unlike(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> list[str]:
-    """Why the schedule of a plan for another device is none for the graph here; nothing if it is one."""
+    """Why the schedule of a plan from another device cannot run on the graph here; empty if it can."""
     there = replace(plan.origin, device=here.device, torch=here.torch, hybridremat=here.hybridremat)
     if found := differences(there, here):
         return found
@@ -103,7 +103,7 @@ def _unlike(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) ->
 
 def _not_portable(found: list[str], origin: Origin, here: Origin) -> str:
     return (
-        f"the plan was made for {origin.device_name or 'another device'}, and its schedule is none for this "
+        f"the plan was made for {origin.device_name or 'another device'}, and its schedule does not fit this "
         f"step on {here.device}: {'; '.join(found)}. Nothing has changed. {_AGAIN}"
     )
 

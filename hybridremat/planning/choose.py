@@ -11,7 +11,7 @@ from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_frontier import Candidate, StepFrontier, checkpointed, frontier_points
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin
-from hybridremat.plans.outside_memory import Demands
+from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.records import PlanDetails, PlannedBlock, Request
 
 
@@ -26,13 +26,13 @@ def choose_plan(
         If no point satisfies what was asked and ``on_infeasible`` is ``"error"``, or ``max_overhead`` alone
         cannot be kept.
     """
-    demands = settings.demands()
+    outside = settings.outside_memory()
     asked = limit = settings.limit_bytes(frontier.plain.peak)
     try:
-        chosen = frontier.choose(limit, settings.overhead_limit(), demands)
+        chosen = frontier.choose(limit, settings.overhead_limit(), outside)
     except InfeasibleLimitError as error:
-        chosen = frontier.least(demands)
-        needed = frontier.needs(chosen, demands)
+        chosen = frontier.least(outside)
+        needed = frontier.needs(chosen, outside)
         too_slow = limit is not None and needed <= limit  # only max_overhead cannot be kept
         if on_infeasible == "error" or too_slow:
             raise
@@ -43,7 +43,7 @@ def choose_plan(
         chosen,
         limit=limit,
         asked=asked,
-        demands=demands,
+        outside=outside,
         cost_model=settings.costs().name,
         origin=origin,
         request=settings.request(),
@@ -56,23 +56,23 @@ def plan_of_point(
     *,
     limit: int | None,
     asked: int | None,
-    demands: Demands,
+    outside: OutsideMemory,
     cost_model: str,
     origin: Origin | None = None,
     request: Request | None = None,
 ) -> Plan:
-    """The plan that a point of the frontier stands for."""
+    """The plan of a point of the frontier."""
     graph, point = frontier.graph, chosen.point
     memory = step_memory(graph, point.schedule)
     return Plan(
         memory_limit=limit,
         asked_limit=asked,
-        reserve=demands.reserve,
-        forwards=demands.forwards,
+        reserve=outside.reserve,
+        forwards=outside.forwards,
         predicted_peak=point.peak,
-        needed=frontier.needs(chosen, demands),
+        needed=frontier.needs(chosen, outside),
         plain_peak=frontier.plain.peak,
-        least_peak=frontier.needs(frontier.least(demands), demands),
+        least_peak=frontier.needs(frontier.least(outside), outside),
         overhead=frontier.overhead(point),
         extra_flops=frontier.extra_flops(point),
         saved_bytes=memory.saved,

@@ -29,7 +29,7 @@ class PlanContext:
     disk
         Where plans are kept between runs, if they are.
     given
-        The plan that the first step is to run, if the caller brought one.
+        The plan that the first step is to run, if the caller passed one.
     origin
         What the step at hand belongs to.
     progress

@@ -20,7 +20,7 @@ from hybridremat.planning.plan_cache import plan_key
 from hybridremat.planning.port import named_here
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.planning.timings import Timings
-from hybridremat.plans.outside_memory import Demands, PhasePeaks, needed_bytes
+from hybridremat.plans.outside_memory import OutsideMemory, PhasePeaks, needed_bytes
 from hybridremat.plans.policy import require_matches, resolve_policy, under_policy
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def _require_as_planned(plan: Plan, graph: JointGraph, memory: EmittedMemory) ->
             f"{plan.predicted_peak} were planned"
         )
     peaks = PhasePeaks(memory.forward_peak, memory.backward_peak, memory.saved)
-    needed = needed_bytes(graph, peaks, Demands(plan.reserve, plan.forwards))
+    needed = needed_bytes(graph, peaks, OutsideMemory(plan.reserve, plan.forwards))
     if plan.memory_limit is not None and needed > plan.memory_limit:
         raise PlanError(
             f"the emitted plan has not been run: with the caller's code it takes {needed} bytes, "

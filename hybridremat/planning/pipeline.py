@@ -130,7 +130,7 @@ def make_plan(
     Raises
     ------
     InfeasibleLimitError, PolicyError
-        If there is none that does as was asked.
+        If no plan satisfies the request.
     """
     frontier = make_frontier(graph, timings, context, reuse=reuse)
     return choose_plan(frontier, context.settings, context.origin, on_infeasible=on_infeasible)  # choose

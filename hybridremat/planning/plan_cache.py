@@ -1,7 +1,7 @@
 """Plans kept on disk between runs, below the cache folder: found by graph, request and device.
 
 Entries are whole files under the hash of what they depend on. Several processes may read and write at once:
-files appear by renaming, and one that vanishes while it is read was given up by another process. The least
+files appear by renaming, and one that vanishes while it is read was removed by another process. The least
 recently used entries go when all of them take more than ``HYBRIDREMAT_CACHE_SIZE`` (256 MiB; 0 keeps none).
 """
 

@@ -12,7 +12,7 @@ from hybridremat.errors import LimitError
 from hybridremat.graph.costs.cost_models import CostModel, cost_model
 from hybridremat.graph.costs.device_specs import DeviceSpec, device_spec
 from hybridremat.graph.costs.spec_costs import SpecCost
-from hybridremat.plans.outside_memory import Demands
+from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import Policy, policy_of, validated_policy
 from hybridremat.plans.records import Request
@@ -97,7 +97,7 @@ class Settings:
     policy: Policy | None = field(default=None, metadata=_DECIDES)
 
     def __post_init__(self) -> None:
-        if isinstance(self.policy, Mapping):  # later shapes are planned with what was said now
+        if isinstance(self.policy, Mapping):  # later shapes are planned with this copy
             object.__setattr__(self, "policy", dict(self.policy))
 
     def validated(self, *, need_limit: bool) -> Settings:
@@ -193,9 +193,9 @@ class Settings:
         """Bytes kept free for the caller's own code once the forward is over."""
         return parse_bytes(self.reserve, name="reserve")
 
-    def demands(self) -> Demands:
+    def outside_memory(self) -> OutsideMemory:
         """What the caller does beyond one forward and its backward."""
-        return Demands(self.reserve_bytes(), self.forwards)
+        return OutsideMemory(self.reserve_bytes(), self.forwards)
 
     def overhead_limit(self) -> float | None:
         """Most overhead as a fraction, or None."""
@@ -216,7 +216,7 @@ def settings_of(function: str, given: Mapping[str, Any]) -> Settings:
     Raises
     ------
     TypeError
-        For a name that is none of them.
+        For an unknown name.
     """
     known = [item.name for item in fields(Settings)]
     for name in given:

@@ -1,4 +1,4 @@
-"""Costs of a traced step: memory and times of its kernels, measured here or reckoned for another device."""
+"""Costs of a traced step: memory and times of its kernels, measured here, or computed for another device."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.errors import InfeasibleLimitError, PolicyError
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.segmentation.chain import Chain
-from hybridremat.plans.outside_memory import NOTHING, Demands, schedule_needs
+from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, schedule_needs
 from hybridremat.plans.records import FrontierPoint, PinRecord
 from hybridremat.sequence.baselines import per_block_checkpoint
 from hybridremat.sequence.frontier import SchedulePoint
@@ -26,7 +26,7 @@ class ChainPlan:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One point of the frontier; ``chain_index`` says whose chain's decisions it holds, if it has any."""
+    """One point of the frontier; ``chain_index`` is the chain of its decisions, if it has any."""
 
     point: SchedulePoint
     chain_index: int | None
@@ -63,9 +63,9 @@ class StepFrontier:
     reused_options: bool = False
     pins: tuple[PinRecord, ...] = ()
 
-    def least(self, demands: Demands) -> Candidate:
+    def least(self, outside: OutsideMemory) -> Candidate:
         """The point that takes the least memory, the fastest of its kind."""
-        return min(self.candidates, key=lambda c: (self.needs(c, demands), c.point.time))
+        return min(self.candidates, key=lambda c: (self.needs(c, outside), c.point.time))
 
     def overhead(self, point: SchedulePoint) -> float:
         """Extra time as a fraction of the plain step's."""
@@ -80,7 +80,12 @@ class StepFrontier:
         """The least overhead there is: 0 or less, except where a policy asks for recomputations."""
         return self.overhead(self.candidates[-1].point)
 
-    def choose(self, limit: int | None, max_overhead: float | None, demands: Demands = NOTHING) -> Candidate:
+    def choose(
+        self,
+        limit: int | None,
+        max_overhead: float | None,
+        outside: OutsideMemory = NO_OUTSIDE_MEMORY,
+    ) -> Candidate:
         """The fastest point under a limit (bytes), or the smallest within an overhead (fraction).
 
         The limit holds with what the caller's code takes (:mod:`hybridremat.plans.outside_memory`).
@@ -94,13 +99,13 @@ class StepFrontier:
         """
         if max_overhead is not None and self.fastest_overhead > max_overhead + 1e-12:
             raise too_slow_policy(max_overhead, self.fastest_overhead)
-        needs = [self.needs(candidate, demands) for candidate in self.candidates]
+        needs = [self.needs(candidate, outside) for candidate in self.candidates]
         fitting = [
             c for c, need in zip(self.candidates, needs, strict=True) if limit is None or need <= limit
         ]
         if not fitting:
             assert limit is not None
-            raise self._infeasible(limit, min(needs), demands)
+            raise self._infeasible(limit, min(needs), outside)
         if max_overhead is None:
             return fitting[-1]
         within = [c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12]
@@ -114,18 +119,18 @@ class StepFrontier:
             raise too_slow(limit, max_overhead, takes=self.overhead(fitting[-1].point), least=min(fast))
         return within[-1] if limit is not None else within[0]
 
-    def needs(self, candidate: Candidate, demands: Demands) -> int:
-        """Bytes that the step may take at a point, the caller's demands included."""
+    def needs(self, candidate: Candidate, outside: OutsideMemory) -> int:
+        """Bytes that the step may take at a point, the caller's outside included."""
         point = candidate.point
-        return point.peak if demands.none else schedule_needs(self.graph, point.schedule, demands)
+        return point.peak if outside.none else schedule_needs(self.graph, point.schedule, outside)
 
-    def _infeasible(self, limit: int, least: int, demands: Demands) -> InfeasibleLimitError:
+    def _infeasible(self, limit: int, least: int, outside: OutsideMemory) -> InfeasibleLimitError:
         share = format_share_up(least, self.plain.peak)
         under = f" under policy= ({', '.join(pin.pattern for pin in self.pins)})" if self.pins else ""
         less = ", pin less" if self.pins else ""
-        kept = f", {format_bytes(demands.reserve)} of it kept free by reserve=" if demands.reserve else ""
-        if demands.forwards > 1:
-            kept += f", for {demands.forwards} forwards at a time"
+        kept = f", {format_bytes(outside.reserve)} of it kept free by reserve=" if outside.reserve else ""
+        if outside.forwards > 1:
+            kept += f", for {outside.forwards} forwards at a time"
         return InfeasibleLimitError(
             f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
             f"the least feasible limit for this model and input{under} is {format_bytes(least)} "
@@ -148,7 +153,7 @@ def frontier_points(planning: StepFrontier) -> tuple[FrontierPoint, ...]:
 
 
 def checkpointed(planning: StepFrontier) -> FrontierPoint | None:
-    """What checkpointing each block by itself takes, on the chain of fewest blocks; None without blocks."""
+    """Figures of checkpointing each block, on the chain of fewest blocks; None without blocks."""
     chains = [plan for plan in planning.chains if plan.chain.blocks]
     if not chains:
         return None

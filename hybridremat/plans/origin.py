@@ -50,7 +50,7 @@ class Origin:
 
     @property
     def from_spec(self) -> bool:
-        """Whether the figures are reckoned from a device's data sheet; nothing was run."""
+        """Whether the figures were computed from a device's data sheet, without running anything."""
         return self.device_name.endswith(SPEC_MARK)
 
 

@@ -1,11 +1,11 @@
-"""What the step needs beyond its own peak: the caller's code between the phases, and further forwards.
+"""Outside memory: what the caller's code and further forwards take beyond the step's own peak.
 
-The caller's code (a loss outside the model) has nothing while the model's forward runs. Between the phases
-it has up to ``reserve`` bytes beside what the forward left. When the model's backward starts, the gradients
-of the outputs are part of what it had, and they are counted in the graph; the rest may still be held.
+The caller's code (a loss outside the model) takes nothing while the model's forward runs. Between the phases
+it takes up to ``reserve`` bytes on top of what the forward left. When the model's backward starts, the gradients
+of the outputs are part of that, and they are counted in the graph; the rest may still be held.
 
-With ``forwards`` = k, up to k forwards wait for their backward: k − 1 sets of saved values and outputs lie
-beside the phase that runs. The parameter gradients of the backwards that are over lie there too, and adding
+With ``forwards`` = k, up to k forwards wait for their backward: k − 1 sets of saved values and outputs are
+alive beside the phase that runs. So are the parameter gradients of the backwards that are over, and adding
 the next ones to them takes the largest once more.
 """
 
@@ -18,8 +18,8 @@ from hybridremat.graph.memory import step_memory
 
 
 @dataclass(frozen=True)
-class Demands:
-    """What the caller does beyond one forward and its backward; ``reserve`` in bytes."""
+class OutsideMemory:
+    """The caller's part: ``reserve`` bytes between the phases, and ``forwards`` that wait at one time."""
 
     reserve: int = 0
     forwards: int = 1
@@ -30,32 +30,32 @@ class Demands:
         return not self.reserve and self.forwards == 1
 
 
-NOTHING = Demands()
+NO_OUTSIDE_MEMORY = OutsideMemory()
 
 
 @dataclass(frozen=True)
 class PhasePeaks:
-    """Bytes of one step: the peak of each phase, and what lies between them, outputs included."""
+    """Bytes of one step: the peak of each phase, and what is alive between them, outputs included."""
 
     forward: int
     backward: int
     between: int
 
 
-def needed_bytes(graph: JointGraph, peaks: PhasePeaks, demands: Demands) -> int:
-    """Most step memory in bytes, with what the caller does."""
-    beside = beside_phases(graph, peaks.between, demands)
+def needed_bytes(graph: JointGraph, peaks: PhasePeaks, outside: OutsideMemory) -> int:
+    """Most step memory in bytes, outside memory included."""
+    beside = outside_phases(graph, peaks.between, outside)
     return max(
         peaks.forward + beside.forward, peaks.between + beside.between, peaks.backward + beside.backward
     )
 
 
-def beside_phases(graph: JointGraph, between: int, demands: Demands) -> PhasePeaks:
-    """Bytes that lie beside each phase of a step, and beside what is alive ``between`` them (bytes)."""
-    waiting = (demands.forwards - 1) * between
-    held = max(0, demands.reserve - tangent_bytes(graph))
-    earlier = _accumulated_bytes(graph) if demands.forwards > 1 else 0
-    return PhasePeaks(forward=waiting, between=waiting + demands.reserve, backward=waiting + held + earlier)
+def outside_phases(graph: JointGraph, between: int, outside: OutsideMemory) -> PhasePeaks:
+    """Outside memory during each phase of a step with ``between`` bytes alive between its phases."""
+    waiting = (outside.forwards - 1) * between
+    held = max(0, outside.reserve - tangent_bytes(graph))
+    earlier = _accumulated_bytes(graph) if outside.forwards > 1 else 0
+    return PhasePeaks(forward=waiting, between=waiting + outside.reserve, backward=waiting + held + earlier)
 
 
 def tangent_bytes(graph: JointGraph) -> int:
@@ -68,7 +68,7 @@ def _accumulated_bytes(graph: JointGraph) -> int:
     return sum(sizes) + max(sizes, default=0)
 
 
-def schedule_needs(graph: JointGraph, schedule: Schedule, demands: Demands) -> int:
+def schedule_needs(graph: JointGraph, schedule: Schedule, outside: OutsideMemory) -> int:
     """:func:`needed_bytes` of a schedule, outputs taken to be alive between the phases."""
     memory = step_memory(graph, schedule)
     released = sum(graph.values[value].bytes for value in graph.released_outputs)
@@ -78,4 +78,4 @@ def schedule_needs(graph: JointGraph, schedule: Schedule, demands: Demands) -> i
         backward=max(memory.profile[split:], default=0),
         between=memory.saved + released,
     )
-    return needed_bytes(graph, peaks, demands)
+    return needed_bytes(graph, peaks, outside)

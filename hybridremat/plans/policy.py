@@ -74,7 +74,7 @@ def resolve_policy(graph: JointGraph, policy: Policy | None) -> Pinned:
     """The ops and values that a policy pins in a graph.
 
     Of what must be recomputed only that counts which the backward can need: the counters of a normalization
-    are outputs of the step, and nobody reads them.
+    are outputs of the step that no op reads.
 
     Raises
     ------

@@ -12,7 +12,7 @@ from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.types import Option
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.memory import MemorySimulator, schedule_time
-from hybridremat.plans.outside_memory import Demands, beside_phases, schedule_needs
+from hybridremat.plans.outside_memory import OutsideMemory, outside_phases, schedule_needs
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import policy_of, resolve_policy
 from hybridremat.plans.records import PlanDetails
@@ -68,10 +68,10 @@ class WhatIf:
 
     def __init__(self, plan: PlanData, details: PlanDetails) -> None:
         self._plan, self._details, self._graph = plan, details, details.graph
-        self._demands = Demands(plan.reserve, plan.forwards)
+        self._outside = OutsideMemory(plan.reserve, plan.forwards)
         self._limit = plan.needed if plan.memory_limit is None else plan.memory_limit
         self._time = schedule_time(self._graph, plan.schedule)
-        self._profile = self._profile_with_demands()
+        self._profile = self._profile_with_outside()
         chain = details.chain
         self._sets = details.block_options
         bindings = [bind_block(chain, index) for index in range(len(chain.blocks))]
@@ -123,11 +123,11 @@ class WhatIf:
     def _free(self, places: np.ndarray) -> int:
         return self._limit - int(self._profile[places].max(initial=0))
 
-    def _profile_with_demands(self) -> np.ndarray:
+    def _profile_with_outside(self) -> np.ndarray:
         schedule = self._plan.schedule
         memory = MemorySimulator(self._graph)(schedule)
         released = sum(self._graph.values[value].bytes for value in self._graph.released_outputs)
-        beside = beside_phases(self._graph, memory.saved + released, self._demands)
+        beside = outside_phases(self._graph, memory.saved + released, self._outside)
         profile = np.array(memory.profile, np.int64)
         profile[: schedule.num_forward] += beside.forward
         profile[schedule.num_forward :] += beside.backward
@@ -143,7 +143,7 @@ class WhatIf:
         return self._changed(self._mend(self._flatten(decisions)))
 
     def _changed(self, schedule: Schedule) -> Change:
-        needed = schedule_needs(self._graph, schedule, self._demands)
+        needed = schedule_needs(self._graph, schedule, self._outside)
         return Change(
             needed=needed,
             more_bytes=needed - self._plan.needed,

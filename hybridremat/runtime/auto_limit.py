@@ -1,4 +1,4 @@
-"""``memory_limit="auto"``: what a CUDA device has left for the training step, reckoned before planning.
+"""``memory_limit="auto"``: what a CUDA device has left for the training step, computed before planning.
 
 What is left is what the driver calls free, and what PyTorch's allocator holds without using it. From that go
 a margin, and the optimizer's state, which the first ``optimizer.step()`` allocates and which is resident from
@@ -32,7 +32,7 @@ MARGIN_SHARE, LEAST_MARGIN = 0.02, 256 << 20
 
 @dataclass(frozen=True)
 class AutoLimit:
-    """How a limit was reckoned; all but the device in bytes.
+    """How a limit was computed; all but the device in bytes.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ def auto_limit(
 
 
 def with_auto_limit(settings: Settings, model: nn.Module) -> Settings:
-    """The settings with ``"auto"`` reckoned: bytes, and how they were found; others as they are.
+    """The settings with ``"auto"`` as bytes, and how they were found; other settings are unchanged.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Key/value caches of transformers models: dead weight in training."""
+"""Key/value caches of transformers models, which training does not need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def without_caches(configs: Sequence[Any]) -> Iterator[None]:
-    """``use_cache`` is off in these configurations meanwhile."""
+    """Switch ``use_cache`` off in these configurations inside."""
     switched = [config for config in configs if config.use_cache is True]
     for config in switched:
         config.use_cache = False

@@ -96,7 +96,7 @@ class PlannedCall:
             )
 
     def _run(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a step; where breaks are planned, one whose graphs have changed is first surveyed again."""
+        """Run a step; where breaks are planned, a step whose graphs have changed is surveyed again first."""
         if step.breaks is not None:
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             step.breaks.enter(watch([*self.model.parameters(), *self.model.buffers(), *inputs]))
@@ -120,7 +120,7 @@ class PlannedCall:
         """A step that knows the graphs of these inputs: one path more, or else all of it planned anew."""
         if step.breaks is not None:
             with suppress(InfeasibleLimitError):
-                step.breaks.learn(self._maker.path(args, kwargs), on_infeasible="error")
+                step.breaks.add_path(self._maker.path(args, kwargs), on_infeasible="error")
                 return step
         anew = self._steps[self._key(args, kwargs)] = self._maker.planned(args, kwargs)
         return anew
@@ -143,7 +143,7 @@ class PlannedCall:
             known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
             if known and step.breaks is not None and (survey := self._maker.path(args, kwargs)) is not None:
-                step.breaks.learn(survey, self.context.settings.on_infeasible)
+                step.breaks.add_path(survey, self.context.settings.on_infeasible)
         if not step.backend.captured:
             raise no_backward(self.model)
         if step.breaks is None:

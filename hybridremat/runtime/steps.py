@@ -86,7 +86,7 @@ class StepMaker:
                 given, named = copied((args, kwargs), self.model)
                 yield lambda: run_once(self.model, compiled, backend, given, named)
 
-        survey.learn(trial, model_device(self.model))
+        survey.run(trial, model_device(self.model))
         if not survey.order:
             raise nothing_captured(self.model)
         if not survey.has_breaks:

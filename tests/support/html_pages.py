@@ -8,7 +8,7 @@ from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.pipeline import plan_graph
 from hybridremat.planning.plan import Plan
 from hybridremat.plans.origin import Origin, TensorSpec
-from hybridremat.plans.outside_memory import NOTHING
+from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from support.nets import transformer
 from support.quick_planning import QUICK
 
@@ -40,7 +40,13 @@ def planned(layers: int, share: float) -> Plan:
     limit = round(least + share * (plain - least))
     chosen = planning.choose(limit, None)
     return plan_of_point(
-        planning, chosen, limit=limit, asked=limit, demands=NOTHING, cost_model="flops", origin=ORIGIN
+        planning,
+        chosen,
+        limit=limit,
+        asked=limit,
+        outside=NO_OUTSIDE_MEMORY,
+        cost_model="flops",
+        origin=ORIGIN,
     )
 
 
