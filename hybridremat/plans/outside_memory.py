@@ -1,8 +1,8 @@
 """Outside memory: what the caller's code and further forwards take beyond the step's own peak.
 
 The caller's code (a loss outside the model) takes nothing while the model's forward runs. Between the phases
-it takes up to ``reserve`` bytes on top of what the forward left. When the model's backward starts, the gradients
-of the outputs are part of that, and they are counted in the graph; the rest may still be held.
+it takes up to ``reserve`` bytes on top of what the forward left. When the model's backward starts, the
+gradients of the outputs are part of that, and they are counted in the graph; the rest may still be held.
 
 With ``forwards`` = k, up to k forwards wait for their backward: k − 1 sets of saved values and outputs are
 alive beside the phase that runs. So are the parameter gradients of the backwards that are over, and adding
