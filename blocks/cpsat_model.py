@@ -149,7 +149,7 @@ class BlockModel:
             self.demands.append(demand)
 
     def _add_forward_peak(self) -> None:
-        """Exact and linear: at op k, what was made and is still read, its temporary, and what is saved."""
+        """Exact and linear: at op k, what was made and is still read, its workspace, and what is saved."""
         ops, units = self.problem.ops, self.scale
         for k, op in enumerate(ops):
             fixed, terms = 0, []

@@ -1,8 +1,9 @@
-"""Answers to "least time within these limits", with as few solves as possible.
+"""CP-SAT solves of one block: least time within given limits, with as few solves as possible.
 
 Least time falls as limits grow. So what is proved at one pair of limits says much about others: an option
 that fits tighter limits and is no slower than a bound proved at looser ones is optimal there too, and what is
-infeasible stays infeasible when limits tighten. Only questions left open by that go to CP-SAT.
+infeasible stays infeasible when limits tighten. Only questions left open by that go to CP-SAT, and what it
+finds is replayed exactly.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hybridremat.blocks.lattice import Lattice
 
 Sizes = NDArray[np.int64]
-Choice = NDArray[np.bool_]
+Marks = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ForwardCosts:
     saved: Sizes
     peak: Sizes
     time: Sizes
-    runs: dict[int, Choice]
+    runs: dict[int, Marks]
 
 
 def forward_costs(lattice: Lattice) -> ForwardCosts:
@@ -35,7 +35,7 @@ def forward_costs(lattice: Lattice) -> ForwardCosts:
     problem, scale = lattice.problem, lattice.scale
     count = len(lattice.values)
     sets = np.arange(1 << count)
-    bits: dict[int, Choice] = {}
+    bits: dict[int, Marks] = {}
     for axis, twins in enumerate(lattice.values):
         bits |= dict.fromkeys(twins, (sets >> (count - 1 - axis) & 1).astype(bool))
     runs = _runs(lattice, bits, len(sets))
@@ -56,9 +56,9 @@ def forward_costs(lattice: Lattice) -> ForwardCosts:
     return ForwardCosts(saved, peak, time, runs)
 
 
-def _runs(lattice: Lattice, bits: dict[int, Choice], size: int) -> dict[int, Choice]:
+def _runs(lattice: Lattice, bits: dict[int, Marks], size: int) -> dict[int, Marks]:
     ops = lattice.problem.ops
-    runs: dict[int, Choice] = {}
+    runs: dict[int, Marks] = {}
     for c in reversed(range(len(ops))):
         if ops[c].optional:
             runs[c] = np.zeros(size, bool)
@@ -72,8 +72,8 @@ def _runs(lattice: Lattice, bits: dict[int, Choice], size: int) -> dict[int, Cho
 
 
 def _alive(
-    lattice: Lattice, d: int, k: int, bits: dict[int, Choice], runs: dict[int, Choice], size: int
-) -> Choice | bool:
+    lattice: Lattice, d: int, k: int, bits: dict[int, Marks], runs: dict[int, Marks], size: int
+) -> Marks | bool:
     """In which sets value d, made at or before op k, is alive at op k of the forward."""
     problem, c = lattice.problem, lattice.producer[d]
     if c == k:

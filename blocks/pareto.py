@@ -1,7 +1,9 @@
 """The Pareto set of one block: all nondominated ways to run it.
 
 Blocks with few enough values are answered from sweeps of their lattice (:mod:`hybridremat.blocks.surface`),
-the others by CP-SAT (:mod:`hybridremat.blocks.epsilon_constraint`).
+the others by CP-SAT (:mod:`hybridremat.blocks.epsilon_constraint`). Options of one block serve another with
+the same ops and other sizes (another input shape): what an option does does not depend on sizes, and its
+figures are counted anew by the simulator, so they are exact; only a better option may be missing.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ def _sweep(lattice: Lattice, effort: Effort) -> OptionSet:
 def nondominated(options: Sequence[Option], problem: BlockProblem | None = None) -> tuple[Option, ...]:
     """Options not matched or beaten in all four figures by another, by time, then saved bytes.
 
-    An option that leaves far outputs alone is beaten only by one that leaves them alone, too, and one that is
-    not late for ``problem`` only by another such.
+    An option that leaves skip values unread is beaten only by one that leaves them unread, too, and one that
+    serves the first run of ``problem`` only by another such.
     """
     ordered = sorted(
         options,
@@ -83,12 +85,12 @@ def nondominated(options: Sequence[Option], problem: BlockProblem | None = None)
     )
     if not ordered:
         return ()
-    far = sorted(frozenset[int]().union(*(o.idle for o in ordered)))
-    late = [problem is not None and problem.rerun_only(o) for o in ordered]
+    unread = sorted(frozenset[int]().union(*(o.idle for o in ordered)))
+    rerun_only = [problem is not None and problem.rerun_only(o) for o in ordered]
     table = np.array(
         [
-            (*_figures(o), *(d not in o.idle for d in far), after)
-            for o, after in zip(ordered, late, strict=True)
+            (*_figures(o), *(d not in o.idle for d in unread), only)
+            for o, only in zip(ordered, rerun_only, strict=True)
         ]
     )
     kept: list[int] = []
@@ -116,12 +118,12 @@ def block_structure(problem: BlockProblem) -> Hashable:
 def reuse_options(problem: BlockProblem, known: OptionSet) -> OptionSet:
     """The options of a block of equal :func:`block_structure`, with the figures they have in this one."""
     return OptionSet(
-        options=nondominated(_counted(problem, known.options, solo=False), problem),
-        solo=nondominated(_counted(problem, known.solo, solo=True)),
+        options=nondominated(_simulated(problem, known.options, solo=False), problem),
+        solo=nondominated(_simulated(problem, known.solo, solo=True)),
     )
 
 
-def _counted(problem: BlockProblem, options: Iterable[Option], *, solo: bool) -> list[Option]:
+def _simulated(problem: BlockProblem, options: Iterable[Option], *, solo: bool) -> list[Option]:
     return [
         simulate_option(problem.for_rerun, option.saved, option.optional_forward, option.recompute, solo=solo)
         for option in options

@@ -1,8 +1,8 @@
-"""Which peak limits to look at: the range is divided where the curves of two limits differ most.
+"""Which peak limits to look at: the range is divided where the trade-offs of two limits differ most.
 
-Two limits with the same curve of time against saved bytes have nothing between them, so an interval is done
-when its curves differ by no more than the tolerance. Where nothing fits below some limit, the least feasible
-peak is closed in on first.
+Two limits with the same trade-off of time against saved bytes have nothing between them, so an interval is
+done when its trade-offs differ by no more than the tolerance. Where nothing fits below some limit, the least
+feasible peak is searched for first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def explore_peak_limits(surface: Surface, *, limits: int, resolution: float, muc
     top = -(-max(max(o.forward_peak, o.backward_peak) for o in _ends(surface)) // scale.unit)
     low = max((max(step.during, step.tail) for step in scale.steps), default=0) - 1
     (loosest,) = surface.tradeoffs([top])
-    nothing = Tradeoff.nothing(low, len(surface.families))
+    nothing = Tradeoff.infeasible(low, len(surface.families))
     intervals = [_Interval.between(nothing, loosest, surface, much)]
     while intervals and surface.sweeps < limits:
         found = [(interval.stake(surface, resolution, top - low), interval) for interval in intervals]
@@ -46,10 +46,10 @@ def explore_peak_limits(surface: Surface, *, limits: int, resolution: float, muc
         chosen = [interval for _, interval in worth[:room]]
         share = room if len(chosen) == 1 else 1
         places = [interval.places(share, (top - low) * FINE) for interval in chosen]
-        curves = iter(surface.tradeoffs([limit for inner in places for limit in inner]))
+        tradeoffs = iter(surface.tradeoffs([limit for inner in places for limit in inner]))
         intervals = [interval for _, interval in worth[room:]]
         for interval, inner in zip(chosen, places, strict=True):
-            row = [interval.tight, *(next(curves) for _ in inner), interval.loose]
+            row = [interval.tight, *(next(tradeoffs) for _ in inner), interval.loose]
             intervals += [_Interval.between(a, b, surface, much) for a, b in pairwise(row)]
 
 
@@ -64,7 +64,7 @@ class _Interval:
 
     @staticmethod
     def between(tight: Tradeoff, loose: Tradeoff, surface: Surface, much: int) -> _Interval:
-        """The interval of two neighbouring limits' curves, with what is lost by solving none between them."""
+        """The interval of two neighbouring limits, with what is lost by solving none between them."""
         return _Interval(tight, loose, *loose.lost(tight, much, surface.tolerance))
 
     def stake(self, surface: Surface, resolution: float, whole: int) -> float:
@@ -92,7 +92,7 @@ def _ends(surface: Surface) -> list[Option]:
         options = [
             option
             for option in surface.options
-            if option.idle >= family.idle and (family.late or not problem.rerun_only(option))
+            if option.idle >= family.unread and (family.rerun_only or not problem.rerun_only(option))
         ]
         if options:
             ends.append(min(options, key=lambda o: (o.time, o.saved_bytes)))

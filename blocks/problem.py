@@ -87,7 +87,7 @@ def _check_reads(chain: Chain, index: int, ops: tuple[int, ...], made: set[int])
 
 
 def _forward_op(graph: JointGraph, op_id: int, local: dict[int, int], always: frozenset[int]) -> ForwardOp:
-    """Outputs that nobody reads die with the op: they count as its temporary."""
+    """Outputs that nobody reads die with the op: they count as its workspace."""
     op = graph.ops[op_id]
     unread = sum(graph.values[v].bytes for v in op.writes if v not in local and v not in always)
     return ForwardOp(

@@ -51,20 +51,20 @@ def simulate_option(
         it must not read as the forward left it.
     """
     _check_choice(problem, saved, optional_forward, recompute, solo)
-    replay = _Simulation(problem, frozenset(saved) | problem.outputs)
+    simulation = _Simulation(problem, frozenset(saved) | problem.outputs)
     if not solo:
         for c, op in enumerate(problem.ops):
             if not op.optional or c in optional_forward:
-                replay.run(c, gradient=0)
-    split = replay.close_forward()
+                simulation.run(c, gradient=0)
+    split = simulation.close_forward()
     gradient = problem.gradient_in
     for j, step in enumerate(problem.steps):
         for c in recompute[j]:
-            replay.run(c, gradient=gradient)
-        replay.step(j)
+            simulation.run(c, gradient=gradient)
+        simulation.step(j)
         gradient = step.after
-    levels = replay.levels()
-    crossing = sorted(v.value for v in replay.versions if v.birth < split <= v.last)
+    levels = simulation.levels()
+    crossing = sorted(v.value for v in simulation.versions if v.birth < split <= v.last)
     if not problem.never_saved.isdisjoint(crossing):
         raise ValueError(f"values {sorted(problem.never_saved.intersection(crossing))} must not be saved")
     kept = sorted(set(crossing) | (frozenset() if solo else problem.outputs))

@@ -1,7 +1,7 @@
 """The options of one block from sweeps of its lattice: every saved size at once, one peak limit at a time.
 
-Later blocks may let a far output go before this block's backward runs; then it pays that this backward
-leaves it alone. That is no figure of the block, so such options are looked for apart.
+Later blocks may free an output that is a skip value before this block's backward runs, if this backward
+does not read it. That is no figure of the block, so such options are looked for apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hybridremat.blocks.forward_costs import forward_costs
 from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.simulate import simulate_option
-from hybridremat.blocks.sweep import NEVER, Sweep, decode, run_sweep
+from hybridremat.blocks.sweep import INFEASIBLE, Sweep, recomputations, run_sweep
 from hybridremat.blocks.tradeoff import FamilyTradeoff, Tradeoff
 from hybridremat.blocks.types import BlockProblem, Option
 
@@ -27,19 +27,19 @@ MOST_ENTRIES: Final = 2**19
 
 @dataclass(frozen=True)
 class OptionFamily:
-    """Options that leave the far outputs ``idle`` alone: their sets of values, by rising saved bytes.
+    """Options whose backward leaves the skip values ``unread``: their sets of values, by rising saved bytes.
 
-    ``late``: they may save what must not be saved, for a block that runs again in the backward.
+    ``rerun_only``: they may save what must not be saved, for a block that runs again in the backward.
     """
 
-    idle: frozenset[int]
+    unread: frozenset[int]
     order: NDArray[np.int64]
-    late: bool = False
+    rerun_only: bool = False
 
 
 @dataclass
 class Surface:
-    """Options of one block, found curve by curve.
+    """Options of one block, found one peak limit at a time.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Surface:
         self.forward = forward_costs(self.lattice)
         self.families = tuple(_families(self.lattice, self.forward.saved))
         problem = self.lattice.problem
-        self._ordinary, self._alone = (
+        self._ordinary, self._solo = (
             ParetoArchive(problem),
             ParetoArchive(replace(problem, skip_values=frozenset())),
         )
@@ -71,32 +71,32 @@ class Surface:
     @property
     def solo(self) -> list[Option]:
         """Solo options found, simulated."""
-        return self._alone.options
+        return self._solo.options
 
     def tradeoffs(self, limits: Sequence[int]) -> list[Tradeoff]:
-        """Curves at ``limits`` (units); their options are added to those known."""
+        """Trade-offs at ``limits`` (units); their options are added to those known."""
         found = []
         for first in range(0, len(limits), self.batch):
             some = limits[first : first + self.batch]
             sweep = run_sweep(self.lattice, np.array(some, np.int64))
             table = sweep.times.reshape(-1, len(some))
-            found += [self._curve(sweep, table[:, k], k, limit) for k, limit in enumerate(some)]
+            found += [self._tradeoff(sweep, table[:, k], k, limit) for k, limit in enumerate(some)]
         self.sweeps += len(limits)
         return found
 
-    def _curve(self, sweep: Sweep, backward: NDArray[np.int32], k: int, limit: int) -> Tradeoff:
+    def _tradeoff(self, sweep: Sweep, backward: NDArray[np.int32], k: int, limit: int) -> Tradeoff:
         times = backward + self.forward.time
-        times[(self.forward.peak > limit) | (times >= NEVER)] = NEVER
-        lines = tuple(self._line(family, sweep, times, k, limit) for family in self.families)
+        times[(self.forward.peak > limit) | (times >= INFEASIBLE)] = INFEASIBLE
+        families = tuple(self._family_tradeoff(family, sweep, times, k, limit) for family in self.families)
         solo = int(backward[0])
-        solo_peak = self._solo(sweep, k, limit, solo) if solo < NEVER else 0
-        return Tradeoff(limit, lines, solo, solo_peak)
+        solo_peak = self._solo_peak(sweep, k, limit, solo) if solo < INFEASIBLE else 0
+        return Tradeoff(limit, families, solo, solo_peak)
 
-    def _line(
+    def _family_tradeoff(
         self, family: OptionFamily, sweep: Sweep, times: NDArray[np.int64], k: int, limit: int
     ) -> FamilyTradeoff:
         best = np.minimum.accumulate(times[family.order])
-        falls = np.flatnonzero(best < np.concatenate(([NEVER], best[:-1])))
+        falls = np.flatnonzero(best < np.concatenate(([INFEASIBLE], best[:-1])))
         kept = family.order[self._worth(falls, best)]
         peaks = [self._option(family, sweep, int(c), k, limit, int(times[c])) for c in kept]
         return FamilyTradeoff(self.forward.saved[kept], times[kept], np.array(peaks, np.int64))
@@ -116,26 +116,26 @@ class Surface:
         unit, tick = self.lattice.scale.unit, self.lattice.scale.tick
         saved = int(self.forward.saved[chosen])
         option = self._ordinary.as_good(
-            saved * unit, limit * unit, time * tick, family.idle, late=family.late
+            saved * unit, limit * unit, time * tick, family.unread, rerun_only=family.rerun_only
         )
         if option is None:
             last = len(self.lattice.values) - 1
             axes = (ds for axis, ds in enumerate(self.lattice.values) if chosen >> (last - axis) & 1)
             early = [c for c, runs in self.forward.runs.items() if runs[chosen]]
-            again = decode(self.lattice, sweep, chosen, k)
-            problem = self.lattice.problem.for_rerun if family.late else self.lattice.problem
+            again = recomputations(self.lattice, sweep, chosen, k)
+            problem = self.lattice.problem.for_rerun if family.rerun_only else self.lattice.problem
             option = simulate_option(problem, [d for ds in axes for d in ds], early, again)
             self._ordinary.add(option)
         return self._peak(option)
 
-    def _solo(self, sweep: Sweep, k: int, limit: int, time: int) -> int:
+    def _solo_peak(self, sweep: Sweep, k: int, limit: int, time: int) -> int:
         """Add the solo option, unless a known one is as good; its peak in units."""
         unit, tick = self.lattice.scale.unit, self.lattice.scale.tick
-        option = self._alone.as_good(0, limit * unit, time * tick, frozenset())
+        option = self._solo.as_good(0, limit * unit, time * tick, frozenset())
         if option is None:
-            again = decode(self.lattice, sweep, 0, k)
+            again = recomputations(self.lattice, sweep, 0, k)
             option = simulate_option(self.lattice.problem, (), (), again, solo=True)
-            self._alone.add(option)
+            self._solo.add(option)
         return self._peak(option)
 
     def _peak(self, option: Option) -> int:
@@ -143,32 +143,32 @@ class Surface:
 
 
 def _families(lattice: Lattice, saved: NDArray[np.int64]) -> Iterator[OptionFamily]:
-    """By what is left alone of the far outputs that the backward could read."""
+    """By which of the skip values that the backward could read it leaves unread."""
     problem, last = lattice.problem, len(lattice.values) - 1
     axes = {axis for axis, ds in enumerate(lattice.values) if problem.skip_values.intersection(ds)}
-    unread = problem.skip_values.difference(*lattice.values)
+    never_read = problem.skip_values.difference(*lattice.values)
     sets = np.argsort(saved, kind="stable")
     barred = sum(1 << (last - axis) for axis, ds in enumerate(lattice.values) if problem.never_saved & {*ds})
     if barred:
-        yield OptionFamily(unread, sets, late=True)
+        yield OptionFamily(never_read, sets, rerun_only=True)
     sets = sets[sets & barred == 0]
     # none, each alone, all: the sets between bring little
     for count in sorted({0, min(1, len(axes)), len(axes)}):
         for chosen in combinations(sorted(axes), count):
             without = sum(1 << (last - axis) for axis in chosen)
-            idle = unread.union(
+            unread = never_read.union(
                 d for axis in chosen for d in lattice.values[axis] if d in problem.skip_values
             )
-            yield OptionFamily(idle, sets[sets & without == 0])
+            yield OptionFamily(unread, sets[sets & without == 0])
 
 
 class ParetoArchive:
-    """Options and their figures: saved bytes, higher peak, time, whether late, far outputs not left alone."""
+    """Options so far, and their figures: saved bytes, higher peak, time, rerun only, skip values read."""
 
     def __init__(self, problem: BlockProblem) -> None:
         self.options: list[Option] = []
-        self._problem, self._far = problem, sorted(problem.skip_values)
-        self._figures = np.empty((64, 4 + len(self._far)), np.int64)
+        self._problem, self._skip_values = problem, sorted(problem.skip_values)
+        self._figures = np.empty((64, 4 + len(self._skip_values)), np.int64)
 
     def add(self, option: Option) -> None:
         """One more option."""
@@ -176,18 +176,18 @@ class ParetoArchive:
         if count == len(self._figures):
             self._figures = np.concatenate((self._figures, np.empty_like(self._figures)))
         peak = max(option.forward_peak, option.backward_peak)
-        late = self._problem.rerun_only(option)
-        self._figures[count] = (option.saved_bytes, peak, option.time, late, *self._read(option.idle))
+        rerun_only = self._problem.rerun_only(option)
+        self._figures[count] = (option.saved_bytes, peak, option.time, rerun_only, *self._read(option.idle))
         self.options.append(option)
 
     def as_good(
-        self, saved: int, peak: int, time: int, idle: frozenset[int], *, late: bool = False
+        self, saved: int, peak: int, time: int, unread: frozenset[int], *, rerun_only: bool = False
     ) -> Option | None:
-        """The first option that needs no more of anything, leaves as much alone, and is late only if so."""
-        most = np.array((saved, peak, time, late, *self._read(idle)))
+        """The first option that needs no more, leaves as much unread, and is for reruns only if asked."""
+        most = np.array((saved, peak, time, rerun_only, *self._read(unread)))
         worse = (self._figures[: len(self.options)] > most).max(axis=1)
         good = np.flatnonzero(~worse)
         return self.options[good[0]] if len(good) else None
 
-    def _read(self, idle: frozenset[int]) -> list[bool]:
-        return [d not in idle for d in self._far]
+    def _read(self, unread: frozenset[int]) -> list[bool]:
+        return [d not in unread for d in self._skip_values]

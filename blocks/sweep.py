@@ -15,7 +15,7 @@ Flags = NDArray[np.bool_]
 Drop = tuple[int, Flags]
 """An axis (a value) and where it pays to drop that value."""
 
-NEVER: Final = 2**29
+INFEASIBLE: Final = 2**29
 """Time units of what is impossible."""
 
 
@@ -39,7 +39,7 @@ class Sweep:
     times
         Backward time units by set of saved values (an axis of length 2 for each) and limit (last axis).
     stages
-        For each step, its slots in order and the values that go after it.
+        For each step, its reruns in order and the values that go after it.
     """
 
     times: Times
@@ -54,8 +54,8 @@ def run_sweep(lattice: Lattice, limits: NDArray[np.int64]) -> Sweep:
     for j in reversed(range(len(lattice.members))):
         used = sizes[(0,) * (len(lattice.values) - lattice.width[j])]
         times, gone = _step(lattice, j, times, used, limits)
-        slots = [_slot(lattice, j, row, times, used, limits) for row in reversed(lattice.members[j])]
-        stages.append((tuple(reversed(slots)), gone))
+        reruns = [_rerun(lattice, j, row, times, used, limits) for row in reversed(lattice.members[j])]
+        stages.append((tuple(reversed(reruns)), gone))
     return Sweep(times, tuple(reversed(stages)))
 
 
@@ -66,8 +66,8 @@ def _step(
     step, bits = lattice.scale.steps[j], lattice.width[j]
     fresh = bits - (after.ndim - 1)
     stay = used[(0,) * fresh]
-    after = np.where(stay[..., None] + step.tail > limits, np.int32(NEVER), after)
-    times = np.full((2,) * bits + (len(limits),), NEVER, np.int32)
+    after = np.where(stay[..., None] + step.tail > limits, np.int32(INFEASIBLE), after)
+    times = np.full((2,) * bits + (len(limits),), INFEASIBLE, np.int32)
     reads = lattice.axes(j, step.reads)
     times[tuple(int(axis in reads) for axis in range(fresh))] = after
     gone = []
@@ -76,12 +76,12 @@ def _step(
         gone.append((axis, dropped < kept))
         np.minimum(kept, dropped, out=kept)
     for axis in reads:
-        times[at(bits, {axis: 0})] = NEVER
-    np.copyto(times, NEVER, where=used[..., None] + step.during > limits)
+        times[at(bits, {axis: 0})] = INFEASIBLE
+    np.copyto(times, INFEASIBLE, where=used[..., None] + step.during > limits)
     return times, tuple(gone)
 
 
-def _slot(
+def _rerun(
     lattice: Lattice,
     j: int,
     row: tuple[int, ...],
@@ -109,27 +109,27 @@ def _slot(
         aside = sum(units[d] for d in ops[c].writes if not lattice.axes(j, (d,)))
         aside += sum(units[d] for d in ops[c].reads if d in inner)
         room = limits - lattice.scale.temp_units[c] - aside - before
-        np.copyto(best, NEVER, where=used[at(bits, reads | made)][..., None] > room)
+        np.copyto(best, INFEASIBLE, where=used[at(bits, reads | made)][..., None] > room)
     target = times[at(bits, reads | dict.fromkeys(writes, 0))]
     runs = best < target
     np.minimum(target, best, out=target)
     return Rerun(row, tuple(reads), writes, runs, tuple(drops))
 
 
-def decode(lattice: Lattice, sweep: Sweep, saved: int, limit: int) -> tuple[tuple[int, ...], ...]:
+def recomputations(lattice: Lattice, sweep: Sweep, saved: int, limit: int) -> tuple[tuple[int, ...], ...]:
     """For each step the ops that run before it, from the set with flat index ``saved``."""
     alive = [saved >> axis & 1 for axis in reversed(range(len(lattice.values)))]
     recompute = []
-    for j, (slots, gone) in enumerate(sweep.stages):
+    for j, (reruns, gone) in enumerate(sweep.stages):
         alive = alive[len(alive) - lattice.width[j] :]
         ran: list[int] = []
-        for slot in slots:
-            possible = all(alive[a] for a in slot.reads) and not any(alive[a] for a in slot.writes)
-            if possible and _flag(slot.runs, alive, limit):
-                ran += slot.ops
-                for axis in slot.writes:
+        for rerun in reruns:
+            possible = all(alive[a] for a in rerun.reads) and not any(alive[a] for a in rerun.writes)
+            if possible and _flag(rerun.runs, alive, limit):
+                ran += rerun.ops
+                for axis in rerun.writes:
                     alive[axis] = 1
-                _drop(slot.drops, alive, limit)
+                _drop(rerun.drops, alive, limit)
         _drop(gone, alive, limit)
         recompute.append(tuple(ran))
     return tuple(recompute)

@@ -1,4 +1,4 @@
-"""One block as integers: what the solver, the simulator and the chain program exchange.
+"""One block as integers: what solver, simulator and chain program exchange, and how much work to spend.
 
 A :class:`BlockProblem` is canonical: it holds no global ids, so identical blocks (the layers of a
 Transformer) are equal and hash alike. A :class:`BlockBinding` ties it to the ops of one place.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class ForwardOp:
-    """Forward or optional op c: local value indexes it reads and writes, its time and temporary."""
+    """Forward or optional op c: local value indexes it reads and writes, its time and workspace."""
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -30,7 +30,7 @@ class BackwardStep:
     reads
         Local values that the step needs.
     during
-        Most gradient bytes alive while ops that need ``reads`` run, temporaries included.
+        Most gradient bytes alive while ops that need ``reads`` run, workspace included.
     tail
         Most gradient bytes alive while the merged ops that need no forward value run (0 if none):
         ``reads`` may be gone by then.
@@ -52,7 +52,7 @@ class BlockProblem:
     execution order; ``outputs`` are the local values that leave the block (kept with every ordinary
     option, dropped by solo options); ``held_forward`` live to the end of the block's first forward
     (released step outputs) without being saved; ``gradient_in`` are the gradient bytes that enter;
-    ``skip_values`` are outputs that other blocks may let go before this block's backward: to leave them alone
+    ``skip_values`` are outputs that other blocks may free before this block's backward: to leave them unread
     there can pay; ``never_saved`` are values that the backward must not read as the forward left them.
 
     Values that are alive anyway (block inputs, the chain's ``always``) are not part of the block.
@@ -73,7 +73,7 @@ class BlockProblem:
         return replace(self, never_saved=frozenset())
 
     def rerun_only(self, option: Option) -> bool:
-        """Whether an ordinary option saves what must not be saved: it is only for such a run."""
+        """Whether an ordinary option saves what must not be saved: it is only for a block that runs again."""
         return not self.never_saved.isdisjoint(option.saved)
 
 
@@ -125,7 +125,7 @@ class Option:
 class OptionSet:
     """Pareto set of one block: ordinary options, and solo options (nothing saved, output not made).
 
-    Some of the ordinary ones may be late (:meth:`BlockProblem.rerun_only`).
+    Some of the ordinary ones may be for reruns only (:meth:`BlockProblem.rerun_only`).
 
     ``solves`` counts the solves (or the peak limits, where one sweep solves for all saved sizes) and
     ``unproved`` those that ended without a proof of optimality.

@@ -1,7 +1,7 @@
 """The joint forward+backward graph of one training step, as plain data.
 
 Nothing here imports torch: a graph can be written by hand in a test, saved, compared, and planned
-on a machine without an accelerator. :mod:`hybridremat.graph.capture` makes one from a model.
+on a machine without an accelerator. :mod:`hybridremat.graph.tracing` makes one from a model.
 
 Units: bytes and nanoseconds, always integers.
 """
@@ -63,7 +63,7 @@ class Op:
     time
         Nanoseconds, by the cost model that was chosen.
     temp
-        Bytes that the kernel allocates beyond its outputs while it runs.
+        Workspace: bytes that the kernel allocates beyond its outputs while it runs.
     module, source
         Where it comes from in the model: module path, and ``file:line``.
     """

@@ -7,7 +7,7 @@ The rules (they predict measured peaks to the byte on CPU):
 - the first version of a held output and the last version of a gradient live to the end of the step;
   the first version of a released output lives at least to the end of the forward;
 - graph inputs cost nothing; tangents are alive during the whole backward;
-- the memory at an execution is what is alive, its outputs included, plus its temporary;
+- the memory at an execution is what is alive, its outputs included, plus its workspace;
 - a random op that runs more than once keeps its generator state from its first run to its last.
 
 Hundreds of schedules of one graph are replayed for one plan, so the replay works on arrays.
@@ -70,8 +70,8 @@ class _Lists:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spans:
-    """Things that are alive from execution ``birth`` to execution ``death``, both included."""
+class _Lifetimes:
+    """Versions and states that are alive from execution ``birth`` to execution ``death``, both included."""
 
     size: Integers
     birth: Integers
@@ -79,7 +79,7 @@ class _Spans:
 
 
 class MemorySimulator:
-    """Replays schedules of one graph."""
+    """Replays schedules of one graph and counts their bytes."""
 
     def __init__(self, graph: JointGraph) -> None:
         self._graph = graph
@@ -108,10 +108,10 @@ class MemorySimulator:
         change = np.zeros(end + 2, np.int64)
         saved = 0
         states, replayed = self._generator_states(steps)
-        for spans in (self._versions(steps, split), states):
-            np.add.at(change, spans.birth, spans.size)
-            np.subtract.at(change, np.minimum(spans.death, end) + 1, spans.size)
-            saved += int(spans.size[(spans.birth < split) & (split <= spans.death)].sum())
+        for lifetimes in (self._versions(steps, split), states):
+            np.add.at(change, lifetimes.birth, lifetimes.size)
+            np.subtract.at(change, np.minimum(lifetimes.death, end) + 1, lifetimes.size)
+            saved += int(lifetimes.size[(lifetimes.birth < split) & (split <= lifetimes.death)].sum())
         change[split] += self._tangent_bytes
         profile = np.cumsum(change[:end]) + self._temp[steps]
         # a replay holds the generator's current state aside
@@ -124,7 +124,7 @@ class MemorySimulator:
         marks[list(values)] = True
         return marks
 
-    def _versions(self, steps: Integers, split: int) -> _Spans:
+    def _versions(self, steps: Integers, split: int) -> _Lifetimes:
         """Lifetimes of all versions of all values, sorted by value and birth."""
         end = len(steps)
         value, birth = self._writes.along(steps)
@@ -144,13 +144,13 @@ class MemorySimulator:
         death[released] = np.maximum(death[released], split - 1)
         death[new & self._held[value]] = end
         death[last & self._gradients[value]] = end
-        return _Spans(self._bytes[value], birth, death)
+        return _Lifetimes(self._bytes[value], birth, death)
 
     def _refuse(self, steps: Integers, now: int, value: int) -> None:
         op, name = self._graph.ops[steps[now]].name, self._graph.values[value].name or value
         raise ScheduleError(f"step {now} ({op}) reads {name}, which was not computed before")
 
-    def _generator_states(self, steps: Integers) -> tuple[_Spans, Integers]:
+    def _generator_states(self, steps: Integers) -> tuple[_Lifetimes, Integers]:
         """Lifetimes of the saved generator states, and the executions that replay one."""
         runs: dict[int, list[int]] = {}
         for now in np.flatnonzero(self._random[steps]).tolist():
@@ -158,11 +158,11 @@ class MemorySimulator:
         again = [r for r in runs.values() if len(r) > 1]
         size = np.full(len(again), self._graph.rng_state_bytes, np.int64)
         birth, death = (np.array([r[i] for r in again], np.int64) for i in (0, -1))
-        return _Spans(size, birth, death), np.array([now for r in again for now in r[1:]], np.int64)
+        return _Lifetimes(size, birth, death), np.array([now for r in again for now in r[1:]], np.int64)
 
 
 def step_memory(graph: JointGraph, schedule: Schedule) -> StepMemory:
-    """Replay ``schedule`` and return its exact memory. For many schedules of a graph, keep a MemorySimulator.
+    """Replay ``schedule`` and return its exact memory. For many schedules of a graph, keep a simulator.
 
     Raises
     ------

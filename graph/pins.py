@@ -1,7 +1,7 @@
 """Ops that the user has pinned, and whether a schedule does as they ask.
 
-A *kept* op runs once, in the forward; what the backward reads of it is what the forward left. Of a *remade*
-op the backward reads nothing that the forward left: it makes it again where it needs it.
+A *must-save* op runs once, in the forward; what the backward reads of it is what the forward left. Of a
+*must-recompute* op the backward reads nothing that the forward left: it makes it again where it needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hybridremat.graph.joint import JointGraph, Schedule
 
 @dataclass(frozen=True)
 class Pins:
-    """Ids of forward and optional ops: ``kept`` (must_save) and ``remade`` (must_recompute), disjoint."""
+    """Ids of forward and optional ops: ``must_save`` and ``must_recompute``, disjoint."""
 
     must_save: frozenset[int] = frozenset()
     must_recompute: frozenset[int] = frozenset()
@@ -23,11 +23,11 @@ class Pins:
         return bool(self.must_save or self.must_recompute)
 
     def saved_values(self, graph: JointGraph) -> frozenset[int]:
-        """What the kept ops write."""
+        """What the ops that must be saved write."""
         return frozenset(value for op in self.must_save for value in graph.ops[op].writes)
 
     def recomputed_values(self, graph: JointGraph) -> frozenset[int]:
-        """What the remade ops write."""
+        """What the ops that must be recomputed write."""
         return frozenset(value for op in self.must_recompute for value in graph.ops[op].writes)
 
 
@@ -37,7 +37,7 @@ NO_PINS = Pins()
 def obeys(graph: JointGraph, schedule: Schedule, pins: Pins) -> bool:
     """Whether a schedule does as the pins ask, execution by execution.
 
-    An optional op that is kept may also not run at all: nobody reads it then.
+    An optional op that must be saved may also not run at all: nobody reads it then.
     """
     forward, backward = schedule.steps[: schedule.num_forward], schedule.steps[schedule.num_forward :]
     if not pins.must_save.isdisjoint(backward):

@@ -1,4 +1,4 @@
-"""The decisions behind an entry of the table, found again from its rows."""
+"""Backtracking: the decisions behind an entry Opt[s,t,m], found again from the table's rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridremat.sequence.states import SubChain
 from hybridremat.sequence.transitions import CheckpointTransitions, Integers, OptionTransitions, Transitions
 
 State = tuple[int, int, SkipSet, int]
-"""(s, t, ending, m): blocks s…t are to be run forward and backward with m slots."""
+"""(s, t, dying, m): blocks s…t are to be run forward and backward with m slots."""
 
 
 class InfeasibleSlotError(ValueError):
@@ -19,13 +19,13 @@ class InfeasibleSlotError(ValueError):
 
 
 class Backtracker:
-    """Rebuilds decisions from one table; what it has found once it remembers."""
+    """Finds the decisions behind entries of one table, and remembers them."""
 
     def __init__(self, table: ChainTable) -> None:
         self._table = table
-        self._moves = Transitions(table.problem, table.unit)
+        self._transitions = Transitions(table.problem, table.unit)
         self._options: dict[SubChain, tuple[OptionTransitions, tuple[tuple[SkipSet, Integers], ...]]] = {}
-        self._splits: dict[SubChain, CheckpointTransitions] = {}
+        self._checkpoints: dict[SubChain, CheckpointTransitions] = {}
         self._known: dict[State, list[Decision | State]] = {}
 
     def __call__(self, slot: int) -> tuple[Decision, ...]:
@@ -52,12 +52,12 @@ class Backtracker:
                 decisions.append(item)
         return tuple(decisions)
 
-    def _expand(self, s: int, t: int, ending: SkipSet, m: int) -> list[Decision | State]:
+    def _expand(self, s: int, t: int, dying: SkipSet, m: int) -> list[Decision | State]:
         """What is done at Opt[s,t,m], with the sub-chains that are left to expand."""
         if s == t:
-            return self._one_block(s, ending, m)
-        wanted = self._table.row(s, t, ending)[m]
-        options, places_by_rest = self._choices(s, t, ending)
+            return self._one_block(s, dying, m)
+        wanted = self._table.row(s, t, dying)[m]
+        options, places_by_rest = self._option_transitions(s, t, dying)
         most = len(self._table.top) - 1
         for rest, places in places_by_rest:
             fits = places[options.least[places] <= m]
@@ -66,34 +66,34 @@ class Backtracker:
             if len(hits):
                 number = int(options.number[fits[hits[0]]])
                 return [ForwardOption(s, number), (s + 1, t, rest, int(left[hits[0]])), Backward(s, number)]
-        return self._checkpoint(s, t, ending, m)
+        return self._checkpoint(s, t, dying, m)
 
-    def _choices(
-        self, s: int, t: int, ending: SkipSet
+    def _option_transitions(
+        self, s: int, t: int, dying: SkipSet
     ) -> tuple[OptionTransitions, tuple[tuple[SkipSet, Integers], ...]]:
-        """The options at (s,t), and where those stand that leave each set of values to end after them."""
-        if (s, t, ending) not in self._options:
-            options = self._moves.options(s, t, ending)
+        """The options at (s,t), and for each set of values that die after s, where its options stand."""
+        if (s, t, dying) not in self._options:
+            options = self._transitions.options(s, t, dying)
             places: dict[SkipSet, list[int]] = {}
             for place, rest in enumerate(options.rest):
                 places.setdefault(rest, []).append(place)
             by_rest = tuple((rest, np.array(found, np.int64)) for rest, found in places.items())
-            self._options[s, t, ending] = options, by_rest
-        return self._options[s, t, ending]
+            self._options[s, t, dying] = options, by_rest
+        return self._options[s, t, dying]
 
-    def _one_block(self, s: int, ending: SkipSet, m: int) -> list[Decision | State]:
-        wanted = self._table.row(s, s, ending)[m]
-        options, solos = self._moves.options(s, s, ending), self._moves.solos(s, ending)
+    def _one_block(self, s: int, dying: SkipSet, m: int) -> list[Decision | State]:
+        wanted = self._table.row(s, s, dying)[m]
+        options, solos = self._transitions.options(s, s, dying), self._transitions.solos(s, dying)
         hits = options.number[(options.least <= m) & (options.time == wanted)].tolist()
         if hits:
             return [ForwardOption(s, hits[0]), Backward(s, hits[0])]
         return [Solo(s, solos.number[(solos.least <= m) & (solos.time == wanted)].tolist()[0])]
 
-    def _checkpoint(self, s: int, t: int, ending: SkipSet, m: int) -> list[Decision | State]:
-        if (s, t, ending) not in self._splits:
-            self._splits[s, t, ending] = self._moves.splits(s, t, ending)
-        table, splits = self._table, self._splits[s, t, ending]
-        wanted, most = table.row(s, t, ending)[m], len(table.top) - 1
+    def _checkpoint(self, s: int, t: int, dying: SkipSet, m: int) -> list[Decision | State]:
+        if (s, t, dying) not in self._checkpoints:
+            self._checkpoints[s, t, dying] = self._transitions.checkpoints(s, t, dying)
+        table, splits = self._table, self._checkpoints[s, t, dying]
+        wanted, most = table.row(s, t, dying)[m], len(table.top) - 1
         for i in np.flatnonzero(splits.least <= m).tolist():
             j, after, before = int(splits.at[i]), splits.later[i], splits.earlier[i]
             later, earlier = m - int(splits.carried[i]), min(most, m - int(splits.grown[i]))

@@ -55,18 +55,18 @@ def never_rerun(chain: Chain, op: int) -> bool:
 
 
 class SkipReads:
-    """What the options of one block read of far values, by rank among those it makes and those that enter."""
+    """What the options of one block read of skip values, by rank among those it makes or that enter."""
 
-    def __init__(self, chain: Chain, far: tuple[SkipValue, ...], binding: BlockBinding, index: int) -> None:
+    def __init__(self, chain: Chain, skips: tuple[SkipValue, ...], binding: BlockBinding, index: int) -> None:
         self._ops, self._binding = chain.graph.ops, binding
-        self._made = [v.value for v in far if v.producer == index]
-        self._entering = [v.value for v in far if index in v.readers]
+        self._made = [v.value for v in skips if v.producer == index]
+        self._entering = [v.value for v in skips if index in v.readers]
         self._in_steps = {v for ops in binding.steps for op in ops for v in self._ops[op].reads}
         block = chain.blocks[index]
         self.forward_time = sum(self._ops[op].time for op in block.forward if not never_rerun(chain, op))
 
     def unread(self, option: Option) -> frozenset[int]:
-        """Far values made here that stay as the option's forward left them, unread."""
+        """Skip values made here that stay as the option's forward left them, unread."""
         left = {self._binding.values[d] for d in option.idle}
         return frozenset(rank for rank, value in enumerate(self._made) if value in left)
 
@@ -75,7 +75,7 @@ class SkipReads:
         return self._binding.problem.rerun_only(option)
 
     def read(self, option: Option) -> frozenset[int]:
-        """Far values entering here that the option's backward reads."""
+        """Skip values entering here that the option's backward reads."""
         again = {self._binding.ops[c] for cs in option.recompute for c in cs}
         read = self._in_steps.union(*(self._ops[op].reads for op in again)) if self._entering else ()
         return frozenset(rank for rank, value in enumerate(self._entering) if value in read)

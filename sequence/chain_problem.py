@@ -37,7 +37,7 @@ class OptionFigures:
 class SoloFigures:
     """A solo option: pb_o in bytes, time in nanoseconds (its whole forward part included).
 
-    ``read`` are the far values entering the block that it reads, by rank.
+    ``read`` are the skip values entering the block that it reads, by rank.
     """
 
     backward_peak: int
@@ -79,7 +79,7 @@ class ChainProblem:
         Alive during the whole backward.
     always_bytes
         Alive at any time: values in ``chain.always``, and the generator states of random ops.
-    far
+    skip_values
         Values that may die before the blocks that hold them are through.
     """
 

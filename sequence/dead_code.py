@@ -1,4 +1,4 @@
-"""Removal of dead executions: recomputations and optional ops whose results nobody reads."""
+"""Dead-code elimination on a flat schedule: recomputations and optional ops whose results nobody reads."""
 
 from __future__ import annotations
 

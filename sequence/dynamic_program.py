@@ -1,4 +1,4 @@
-"""The dynamic program over the chain: Opt[s,t,m] of design.md section 5, as tables of slots.
+"""The dynamic program over the chain: Opt[s,t,m] of design.md section 5, as a table ``opt`` over slots.
 
 Opt[s,t,m] is the least time to run blocks s…t forward and backward with m bytes, x_s held outside of m:
 
@@ -12,7 +12,7 @@ solo options, boundaries of several values and parameter gradients. It is optima
 slots among schedules of this recursive shape; other shapes (keeping part of a boundary, for one) are not
 looked at.
 
-S_o, a_j and pb_o are less where far values end (:mod:`hybridremat.sequence.skip_liveness`): without that the
+S_o, a_j and pb_o are less where skip values die (:mod:`hybridremat.sequence.skip_liveness`): without that the
 table's peaks were 3–4 % too high in chains whose boundaries hold several values, and a long skip was held in
 vain.
 
@@ -56,10 +56,10 @@ Row = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ChainTable:
-    """Opt for all (s,t): ``opt[row_of[s,t,ending]][m]``, with m in slots of ``unit`` bytes.
+    """Opt for all (s,t): ``opt[row_of[s,t,dying]][m]``, with m in slots of ``unit`` bytes.
 
-    ``ending`` are the far values whose life ends in (s,t): empty in most chains, one row for each set of them
-    that can come up in the others (:mod:`hybridremat.sequence.skip_liveness`).
+    ``dying`` are the skip values that die in (s,t): none in most chains; in the others there is one row for
+    each set of them that can come up (:mod:`hybridremat.sequence.skip_liveness`).
     """
 
     problem: ChainProblem
@@ -72,9 +72,9 @@ class ChainTable:
         """Opt[0,L−1,·]: least time of the whole step by slots."""
         return self.row(0, len(self.problem) - 1)
 
-    def row(self, s: int, t: int, ending: SkipSet = NO_SKIPS) -> Row:
+    def row(self, s: int, t: int, dying: SkipSet = NO_SKIPS) -> Row:
         """Opt[s,t,·]."""
-        return self.opt[self.row_of[s, t, ending]]
+        return self.opt[self.row_of[s, t, dying]]
 
     def breakpoints(self) -> tuple[int, ...]:
         """Slots at which the whole step becomes feasible or faster, ascending."""
@@ -115,31 +115,31 @@ def chain_table(
     unit = max(1, -(-memory // slots))
     # every block's sizes are rounded up, so the plain step needs up to one slot more for each
     count = -(-memory // unit) + len(problem) + 1
-    moves = Transitions(problem, unit)
+    transitions = Transitions(problem, unit)
     rows: dict[int, Row] = {}
     for sub_chain, row in number.items():
         if row not in rows:
-            rows[row] = _row(moves, rows, number, sub_chain, count)
+            rows[row] = _row(transitions, rows, number, sub_chain, count)
     return ChainTable(problem, unit, tuple(rows[row] for row in range(len(rows))), number)
 
 
 def _row(
-    moves: Transitions,
+    transitions: Transitions,
     rows: Mapping[int, Row],
     row_of: Mapping[SubChain, int],
     sub_chain: SubChain,
     count: int,
 ) -> Row:
     """Opt[s,t,·] from the rows of shorter sub-chains."""
-    s, t, ending = sub_chain
+    s, t, dying = sub_chain
     best = np.full(count, np.inf)
-    options = moves.options(s, t, ending)
+    options = transitions.options(s, t, dying)
     if s == t:
-        for choices in (options, moves.solos(s, ending)):
-            for least, spent in zip(choices.least.tolist(), choices.time.tolist(), strict=True):
+        for found in (options, transitions.solos(s, dying)):
+            for least, spent in zip(found.least.tolist(), found.time.tolist(), strict=True):
                 np.minimum(best[least:], spent, out=best[least:])
         return best
-    splits = moves.splits(s, t, ending)
+    splits = transitions.checkpoints(s, t, dying)
     figures = (options.least, options.saved, options.time)
     for least, saved, spent, rest in zip(*(c.tolist() for c in figures), options.rest, strict=True):
         if least < count:

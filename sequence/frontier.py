@@ -1,4 +1,4 @@
-"""The frontier of a chain: the breakpoints of its tables, rebuilt and simulated exactly.
+"""The frontier of a chain: the breakpoints of its tables, backtracked to schedules and simulated exactly.
 
 A table's peaks are never too low but up to a few percent too high, so the frontier keeps only
 figures of flat schedules, to the byte and nanosecond.
@@ -24,7 +24,7 @@ from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.repair import PinRepair
 
 MOST_POINTS: Final = 1000
-"""Breakpoints of a table that are rebuilt and simulated. On T5, Llama and GPT-2 with dropout 1000 lose
+"""Breakpoints of a table that are backtracked and simulated. On T5, Llama and GPT-2 with dropout 1000 lose
 nothing, and 500 lose 0.01 points of time in the mean, 3 at the worst limit."""
 
 MOST_EXECUTIONS: Final = 4_000_000
@@ -65,7 +65,7 @@ def frontier(
     """The Pareto set of peak against time that the options of the blocks allow, sorted by peak.
 
     The plain schedule is among the candidates, and its peak is the largest limit looked at. Schedules that do
-    not obey ``pins`` are mended (:mod:`hybridremat.sequence.repair`).
+    not obey ``pins`` are repaired (:mod:`hybridremat.sequence.repair`).
 
     Raises
     ------
@@ -73,20 +73,20 @@ def frontier(
         If there is not one binding and one option set for each block.
     """
     graph = chain.graph
-    replay = MemorySimulator(graph)
-    mend = PinRepair(graph, pins, chain.rebuilt)
-    plain = schedule_point(graph, mend(plain_schedule(graph)), replay=replay)
+    simulate = MemorySimulator(graph)
+    repair = PinRepair(graph, pins, chain.rebuilt)
+    plain = schedule_point(graph, repair(plain_schedule(graph)), simulate=simulate)
     problem = chain_problem(chain, bindings, option_sets)
     flatten = Flattener(chain, bindings, option_sets)
     candidates: dict[tuple[Decision, ...], SchedulePoint] = {(): plain}
     most = max(100, min(MOST_POINTS, MOST_EXECUTIONS // (2 * len(graph.ops) + 1)))
     for table in chain_tables(problem, plain.peak):
-        rebuild = Backtracker(table)
+        backtrack = Backtracker(table)
         for slot in evenly_spaced(table.breakpoints(), most):
-            decisions = rebuild(slot)
+            decisions = backtrack(slot)
             if decisions not in candidates:
-                schedule = mend(flatten(decisions))
-                candidates[decisions] = schedule_point(graph, schedule, decisions, replay=replay)
+                schedule = repair(flatten(decisions))
+                candidates[decisions] = schedule_point(graph, schedule, decisions, simulate=simulate)
     return pareto_frontier(candidates.values())
 
 
@@ -133,11 +133,11 @@ def schedule_point(
     schedule: Schedule,
     decisions: tuple[Decision, ...] = (),
     *,
-    replay: MemorySimulator | None = None,
+    simulate: MemorySimulator | None = None,
 ) -> SchedulePoint:
-    """The exact figures of one schedule; ``replay`` is the graph's own, where many are made."""
+    """The exact figures of one schedule; ``simulate`` is the graph's own, where many are made."""
     return SchedulePoint(
-        (replay or MemorySimulator(graph))(schedule).peak,
+        (simulate or MemorySimulator(graph))(schedule).peak,
         schedule_time(graph, schedule),
         schedule_flops(graph, schedule),
         schedule,

@@ -1,6 +1,6 @@
-"""Make any schedule of a graph obey the user's pins.
+"""Repair schedules that do not obey the user's pins.
 
-Chains know the pins, so most of their schedules obey. What a chain cannot express is put right here, on the
+Chains know the pins, so most of their schedules obey. What a chain cannot express is repaired here, on the
 flat schedule: a value that crosses a cut and must be made again, an optional op that must be kept although
 what it is made of must not. The plain step becomes the fastest of all steps that obey.
 """
@@ -15,14 +15,14 @@ from hybridremat.sequence.dead_code import DeadCodeElimination
 
 
 class PinRepair:
-    """Mends schedules of one graph; ``rebuilt`` as in ``DeadCodeElimination``."""
+    """Repairs schedules of one graph; ``rebuilt`` as in ``DeadCodeElimination``."""
 
     def __init__(self, graph: JointGraph, pins: Pins, rebuilt: frozenset[int] = frozenset()) -> None:
         self._graph, self._pins = graph, pins
         self._remove_dead = DeadCodeElimination(graph, rebuilt)
-        self._remade = pins.recomputed_values(graph)
+        self._recomputed = pins.recomputed_values(graph)
         self._once = pins.must_save.union(op.id for op in graph.ops if not op.recomputable)
-        self._early = self._optional_sources(pins.must_save)
+        self._saved_optional = self._optional_sources(pins.must_save)
 
     def __call__(self, schedule: Schedule) -> Schedule:
         """The schedule itself if it obeys, else one that does: as close to it as may be."""
@@ -43,9 +43,9 @@ class PinRepair:
         return frozenset(found)
 
     def _forward(self, steps: Iterable[int]) -> list[int]:
-        """Kept ops once, the optional ones among them as soon as what they read is there."""
+        """Saved ops once, the optional ones among them as soon as what they read is there."""
         ops, steps = self._graph.ops, tuple(steps)
-        waiting = sorted(self._early.difference(steps))
+        waiting = sorted(self._saved_optional.difference(steps))
         ran: list[int] = []
         missing = {value for op in steps for value in ops[op].writes}
         missing.update(value for op in waiting for value in ops[op].writes)
@@ -67,9 +67,9 @@ class PinRepair:
         return ran
 
     def _backward(self, steps: Iterable[int], ran: set[int]) -> list[int]:
-        """No kept op, and every remade value made before its first reader."""
+        """No op that must be saved, and every value that must be recomputed made before its first reader."""
         ops, done = self._graph.ops, ran & self._once
-        stale = set(self._remade)
+        stale = set(self._recomputed)
         result: list[int] = []
         for op in steps:
             if op in done:
@@ -82,7 +82,7 @@ class PinRepair:
         return result
 
     def _sources(self, op: int, stale: set[int]) -> list[int]:
-        """The remade ops that have to run before ``op``, in order."""
+        """The ops that have to run again before ``op``, in order."""
         graph = self._graph
         needed: set[int] = set()
         pending = [op]

@@ -1,12 +1,12 @@
-"""Far values whose life ends within a sub-chain: nobody but its blocks reads them any more.
+"""Liveness of skip values: which of them die within a sub-chain, since nobody but its blocks reads them.
 
-Sub-chain (s,t) runs with x_s held. A far value of x_s that is held for (s,t) alone, neither for a block
-before s nor by the block that made it, is *ending*. Its bytes are free
+Sub-chain (s,t) runs with x_s held. A skip value of x_s that is held for (s,t) alone, neither for a block
+before s nor by the block that made it, is *dying*. Its bytes are free
 
 - from the backward of its last reader on: for the blocks before its next reader at or after s;
-- from the forward of a block on whose option does not touch it in its backward, if no later block reads it.
+- from the forward of a block on whose option does not read it in its backward, if no later block reads it.
 
-A far value made within (s,t) and read only after t is not needed at all when (s,t) runs again.
+A skip value made within (s,t) and read only after t is not needed at all when (s,t) runs again.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from functools import cache
 from hybridremat.sequence.chain_problem import ChainProblem
 
 SkipSet = int
-"""A set of far values: bit n stands for value n of ``ChainProblem.skip_values``."""
+"""A set of skip values: bit n stands for value n of ``ChainProblem.skip_values``."""
 
 NO_SKIPS: SkipSet = 0
 
 
 class SkipLiveness:
-    """Who reads the far values of one chain, and when."""
+    """Who reads the skip values of one chain, and when."""
 
     def __init__(self, problem: ChainProblem) -> None:
-        self._far = problem.skip_values
+        self._values = problem.skip_values
         self._length = length = len(problem)
-        self.any = bool(self._far)
+        self.any = bool(self._values)
         self._made: list[list[int]] = [[] for _ in range(length)]
         self._entering: list[list[int]] = [[] for _ in range(length)]
         self._riding = [NO_SKIPS] * (length + 1)
-        for n, far in enumerate(self._far):
-            self._made[far.producer].append(n)
-            for reader in far.readers:
+        for n, skip in enumerate(self._values):
+            self._made[skip.producer].append(n)
+            for reader in skip.readers:
                 self._entering[reader].append(n)
-            for boundary in range(far.producer + 1, far.readers[-1] + 1):
+            for boundary in range(skip.producer + 1, skip.readers[-1] + 1):
                 self._riding[boundary] |= 1 << n
         self.bytes = cache(self._bytes)
         self._read = cache(self._read_by)
 
     def made_in(self, block: int) -> list[int]:
-        """Far values that a block makes."""
+        """Skip values that a block makes."""
         return self._made[block]
 
     def entering(self, block: int) -> list[int]:
-        """Far values that a block reads and does not make."""
+        """Skip values that a block reads and does not make."""
         return self._entering[block]
 
     def within(self, s: int, t: int, values: SkipSet) -> SkipSet:
@@ -58,21 +58,21 @@ class SkipLiveness:
         return values & ~self.within(block, t, values)
 
     def fresh(self, s: int, j: int) -> SkipSet:
-        """Far values in boundary j that are not in boundary s."""
+        """Skip values in boundary j that are not in boundary s."""
         return self._riding[j] & ~self._riding[s]
 
-    def signature(self, s: int, t: int, ending: SkipSet) -> tuple[object, ...]:
-        """All of ``ending`` that a row of (s,t) depends on: bytes, and who reads each."""
-        return tuple(sorted((self._far[n].bytes, self._readers(n, s, t)) for n in _members(ending)))
+    def signature(self, s: int, t: int, dying: SkipSet) -> tuple[object, ...]:
+        """All of ``dying`` that a row of (s,t) depends on: bytes, and who reads each."""
+        return tuple(sorted((self._values[n].bytes, self._readers(n, s, t)) for n in _members(dying)))
 
     def pattern(self, block: int) -> tuple[object, ...]:
-        """The far values that a block makes: bytes, and who reads each."""
+        """The skip values that a block makes: bytes, and who reads each."""
         made = self.made_in(block)
-        return tuple((self._far[n].bytes, self._readers(n, block, self._length)) for n in made)
+        return tuple((self._values[n].bytes, self._readers(n, block, self._length)) for n in made)
 
     def _bytes(self, values: SkipSet) -> int:
-        """Bytes of some far values."""
-        return sum(self._far[n].bytes for n in _members(values))
+        """Bytes of some skip values."""
+        return sum(self._values[n].bytes for n in _members(values))
 
     def _read_by(self, s: int) -> list[SkipSet]:
         """What (s,t) reads, for every t from s on."""
@@ -84,16 +84,16 @@ class SkipLiveness:
 
     def _readers(self, n: int, s: int, t: int) -> tuple[tuple[int, int], ...]:
         """Distance of each reader of value n in (s,t), and the value's rank there."""
-        return tuple((r - s, self._entering[r].index(n)) for r in self._far[n].readers if s <= r <= t)
+        return tuple((r - s, self._entering[r].index(n)) for r in self._values[n].readers if s <= r <= t)
 
 
 def members_of(numbers: Iterable[int]) -> SkipSet:
-    """The set of far values with these numbers."""
+    """The set of skip values with these numbers."""
     return sum(1 << n for n in numbers)
 
 
 def _members(values: SkipSet) -> Iterator[int]:
-    """The numbers of a set of far values."""
+    """The numbers of a set of skip values."""
     while values:
         lowest = values & -values
         yield lowest.bit_length() - 1

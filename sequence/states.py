@@ -1,4 +1,4 @@
-"""Which rows a table has: one for each sub-chain that can come up, equal ones shared."""
+"""The states (s, t, dying skip values) of the table: a row for each that can come up, equal ones shared."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hybridremat.sequence.skip_liveness import NO_SKIPS, SkipLiveness, SkipSet
 from hybridremat.sequence.transitions import Transitions
 
 MOST_ROWS: Final = 6000
-"""Rows of a chain with far values (2–4 s); beyond, these are charged as if they were held to the end."""
+"""Rows of a chain with skip values (2–4 s); beyond, these are charged as if they were held to the end."""
 
 MOST_CHECKPOINTS: Final = 2_000_000
 """Checkpoints looked at to find those rows (some 2 s)."""
 
 SubChain = tuple[int, int, SkipSet]
-"""Blocks s…t and the far values whose life ends there."""
+"""Blocks s…t and the skip values that die there."""
 
 States = dict[tuple[int, int], set[SkipSet]]
 
 
 def table_rows(problem: ChainProblem) -> tuple[ChainProblem, Mapping[SubChain, int]]:
-    """The chain and its rows; without far values if these would make too many."""
+    """The chain and its rows; without skip values if these would make too many."""
     if problem.skip_values:
         states = _states(Transitions(problem, unit=1), len(problem))
         rows = _row_numbers(problem, states) if states else {}
@@ -36,22 +36,24 @@ def table_rows(problem: ChainProblem) -> tuple[ChainProblem, Mapping[SubChain, i
 def _row_numbers(problem: ChainProblem, states: States) -> dict[SubChain, int]:
     """A row for each sub-chain that can come up, shorter ones first; equal ones share it."""
     keys = _row_keys(problem)
-    far = SkipLiveness(problem)
+    skips = SkipLiveness(problem)
     interned: dict[object, int] = {}
     return {
-        (s, t, ending): interned.setdefault((keys[s][t], far.signature(s, t, ending)), len(interned))
+        (s, t, dying): interned.setdefault((keys[s][t], skips.signature(s, t, dying)), len(interned))
         for s in reversed(range(len(problem)))
         for t in range(s, len(problem))
-        for ending in sorted(states[s, t])
+        for dying in sorted(states[s, t])
     }
 
 
-def _states(moves: Transitions, length: int) -> States | None:
-    """The sets of far values that can end in each (s,t), from the whole chain inwards; None if too many."""
+def _states(transitions: Transitions, length: int) -> States | None:
+    """The sets of skip values that can die in each (s,t), from the whole chain inwards; None if too many."""
     states: States = {
-        (s, t): set() if moves.far.any else {NO_SKIPS} for s in range(length) for t in range(s, length)
+        (s, t): set() if transitions.skips.any else {NO_SKIPS}
+        for s in range(length)
+        for t in range(s, length)
     }
-    if not moves.far.any:
+    if not transitions.skips.any:
         return states
     states[0, length - 1].add(NO_SKIPS)
     looked_at = 0
@@ -60,10 +62,10 @@ def _states(moves: Transitions, length: int) -> States | None:
             looked_at += (t - s) * len(states[s, t])
             if looked_at > MOST_CHECKPOINTS:
                 return None
-            for ending in states[s, t]:
-                states[s + 1, t] |= moves.rests(s, t, ending)
-                ends = moves.split_ends(s, t, ending)
-                for j, later, earlier in zip(range(s + 1, t + 1), *ends, strict=True):
+            for dying in states[s, t]:
+                states[s + 1, t] |= transitions.rests(s, t, dying)
+                at_checkpoints = transitions.dying_at_checkpoints(s, t, dying)
+                for j, later, earlier in zip(range(s + 1, t + 1), *at_checkpoints, strict=True):
                     states[j, t].add(later)
                     states[s, j - 1].add(earlier)
     return states
@@ -74,9 +76,9 @@ def _row_keys(problem: ChainProblem) -> list[list[int]]:
     length = len(problem)
     interned: dict[object, int] = {}
     classes: dict[object, int] = {}
-    far = SkipLiveness(problem)
+    skips = SkipLiveness(problem)
     block_class = [
-        classes.setdefault((block, problem.gradient_bytes[i + 1], far.pattern(i)), len(classes))
+        classes.setdefault((block, problem.gradient_bytes[i + 1], skips.pattern(i)), len(classes))
         for i, block in enumerate(problem.blocks)
     ]
     keys = [[-1] * length for _ in range(length)]

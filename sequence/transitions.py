@@ -1,9 +1,9 @@
-"""What can be done at Opt[s,t,·], in slots: options of block s, and checkpoints after it.
+"""The transitions at Opt[s,t,·], in slots: options of block s, and checkpoints after it.
 
 Sizes are rounded up to slots, so what fits here fits in bytes. Rows count bytes *above* what the
-blocks after t hold while (s,t) runs (see :func:`Transitions.held`).
+blocks after t hold while (s,t) runs (``held``).
 
-What is free when a skip value has died (:mod:`hybridremat.sequence.skip_liveness`) counts as less needed.
+What is free once a skip value has died (:mod:`hybridremat.sequence.skip_liveness`) is not charged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OptionTransitions:
     """Options of one block, one entry each.
 
     Option ``number`` needs ``least`` slots, leaves all but ``saved`` of them (below zero: more) to the blocks
-    after it, where the values ``rest`` end, and takes ``time`` nanoseconds, the block's forward included.
+    after it, where the values ``rest`` die, and takes ``time`` nanoseconds, the block's forward included.
     """
 
     number: Integers
@@ -40,7 +40,7 @@ class CheckpointTransitions:
     """Checkpoints of one sub-chain (s,t), one entry each.
 
     A checkpoint at boundary ``at`` (j) needs ``least`` slots; (j,t) has ``carried`` slots less and the values
-    ``later`` end there; (s,j−1) has ``grown`` less (below zero: more), and ``earlier`` end; running s…j−1
+    ``later`` die there; (s,j−1) has ``grown`` less (below zero: more), and ``earlier`` die; running s…j−1
     takes ``time`` nanoseconds.
     """
 
@@ -54,22 +54,22 @@ class CheckpointTransitions:
 
 
 class SkipUse(NamedTuple):
-    """What an option does with far values, by rank: leaves those it made alone, touches those that enter."""
+    """What an option does with skip values, by rank: which it makes stay unread, which others it reads."""
 
     unread: frozenset[int]
     read: frozenset[int]
 
     def covers(self, other: SkipUse) -> bool:
-        """Whether it lets go of as much as another."""
+        """Whether it frees all that another frees."""
         return self.unread >= other.unread and self.read <= other.read
 
 
-NEVER: Final = 1 << 40
+TOO_MANY_SLOTS: Final = 1 << 40
 """More slots than there are."""
 
 
 class _After(NamedTuple):
-    """What ends in the rest, bytes that nobody needs there, bytes free in the block's backward."""
+    """What dies in the rest, bytes that nobody needs there, bytes free in the block's backward."""
 
     rest: SkipSet
     dead: int
@@ -77,18 +77,18 @@ class _After(NamedTuple):
 
 
 class Transitions:
-    """The moves of one chain in slots of ``unit`` bytes."""
+    """The transitions of one chain in slots of ``unit`` bytes."""
 
     def __init__(self, problem: ChainProblem, unit: int) -> None:
         length = len(problem)
         self.length, self.unit = length, unit
-        self.far = SkipLiveness(problem)
-        self._kinds = [_distinct([SkipUse(o.unread, o.read) for o in b.options]) for b in problem.blocks]
-        self._solo_kinds = [_distinct([SkipUse(frozenset(), o.read) for o in b.solo]) for b in problem.blocks]
+        self.skips = SkipLiveness(problem)
+        self._uses = [_distinct([SkipUse(o.unread, o.read) for o in b.options]) for b in problem.blocks]
+        self._solo_uses = [_distinct([SkipUse(frozenset(), o.read) for o in b.solo]) for b in problem.blocks]
         self._options = [
             _columns(b.options, "saved", "forward_peak", "backward_peak", "time") for b in problem.blocks
         ]
-        self._late = [np.array([o.rerun_only for o in b.options], bool) for b in problem.blocks]
+        self._rerun_only = [np.array([o.rerun_only for o in b.options], bool) for b in problem.blocks]
         self._solo = [_columns(b.solo, "backward_peak", "time") for b in problem.blocks]
         self._forward_time = np.array([b.forward_time for b in problem.blocks], np.int64)
         self._boundary = np.array(problem.boundary_bytes, np.int64)
@@ -96,7 +96,7 @@ class Transitions:
         self._gradient = problem.gradient_bytes
         self._released = np.array(problem.released_bytes or (0,) * length, np.int64)
         self._backward_held = np.array(problem.later_gradients, np.int64) + problem.tangent_bytes
-        # held[t]: bytes that exist while a sub-chain ending at t runs, whatever it does. Only the
+        # held[t]: bytes that exist while a sub-chain that ends at t runs, whatever it does. Only the
         # chain's first forward (t = L−1) comes before the tangents.
         self._held = self._backward_held.copy()
         self._held[length - 1 :] -= problem.tangent_bytes
@@ -109,55 +109,58 @@ class Transitions:
         released = self._released[first : last + 1]
         return self._gradient[t + 1] + (released if t == self.length - 1 else np.zeros_like(released))
 
-    def options(self, s: int, t: int, ending: SkipSet = NO_SKIPS) -> OptionTransitions:
+    def options(self, s: int, t: int, dying: SkipSet = NO_SKIPS) -> OptionTransitions:
         """Ordinary options of block s within (s,t), without those that rounding to slots makes useless."""
         saved, forward_peak, backward_peak, time = self._options[s]
-        kind, kinds = self._kinds[s]
-        after = [self._after(s, t, ending, k) for k in kinds]
+        use, uses = self._uses[s]
+        after = [self._after(s, t, dying, u) for u in uses]
         forward = self._forward_base(t, s, s) + forward_peak
         backward = (
-            self._backward_held[s] - self._held[t] + backward_peak - _of([a.spared for a in after], kind)
+            self._backward_held[s]
+            - self._held[t]
+            + backward_peak
+            - _figures_of([a.spared for a in after], use)
         )
-        saved = self._slots(saved - _of([a.dead for a in after], kind))
+        saved = self._slots(saved - _figures_of([a.dead for a in after], use))
         least = np.maximum(np.maximum(self._slots(np.maximum(forward, backward)), saved), 0)
         if t == self.length - 1:  # the step's first forward, and what it saves waits for the backward
-            least[self._late[s]] = NEVER
+            least[self._rerun_only[s]] = TOO_MANY_SLOTS
         time = time + self._forward_time[s]
         order = np.lexsort((np.arange(len(saved)), saved, least, time))
-        useful = order[_undominated(least[order], saved[order], kind[order], kinds)]
-        rest = tuple(after[k].rest for k in kind[useful].tolist())
+        useful = order[_undominated(least[order], saved[order], use[order], uses)]
+        rest = tuple(after[u].rest for u in use[useful].tolist())
         return OptionTransitions(useful, saved[useful], least[useful], time[useful], rest)
 
-    def solos(self, s: int, ending: SkipSet = NO_SKIPS) -> OptionTransitions:
+    def solos(self, s: int, dying: SkipSet = NO_SKIPS) -> OptionTransitions:
         """Solo options of block s when it is re-run; the last block is never re-run."""
         backward_peak, time = self._solo[s]
-        kind, kinds = self._solo_kinds[s]
+        use, uses = self._solo_uses[s]
         if s == self.length - 1:
-            backward_peak = time = kind = time[:0]
-        spared = _of([self._after(s, s, ending, k).spared for k in kinds], kind)
+            backward_peak = time = use = time[:0]
+        spared = _figures_of([self._after(s, s, dying, u).spared for u in uses], use)
         least = self._slots(self._backward_held[s] - self._held[s] + backward_peak - spared)
         none = (NO_SKIPS,) * len(time)
         return OptionTransitions(np.arange(len(time)), np.zeros_like(time), np.maximum(least, 0), time, none)
 
-    def rests(self, s: int, t: int, ending: SkipSet) -> frozenset[SkipSet]:
-        """What can end in (s+1,t) after an option of block s."""
-        return frozenset(self._after(s, t, ending, kind).rest for kind in self._kinds[s][1])
+    def rests(self, s: int, t: int, dying: SkipSet) -> frozenset[SkipSet]:
+        """What can die in (s+1,t) after an option of block s."""
+        return frozenset(self._after(s, t, dying, use).rest for use in self._uses[s][1])
 
-    def _after(self, s: int, t: int, ending: SkipSet, kind: SkipUse) -> _After:
-        """What an option of this kind leaves to the blocks after s."""
-        far = self.far
-        if not far.any:
+    def _after(self, s: int, t: int, dying: SkipSet, use: SkipUse) -> _After:
+        """What an option of this use of skip values leaves to the blocks after s."""
+        skips = self.skips
+        if not skips.any:
             return _After(NO_SKIPS, 0, 0)
-        made, entering = far.made_in(s), far.entering(s)
-        spared = ending & ~members_of(entering[rank] for rank in kind.read)
-        free = spared | members_of(made[rank] for rank in kind.unread)
-        rest = far.within(s + 1, t, free)
-        return _After(rest, far.bytes(free & ~rest), far.bytes(spared))
+        made, entering = skips.made_in(s), skips.entering(s)
+        spared = dying & ~members_of(entering[rank] for rank in use.read)
+        free = spared | members_of(made[rank] for rank in use.unread)
+        rest = skips.within(s + 1, t, free)
+        return _After(rest, skips.bytes(free & ~rest), skips.bytes(spared))
 
-    def splits(self, s: int, t: int, ending: SkipSet = NO_SKIPS) -> CheckpointTransitions:
+    def checkpoints(self, s: int, t: int, dying: SkipSet = NO_SKIPS) -> CheckpointTransitions:
         """Every checkpoint j of (s,t), s < j ≤ t."""
         at = range(s + 1, t + 1)
-        unread, ended, later, earlier = self._ends(s, t, ending)
+        unread, ended, later, earlier = self._dying(s, t, dying)
         plain = self._plain_peak[s, s:t] - np.concatenate(([0], unread[:-1]))
         peak = np.maximum.accumulate(self._forward_base(t, s, t - 1) + plain)
         carried = self._slots(self._boundary[s, s + 1 : t + 1] - unread)
@@ -166,26 +169,28 @@ class Transitions:
         time = np.cumsum(self._forward_time[s:t])
         return CheckpointTransitions(np.array(at), least, carried, grown, time, later, earlier)
 
-    def _ends(
-        self, s: int, t: int, ending: SkipSet
+    def _dying(
+        self, s: int, t: int, dying: SkipSet
     ) -> tuple[Integers, Integers, tuple[SkipSet, ...], tuple[SkipSet, ...]]:
-        """For every checkpoint j: bytes at j not read, bytes free before j, ends in (j,t) and in (s,j−1)."""
-        far = self.far
-        if not far.any:
+        """For every checkpoint j: bytes at j not read, bytes free before j, dying in (j,t), in (s,j−1)."""
+        skips = self.skips
+        if not skips.any:
             none = np.zeros(t - s, np.int64)
             return none, none, (NO_SKIPS,) * (t - s), (NO_SKIPS,) * (t - s)
-        fresh = [(j, far.fresh(s, j)) for j in range(s + 1, t + 1)]
-        unread = [far.bytes(far.unread(j, t, values)) for j, values in fresh]
-        later, earlier = self.split_ends(s, t, ending)
-        ended = [far.bytes(ending & ~values) for values in earlier]
+        fresh = [(j, skips.fresh(s, j)) for j in range(s + 1, t + 1)]
+        unread = [skips.bytes(skips.unread(j, t, values)) for j, values in fresh]
+        later, earlier = self.dying_at_checkpoints(s, t, dying)
+        ended = [skips.bytes(dying & ~values) for values in earlier]
         return np.array(unread, np.int64), np.array(ended, np.int64), later, earlier
 
-    def split_ends(self, s: int, t: int, ending: SkipSet) -> tuple[tuple[SkipSet, ...], tuple[SkipSet, ...]]:
-        """For every checkpoint j what ends in (j,t) and in (s,j−1)."""
-        far, places = self.far, range(s + 1, t + 1)
-        earlier = tuple(far.within(s, j - 1, ending) for j in places)
+    def dying_at_checkpoints(
+        self, s: int, t: int, dying: SkipSet
+    ) -> tuple[tuple[SkipSet, ...], tuple[SkipSet, ...]]:
+        """For every checkpoint j the skip values that die in (j,t) and in (s,j−1)."""
+        skips, places = self.skips, range(s + 1, t + 1)
+        earlier = tuple(skips.within(s, j - 1, dying) for j in places)
         later = tuple(
-            far.within(j, t, ending & ~first | far.fresh(s, j))
+            skips.within(j, t, dying & ~first | skips.fresh(s, j))
             for j, first in zip(places, earlier, strict=True)
         )
         return later, earlier
@@ -196,24 +201,24 @@ def _columns(rows: tuple[object, ...], *names: str) -> list[Integers]:
 
 
 def _distinct(items: list[SkipUse]) -> tuple[Integers, tuple[SkipUse, ...]]:
-    """The kind of every item, and the kinds."""
-    kinds: dict[SkipUse, int] = {}
-    kind = [kinds.setdefault(item, len(kinds)) for item in items]
-    return np.array(kind, np.int64), tuple(kinds)
+    """For every item its number among the distinct ones, and these."""
+    distinct: dict[SkipUse, int] = {}
+    numbers = [distinct.setdefault(item, len(distinct)) for item in items]
+    return np.array(numbers, np.int64), tuple(distinct)
 
 
-def _of(figures: list[int], kind: Integers) -> Integers:
-    """The figure of every item, from those of the kinds."""
-    return np.array(figures, np.int64)[kind]
+def _figures_of(figures: list[int], use: Integers) -> Integers:
+    """The figure of every option, from those of the distinct uses of skip values."""
+    return np.array(figures, np.int64)[use]
 
 
-def _undominated(least: Integers, saved: Integers, kind: Integers, kinds: tuple[SkipUse, ...]) -> Integers:
+def _undominated(least: Integers, saved: Integers, use: Integers, uses: tuple[SkipUse, ...]) -> Integers:
     """Indexes of entries that no earlier entry (earlier: not slower) equals or beats in both figures.
 
-    One that lets go of less does not beat.
+    One that frees fewer skip values does not beat.
     """
     beats = (least[:, None] <= least[None, :]) & (saved[:, None] <= saved[None, :])
-    if len(kinds) > 1:
-        covers = np.array([[own.covers(other) for other in kinds] for own in kinds])
-        beats &= covers[kind[:, None], kind[None, :]]
+    if len(uses) > 1:
+        covers = np.array([[own.covers(other) for other in uses] for own in uses])
+        beats &= covers[use[:, None], use[None, :]]
     return np.flatnonzero(~np.triu(beats, 1).any(axis=0))

@@ -1,4 +1,4 @@
-"""Which values are kept from their production to the end of the step, whatever the plan.
+"""Which values are always saved: kept from their production to the end of the step, whatever the plan.
 
 Keeping a value that costs next to nothing takes it out of every block's problem and of every boundary.
 Six kinds are kept: step outputs that live anyway, tiny values, cheap values that forward ops read all
@@ -65,38 +65,38 @@ def always_saved_values(
     readers = graph.readers()
     tiny = _tiny_bytes(graph, plain_peak)
     optional = _forward_optional(graph, tiny, readers, pins)
-    kept = {value for value in graph.held_outputs if graph.values[value].producer is not None}
-    kept |= pins.saved_values(graph)
+    saved = {value for value in graph.held_outputs if graph.values[value].producer is not None}
+    saved |= pins.saved_values(graph)
     for op in graph.ops:
         if op.phase is Phase.BACKWARD:
             continue
         if op.id not in pins.must_recompute and (op.phase is Phase.FORWARD or op.id in optional):
-            kept.update(value for value in op.writes if graph.values[value].bytes <= tiny)
+            saved.update(value for value in op.writes if graph.values[value].bytes <= tiny)
         if op.id in optional:
-            kept.update(op.writes)
+            saved.update(op.writes)
         elif not op.recomputable:
-            kept.update(value for value in op.writes if readers[value])
+            saved.update(value for value in op.writes if readers[value])
         if op.phase is Phase.FORWARD:
-            kept.update(graph.gradients.intersection(op.writes))
+            saved.update(graph.gradients.intersection(op.writes))
     rebuilt = set()
     remade = pins.recomputed_values(graph)
-    for value in sorted(_global_values(graph, plain_peak, readers, kept)):
+    for value in sorted(_global_values(graph, plain_peak, readers, saved)):
         producer = graph.producer(value)
         assert producer is not None
         may = rebuild_globals and remade.isdisjoint(producer.reads)
-        if may and _worth_rebuilding(graph, producer, kept):
+        if may and _worth_rebuilding(graph, producer, saved):
             rebuilt.add(producer.id)
-            kept.update(read for read in producer.reads if graph.values[read].producer is not None)
+            saved.update(read for read in producer.reads if graph.values[read].producer is not None)
         elif value not in remade:
-            kept.add(value)
-    return AlwaysSaved(frozenset(kept), frozenset(optional), frozenset(rebuilt))
+            saved.add(value)
+    return AlwaysSaved(frozenset(saved), frozenset(optional), frozenset(rebuilt))
 
 
-def _worth_rebuilding(graph: JointGraph, op: Op, kept: set[int]) -> bool:
+def _worth_rebuilding(graph: JointGraph, op: Op, saved: set[int]) -> bool:
     """Whether a cheap op makes one large value from small ones: a float mask from a boolean one."""
     if len(op.writes) != 1 or not op.recomputable or op.random or op.writes[0] in graph.released_outputs:
         return False
-    sources = {read for read in op.reads if graph.values[read].producer is not None} - kept
+    sources = {read for read in op.reads if graph.values[read].producer is not None} - saved
     size = sum(graph.values[read].bytes for read in sources)
     cheap = op.time <= REBUILT_TIME_SHARE * sum(other.time for other in graph.ops)
     return cheap and size <= REBUILT_BYTES_SHARE * graph.values[op.writes[0]].bytes
@@ -149,14 +149,14 @@ def _forward_reads(graph: JointGraph, op: Op, chosen: set[int]) -> bool:
 
 
 def _global_values(
-    graph: JointGraph, plain_peak: int, readers: tuple[tuple[int, ...], ...], kept: set[int]
+    graph: JointGraph, plain_peak: int, readers: tuple[tuple[int, ...], ...], saved: set[int]
 ) -> set[int]:
     """Cheap values that forward ops read all over the net, smallest first, within a total."""
     position = {op: at for at, op in enumerate(graph.phase_ops(Phase.FORWARD))}
     found = []
     for value in graph.values:
         producer = graph.producer(value.id)
-        if value.id in kept or producer is None or producer.phase is not Phase.FORWARD:
+        if value.id in saved or producer is None or producer.phase is not Phase.FORWARD:
             continue
         read_at = [position[op] for op in readers[value.id] if op in position]
         wide = len(read_at) >= GLOBAL_READERS and read_at[-1] - read_at[0] > GLOBAL_SPAN * len(position)

@@ -27,18 +27,18 @@ from hybridremat.graph.joint import JointGraph
 class OpRoles:
     """The part that every op plays, each tuple in topological order.
 
-    ``line`` ops run in the forward of a block; ``optional`` ops are rebuilt in each block whose backward
+    ``forward`` ops run in the forward of a block; ``optional`` ops are rebuilt in each block whose backward
     reads them; ``backward`` ops run once, in the backward of one block.
     """
 
-    line: tuple[int, ...]
+    forward: tuple[int, ...]
     optional: tuple[int, ...]
     backward: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Availability:
-    """First and last block in which each forward value can be read; −1 for values off the line."""
+    """First and last block in which each forward value can be read; −1 if the forward does not make it."""
 
     first: tuple[int, ...]
     last: tuple[int, ...]
@@ -60,11 +60,11 @@ def extend_availability(
     last = list(available.last)
     rest = sorted(roles.optional + roles.backward)
     for op in rest:
-        for value in _line_reads(graph, op, available):
+        for value in _forward_reads(graph, op, available):
             last[value] = max(last[value], lowest[op])
     highest = [-1] * len(graph.ops)
     for op in rest:
-        bounds = [last[value] for value in _line_reads(graph, op, available)]
+        bounds = [last[value] for value in _forward_reads(graph, op, available)]
         bounds += [highest[made] for made in _other_producers(graph, op, available)]
         highest[op] = min(bounds, default=num_blocks - 1)
     return Availability(available.first, tuple(last)), BlockRanges(tuple(lowest), tuple(highest))
@@ -76,7 +76,7 @@ def _lowest_blocks(graph: JointGraph, roles: OpRoles, available: Availability) -
     lowest = [-1] * len(graph.ops)
     rest = sorted(roles.optional + roles.backward)
     for op in rest:
-        bounds = [available.first[value] for value in _line_reads(graph, op, available)]
+        bounds = [available.first[value] for value in _forward_reads(graph, op, available)]
         bounds += [lowest[made] for made in _other_producers(graph, op, available) if made in optional]
         lowest[op] = max(bounds, default=0)
     for op in reversed(rest):
@@ -85,7 +85,7 @@ def _lowest_blocks(graph: JointGraph, roles: OpRoles, available: Availability) -
     return lowest
 
 
-def _line_reads(graph: JointGraph, op: int, available: Availability) -> Iterator[int]:
+def _forward_reads(graph: JointGraph, op: int, available: Availability) -> Iterator[int]:
     return (value for value in graph.ops[op].reads if available.first[value] >= 0)
 
 
@@ -157,22 +157,22 @@ def _early_ops(state: _Placement, free: list[int]) -> list[int]:
 def _cut_network(state: _Placement, free: list[int]) -> nx.DiGraph[Hashable]:
     """Cut edges are values read late but made early, and parameter gradients made early."""
     network: nx.DiGraph[Hashable] = nx.DiGraph()
-    free_set = set(free)
+    free_ops = set(free)
     charge = dict.fromkeys(free, 0)
     for op in free:
         for value in state.graph.ops[op].writes:
             size = state.graph.values[value].bytes
             if value in state.graph.gradients:
                 charge[op] += size // EARLY_GRADIENT_SHARE
-            elif any(reader not in free_set for reader in state.readers[value]):
+            elif any(reader not in free_ops for reader in state.readers[value]):
                 charge[op] += size + 1
             else:
                 _add_value(network, value, op, size + 1, state.readers[value])
             for reader in state.readers[value]:
-                if reader in free_set:
+                if reader in free_ops:
                     network.add_edge(reader, op)
         for value in state.graph.ops[op].reads:
-            _add_incoming(network, state, value, free_set)
+            _add_incoming(network, state, value, free_ops)
     for op, cost in charge.items():
         if cost:
             network.add_edge(op, LATE, capacity=cost)

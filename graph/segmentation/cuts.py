@@ -1,4 +1,4 @@
-"""Where to cut the forward line into blocks: a dynamic program over positions.
+"""Where to cut the forward into blocks: a dynamic program over positions; and which block sizes to try.
 
 A block is a run of *groups*; a group is one real op (it makes a value that is not always kept) with the
 unreal ops behind it. The price of a block is the sum of
@@ -8,7 +8,7 @@ unreal ops behind it. The price of a block is the sum of
   output alone, what its backward reads. Without this term a cut after the attention instead of after the
   MLP forces a wide matrix product to be computed again.
 
-Prices do not depend on the position, so repeated layers are cut alike wherever the line allows it; see
+Prices do not depend on the position, so repeated layers are cut alike wherever the forward allows it; see
 :mod:`hybridremat.graph.segmentation.repeated_layers` for what makes them alike for certain.
 """
 
@@ -56,22 +56,22 @@ KIND_WEIGHT = 1.0
 REMADE_WEIGHT = 50.0
 """Price of a cut that a value crosses which has to be made again."""
 
-PHASES = 4
-"""Places in a period that are tried for a periodic cut."""
+OFFSETS = 4
+"""Places in a layer that are tried for a repeated cut."""
 
 TOLERANCE = 1e-9
 """Prices this close are equal."""
 
 
 def end_prices(
-    graph: JointGraph, line: ForwardOrder, groups: OpGroups, remade: frozenset[int] = frozenset()
+    graph: JointGraph, order: ForwardOrder, groups: OpGroups, remade: frozenset[int] = frozenset()
 ) -> list[float]:
-    """Price of a cut before every group; the ends of the line cost nothing."""
+    """Price of a cut before every group; its two ends cost nothing."""
     sizes = np.array([value.bytes for value in graph.values], dtype=np.int64)
     last_positions = np.array(groups.start[1:-1], dtype=np.int64) - 1
-    alive_bytes = alive_after(line, sizes)
-    mean = max(1.0, float(alive_bytes.mean())) if len(line.ops) else 1.0
-    count = alive_after(line, np.ones(len(graph.values), dtype=np.int64))
+    alive_bytes = alive_after(order, sizes)
+    mean = max(1.0, float(alive_bytes.mean())) if len(order.ops) else 1.0
+    count = alive_after(order, np.ones(len(graph.values), dtype=np.int64))
     price = (
         BYTES_WEIGHT * alive_bytes[last_positions] / mean
         + COUNT_WEIGHT * count[last_positions]
@@ -79,14 +79,14 @@ def end_prices(
     )
     if remade:
         again = np.isin(np.arange(len(graph.values)), list(remade)).astype(np.int64)
-        price += REMADE_WEIGHT * alive_after(line, again)[last_positions]
+        price += REMADE_WEIGHT * alive_after(order, again)[last_positions]
     return [0.0, *price.tolist(), 0.0]
 
 
-def block_prices(graph: JointGraph, line: ForwardOrder, groups: OpGroups, max_ops: int) -> list[list[float]]:
+def block_prices(graph: JointGraph, order: ForwardOrder, groups: OpGroups, max_ops: int) -> list[list[float]]:
     """``prices[q][n-1]``: price of the block of the n groups before the cut at group q, its end excluded."""
     backward_reads = _backward_reads(graph)
-    total = max(1, sum(graph.ops[op].time for op in line.ops))
+    total = max(1, sum(graph.ops[op].time for op in order.ops))
     prices: list[list[float]] = [[]]
     for end in range(1, len(groups) + 1):
         needed: set[int] = set()
@@ -96,11 +96,11 @@ def block_prices(graph: JointGraph, line: ForwardOrder, groups: OpGroups, max_op
         for size in range(1, min(max_ops, end) + 1):
             first, stop = groups.start[end - size], groups.start[end - size + 1]
             for position in range(stop - 1, first - 1, -1):
-                op = graph.ops[line.ops[position]]
-                copies.update(rebuilt_producers(graph, line, op))
-                if _must_run_again(op.writes, needed, backward_reads, line, groups.start[end]):
+                op = graph.ops[order.ops[position]]
+                copies.update(rebuilt_producers(graph, order, op))
+                if _must_run_again(op.writes, needed, backward_reads, order, groups.start[end]):
                     again += op.time
-                    needed.update(value for value in op.reads if line.born[value] >= 0)
+                    needed.update(value for value in op.reads if order.produced_at[value] >= 0)
             if row and size + len(copies) > max_ops:
                 break
             small = SMALL_BLOCK_WEIGHT if size <= SMALL_BLOCK else 0.0
@@ -115,11 +115,12 @@ def _backward_reads(graph: JointGraph) -> frozenset[int]:
 
 
 def _must_run_again(
-    writes: tuple[int, ...], needed: set[int], backward_reads: frozenset[int], line: ForwardOrder, end: int
+    writes: tuple[int, ...], needed: set[int], backward_reads: frozenset[int], order: ForwardOrder, end: int
 ) -> bool:
     """Whether an op of a block that ends before position ``end`` makes a value that must be rebuilt."""
     return any(
-        value not in line.always and (value in needed or (value in backward_reads and line.last[value] < end))
+        value not in order.always
+        and (value in needed or (value in backward_reads and order.last_read_at[value] < end))
         for value in writes
     )
 
@@ -132,42 +133,42 @@ def cheapest_cuts(
     No block runs over a cut in ``forced``. Ties go to the larger block, then to the earlier cut.
     """
     best = [0.0] + [np.inf] * (len(prices) - 1)
-    origin = [0] * len(prices)
+    previous_cut = [0] * len(prices)
     for end in range(1, len(prices)):
         for size, price in enumerate(prices[end], start=1):
             total = best[end - size] + price + ends[end]
             if total <= best[end] + TOLERANCE:
-                best[end], origin[end] = min(total, best[end]), end - size
+                best[end], previous_cut[end] = min(total, best[end]), end - size
             if end - size in forced:
                 break
     cuts = []
     at = len(prices) - 1
     while at > 0:
         cuts.append(at)
-        at = origin[at]
+        at = previous_cut[at]
     return best[-1], tuple(reversed(cuts))
 
 
 def choose_cuts(
-    graph: JointGraph, line: ForwardOrder, max_ops: int, remade: frozenset[int] = frozenset()
+    graph: JointGraph, order: ForwardOrder, max_ops: int, remade: frozenset[int] = frozenset()
 ) -> tuple[int, ...]:
-    """Positions where blocks end (exclusive), the last one being the length of the line.
+    """Positions where blocks end (exclusive), the last one being the number of forward ops.
 
     Cuts that a value in ``remade`` crosses are avoided.
     """
-    groups = op_groups(line)
-    kinds = group_kinds(graph, line.ops, groups)
-    ends = end_prices(graph, line, groups, remade)
-    prices = block_prices(graph, line, groups, max_ops)
+    groups = op_groups(order)
+    kinds = group_kinds(graph, order.ops, groups)
+    ends = end_prices(graph, order, groups, remade)
+    prices = block_prices(graph, order, groups, max_ops)
     forced: frozenset[int] = frozenset()
     best_price, best = _priced(prices, ends, kinds, forced)
-    for stretch in find_repetitions(kinds):
-        found = forced
-        for candidate in _periodic_cuts(stretch, ends, max_ops):
+    for repetition in find_repetitions(kinds):
+        chosen = forced
+        for candidate in _repeated_cuts(repetition, ends, max_ops):
             price, cuts = _priced(prices, ends, kinds, forced | candidate)
             if price < best_price - TOLERANCE:
-                best_price, best, found = price, cuts, forced | candidate
-        forced = found
+                best_price, best, chosen = price, cuts, forced | candidate
+        forced = chosen
     return tuple(groups.start[cut] for cut in best)
 
 
@@ -180,20 +181,21 @@ def _priced(
     return price + KIND_WEIGHT * len(distinct), cuts
 
 
-def _periodic_cuts(stretch: Repetition, ends: list[float], max_ops: int) -> Iterator[frozenset[int]]:
-    """Ways to cut a stretch at the same cheap places, every period or every few that fit a block."""
-    inner = stretch.start + (stretch.stop - stretch.start) // stretch.period // 2 * stretch.period
-    places = sorted(range(stretch.period), key=lambda phase: (ends[min(inner + phase, stretch.stop)], phase))
-    for periods in range(1, max(1, max_ops // stretch.period) + 1):
-        step = periods * stretch.period
-        for phase in places[:PHASES]:
-            yield frozenset(range(stretch.start + phase, stretch.stop + 1, step))
+def _repeated_cuts(repetition: Repetition, ends: list[float], max_ops: int) -> Iterator[frozenset[int]]:
+    """Ways to cut repeated layers at the same cheap places: each, or every few that fit a block."""
+    start, stop, period = repetition.start, repetition.stop, repetition.period
+    inner = start + (stop - start) // period // 2 * period
+    places = sorted(range(period), key=lambda offset: (ends[min(inner + offset, stop)], offset))
+    for layers in range(1, max(1, max_ops // period) + 1):
+        step = layers * period
+        for offset in places[:OFFSETS]:
+            yield frozenset(range(start + offset, stop + 1, step))
 
 
-LARGEST = 24
+LARGEST_BLOCK = 24
 """Larger blocks take long to solve, and longer to prove."""
 
-SMALLEST = 12
+SMALLEST_BLOCK = 12
 """Much smaller blocks leave the solver little to trade."""
 
 DISTINCT_SHARE = 0.75
@@ -210,18 +212,18 @@ def block_sizes(graph: JointGraph, pins: Pins = NO_PINS) -> tuple[int, ...]:
     piece of one that a layer longer than that must be split into; otherwise the half and the middle.
     """
     kept = always_saved_values(graph, step_memory(graph, plain_schedule(graph)).peak, pins=pins)
-    line = forward_order(graph, kept)
-    groups = op_groups(line)
-    if len(groups) <= SMALLEST:
+    order = forward_order(graph, kept)
+    groups = op_groups(order)
+    if len(groups) <= SMALLEST_BLOCK:
         return (max(1, len(groups)),)
-    stretches = find_repetitions(group_kinds(graph, line.ops, groups))
-    if not stretches:
-        return (SMALLEST, (SMALLEST + LARGEST) // 2, LARGEST)
-    layer = stretches[0].period
-    layer_ops = line.ops[groups.start[stretches[0].start] : groups.start[stretches[0].start + layer]]
-    layer += len({made for op in layer_ops for made in rebuilt_producers(graph, line, graph.ops[op])})
-    pieces = ceil(layer / LARGEST)
+    repetitions = find_repetitions(group_kinds(graph, order.ops, groups))
+    if not repetitions:
+        return (SMALLEST_BLOCK, (SMALLEST_BLOCK + LARGEST_BLOCK) // 2, LARGEST_BLOCK)
+    layer = repetitions[0].period
+    layer_ops = order.ops[groups.start[repetitions[0].start] : groups.start[repetitions[0].start + layer]]
+    layer += len({made for op in layer_ops for made in rebuilt_producers(graph, order, graph.ops[op])})
+    pieces = ceil(layer / LARGEST_BLOCK)
     piece = layer if pieces == 1 else ceil(SLACK * layer / pieces)
-    if not SMALLEST <= piece <= DISTINCT_SHARE * LARGEST:
-        piece = SMALLEST
-    return (piece, LARGEST)
+    if not SMALLEST_BLOCK <= piece <= DISTINCT_SHARE * LARGEST_BLOCK:
+        piece = SMALLEST_BLOCK
+    return (piece, LARGEST_BLOCK)

@@ -1,8 +1,8 @@
-"""Stretches of the forward line that repeat: the layers of a Transformer, the blocks of one ResNet stage.
+"""Layers that repeat in the forward: those of a Transformer, the blocks of one ResNet stage.
 
-Two groups of ops are alike if their ops have the same kernels, costs and bytes. A stretch with period P is a
-run of groups each alike to the one P before it. Blocks cut at the same places of each period are
-equal in canonical form, so that one solve serves them all.
+Two groups of ops are alike if their ops have the same kernels, costs and bytes. A repetition with period
+P is a run of groups each alike to the one P before it. Blocks cut at the same places of each period are equal
+in canonical form, so that one solve serves them all.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MAX_PERIOD = 256
 """Longest period looked for, in groups."""
 
 MAX_REPETITIONS = 8
-"""Most stretches looked for."""
+"""Most repetitions looked for."""
 
 MIN_REPETITION = 8
-"""Least number of groups of a stretch: below this there is little to share."""
+"""Least number of groups of a repetition: below this there is little to share."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Repetition:
     period: int
 
 
-def group_kinds(graph: JointGraph, line_ops: tuple[int, ...], groups: OpGroups) -> tuple[int, ...]:
+def group_kinds(graph: JointGraph, forward_ops: tuple[int, ...], groups: OpGroups) -> tuple[int, ...]:
     """A number for every group, equal for groups that are alike."""
     numbers: dict[tuple[object, ...], int] = {}
     kinds = []
     for first, stop in zip(groups.start, groups.start[1:], strict=False):
-        ops = [graph.ops[op] for op in line_ops[first:stop]]
+        ops = [graph.ops[op] for op in forward_ops[first:stop]]
         kind = tuple(
             (
                 op.target,
@@ -56,21 +56,21 @@ def group_kinds(graph: JointGraph, line_ops: tuple[int, ...], groups: OpGroups) 
 
 
 def find_repetitions(kinds: tuple[int, ...]) -> tuple[Repetition, ...]:
-    """Disjoint stretches, longest first; each holds at least two whole periods."""
+    """Disjoint repetitions, longest first; each holds at least two whole periods."""
     remaining = np.array(kinds, dtype=np.int64)
     found: list[Repetition] = []
     while len(found) < MAX_REPETITIONS:
-        stretch = _longest_repetition(remaining)
-        if stretch is None:
+        longest = _longest_repetition(remaining)
+        if longest is None:
             break
-        found.append(stretch)
-        # Numbers that occur once: the stretch is spent.
-        remaining[stretch.start : stretch.stop] = -1 - np.arange(stretch.start, stretch.stop)
+        found.append(longest)
+        # Numbers that occur once: the repetition is spent.
+        remaining[longest.start : longest.stop] = -1 - np.arange(longest.start, longest.stop)
     return tuple(found)
 
 
 def _longest_repetition(kinds: NDArray[np.int64]) -> Repetition | None:
-    """The longest stretch; of equal ones that of the shortest period, then the first."""
+    """The longest repetition; of equal ones that of the shortest period, then the first."""
     best: Repetition | None = None
     for period in range(1, min(MAX_PERIOD, len(kinds) // 2) + 1):
         start, length = _longest_run(kinds[period:] == kinds[:-period])

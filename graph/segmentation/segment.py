@@ -59,18 +59,18 @@ def segment(graph: JointGraph, *, max_ops: int, rebuild_globals: bool = True, pi
         raise ValueError(f"max_ops must be at least 1, got {max_ops}")
     plain_peak = step_memory(graph, plain_schedule(graph)).peak
     kept = always_saved_values(graph, plain_peak, rebuild_globals=rebuild_globals, pins=pins)
-    line = forward_order(graph, kept)
-    if not line.ops:
+    order = forward_order(graph, kept)
+    if not order.ops:
         raise ValueError("the graph has no forward op, so there is nothing to cut")
-    remade = pins.recomputed_values(graph) - line.always
-    ends = choose_cuts(graph, line, max_ops, remade)
-    handed_down = _with_optional_readers(graph, line, _returned_optional(graph))
+    remade = pins.recomputed_values(graph) - order.always
+    ends = choose_cuts(graph, order, max_ops, remade)
+    handed_down = _with_optional_readers(graph, order, _returned_optional(graph))
     while True:
-        chain = _assemble(graph, line, ends, handed_down)
+        chain = _assemble(graph, order, ends, handed_down)
         costly = _costly_duplicates(chain)
         if not costly:
             return replace(chain, remade=remade.difference(*chain.boundary))
-        handed_down = _with_optional_readers(graph, line, handed_down | costly)
+        handed_down = _with_optional_readers(graph, order, handed_down | costly)
 
 
 def _returned_optional(graph: JointGraph) -> frozenset[int]:
@@ -80,9 +80,9 @@ def _returned_optional(graph: JointGraph) -> frozenset[int]:
     )
 
 
-def _with_optional_readers(graph: JointGraph, line: ForwardOrder, ops: frozenset[int]) -> frozenset[int]:
-    """``ops`` off the line, and the optional ops that read from them: no block alone can rebuild these."""
-    chosen = set(ops) - set(line.ops)
+def _with_optional_readers(graph: JointGraph, order: ForwardOrder, ops: frozenset[int]) -> frozenset[int]:
+    """``ops`` not in the forward, and the optional ops that read from them: no block can rebuild these."""
+    chosen = set(ops) - set(order.ops)
     for op in graph.ops:
         if op.phase is Phase.OPTIONAL and any(graph.values[value].producer in chosen for value in op.reads):
             chosen.add(op.id)
@@ -101,14 +101,14 @@ def _costly_duplicates(chain: Chain) -> frozenset[int]:
 
 
 def _assemble(
-    graph: JointGraph, line: ForwardOrder, ends: tuple[int, ...], handed_down: frozenset[int]
+    graph: JointGraph, order: ForwardOrder, ends: tuple[int, ...], handed_down: frozenset[int]
 ) -> Chain:
     """The chain for cuts at positions ``ends``."""
     num_blocks = len(ends)
-    roles = _roles(graph, line, handed_down)
+    roles = _roles(graph, order, handed_down)
     block_of = [block for block, (start, end) in enumerate(_spans(ends)) for _ in range(start, end)]
     available, freedom = extend_availability(
-        graph, roles, _own_availability(graph, line, block_of, num_blocks), num_blocks
+        graph, roles, _own_availability(graph, order, block_of, num_blocks), num_blocks
     )
     placed = place_backward(graph, roles.backward, freedom, num_blocks)
     backward: list[list[int]] = [[] for _ in ends]
@@ -117,33 +117,33 @@ def _assemble(
     optional = _optional_of_blocks(graph, roles, backward, freedom.lowest)
     blocks = tuple(
         Block(
-            _with_rebuilt(graph, line, line.ops[start:end], (*optional[block], *backward[block])),
+            _with_rebuilt(graph, order, order.ops[start:end], (*optional[block], *backward[block])),
             tuple(optional[block]),
             tuple(backward[block]),
         )
         for block, (start, end) in enumerate(_spans(ends))
     )
-    boundary = _boundaries(line, available, num_blocks)
+    boundary = _boundaries(order, available, num_blocks)
     return Chain(
         graph,
         blocks,
         boundary,
         _gradient_boundaries(graph, placed, num_blocks),
-        line.always,
-        frozenset(line.rebuilt),
+        order.always,
+        frozenset(order.rebuilt),
     )
 
 
 def _with_rebuilt(
-    graph: JointGraph, line: ForwardOrder, forward: tuple[int, ...], rest: tuple[int, ...]
+    graph: JointGraph, order: ForwardOrder, forward: tuple[int, ...], rest: tuple[int, ...]
 ) -> tuple[int, ...]:
     """A block's forward with the rebuilt ops it needs: ahead of their first reader, else behind all."""
     result: dict[int, None] = {}
     for op in forward:
-        result.update(dict.fromkeys(rebuilt_producers(graph, line, graph.ops[op])))
+        result.update(dict.fromkeys(rebuilt_producers(graph, order, graph.ops[op])))
         result[op] = None
     for op in rest:
-        result.update(dict.fromkeys(rebuilt_producers(graph, line, graph.ops[op])))
+        result.update(dict.fromkeys(rebuilt_producers(graph, order, graph.ops[op])))
     return tuple(result)
 
 
@@ -151,27 +151,27 @@ def _spans(ends: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(zip((0, *ends[:-1]), ends, strict=True))
 
 
-def _roles(graph: JointGraph, line: ForwardOrder, handed_down: frozenset[int]) -> OpRoles:
-    on_line = frozenset(line.ops).union(line.rebuilt)
-    rest = [op for op in graph.ops if op.id not in on_line]
+def _roles(graph: JointGraph, order: ForwardOrder, handed_down: frozenset[int]) -> OpRoles:
+    in_forward = frozenset(order.ops).union(order.rebuilt)
+    rest = [op for op in graph.ops if op.id not in in_forward]
     late = {op.id for op in rest if op.phase is Phase.BACKWARD} | handed_down
     return OpRoles(
-        line.ops,
+        order.ops,
         tuple(op.id for op in rest if op.id not in late),
         tuple(op.id for op in rest if op.id in late),
     )
 
 
 def _own_availability(
-    graph: JointGraph, line: ForwardOrder, block_of: list[int], num_blocks: int
+    graph: JointGraph, order: ForwardOrder, block_of: list[int], num_blocks: int
 ) -> Availability:
     """From the block that makes a value to that of its last forward reader; everywhere if always kept."""
     first, last = [], []
-    for value, (born, final) in enumerate(zip(line.born, line.last, strict=True)):
-        kept = value in line.always
-        first.append(-1 if born < 0 else 0 if kept else block_of[born])
-        last.append(-1 if born < 0 else num_blocks - 1 if kept else block_of[final])
-    for op, position in line.rebuilt.items():
+    for value, (made_at, read_at) in enumerate(zip(order.produced_at, order.last_read_at, strict=True)):
+        kept = value in order.always
+        first.append(-1 if made_at < 0 else 0 if kept else block_of[made_at])
+        last.append(-1 if made_at < 0 else num_blocks - 1 if kept else block_of[read_at])
+    for op, position in order.rebuilt.items():
         for value in graph.ops[op].writes:
             first[value] = block_of[min(position, len(block_of) - 1)]
             last[value] = num_blocks - 1
@@ -204,10 +204,10 @@ def _optional_ancestors(graph: JointGraph, optional: frozenset[int], ops: list[i
     return found
 
 
-def _boundaries(line: ForwardOrder, available: Availability, num_blocks: int) -> tuple[frozenset[int], ...]:
+def _boundaries(order: ForwardOrder, available: Availability, num_blocks: int) -> tuple[frozenset[int], ...]:
     sets: list[set[int]] = [set() for _ in range(num_blocks + 1)]
     for value, (first, last) in enumerate(zip(available.first, available.last, strict=True)):
-        if line.born[value] >= 0 and value not in line.always:
+        if order.produced_at[value] >= 0 and value not in order.always:
             for block in range(first + 1, last + 1):
                 sets[block].add(value)
     return tuple(map(frozenset, sets))

@@ -1,8 +1,8 @@
-"""Values that may die before the blocks that hold them are through: long skips, a branch before its sum.
+"""Skip values, which may die before the blocks that hold them are through: long skips, residual branches.
 
 A value that enters a block is held until that block's backward is done. If it only rides through the block,
-or the block's backward does not read it, whoever holds it may let it go sooner. A chain that knows such
-values gets their bytes back.
+or the block's backward does not read it, it may be freed sooner. A chain that knows
+such values gets their bytes back.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final
 from hybridremat.graph.segmentation.chain import Chain
 
 MOST_SKIP_VALUES: Final = 4
-"""Far values at any one boundary, the largest: sets of them are enumerated."""
+"""Skip values at any one boundary, the largest: sets of them are enumerated."""
 
 LEAST_SHARE: Final = 500
-"""Bytes of a far value: at least this part of all forward values that blocks hand on."""
+"""Bytes of a skip value: at least this part of all forward values that blocks hand on."""
 
 
 @dataclass(frozen=True)
@@ -31,36 +31,36 @@ class SkipValue:
 
 
 def skip_values(chain: Chain) -> tuple[SkipValue, ...]:
-    """The far values of ``chain`` that are worth knowing, by value."""
+    """The skip values of ``chain`` that are worth knowing, by value."""
     handed = set[int]().union(*chain.boundary) - chain.always
     least = sum(chain.graph.values[v].bytes for v in handed) // LEAST_SHARE
-    found = [far for far in _candidates(chain) if far.bytes >= max(1, least)]
+    found = [skip for skip in _candidates(chain) if skip.bytes >= max(1, least)]
     riding = [0] * len(chain.boundary)
     chosen = []
-    for far in sorted(found, key=lambda f: (-f.bytes, f.value)):
-        places = range(far.producer + 1, far.readers[-1] + 1)
+    for skip in sorted(found, key=lambda s: (-s.bytes, s.value)):
+        places = range(skip.producer + 1, skip.readers[-1] + 1)
         if all(riding[place] < MOST_SKIP_VALUES for place in places):
-            chosen.append(far)
+            chosen.append(skip)
             for place in places:
                 riding[place] += 1
-    return tuple(sorted(chosen, key=lambda f: f.value))
+    return tuple(sorted(chosen, key=lambda s: s.value))
 
 
 def _candidates(chain: Chain) -> list[SkipValue]:
     """Every value that some block passes on without reading it, or reads in its forward alone."""
     ops = chain.graph.ops
     readers: dict[int, list[int]] = {}
-    spared = set()
+    unread = set()
     for index, block in enumerate(chain.blocks):
         backward = {v for op in block.backward for v in ops[op].reads}
         entering = chain.boundary[index] - chain.always
         for value in backward.union(*(ops[op].reads for op in (*block.forward, *block.optional))) & entering:
             readers.setdefault(value, []).append(index)
             if value not in backward:
-                spared.add(value)
+                unread.add(value)
     found = []
     for value, blocks in readers.items():
         producer = next(i for i, boundary in enumerate(chain.boundary) if value in boundary) - 1
-        if value in spared or any(b - a > 1 for a, b in pairwise((producer, *blocks))):
+        if value in unread or any(b - a > 1 for a, b in pairwise((producer, *blocks))):
             found.append(SkipValue(value, chain.graph.values[value].bytes, producer, tuple(blocks)))
     return found

@@ -24,7 +24,7 @@ def validate_chain(chain: Chain) -> None:
     """
     _check_shape(chain)
     _check_ops(chain)
-    _check_kept(chain)
+    _check_always_saved(chain)
     _check_forward(chain)
     _check_backward(chain)
     _check_gradient_boundaries(chain)
@@ -74,7 +74,7 @@ def _forward_made(chain: Chain) -> dict[int, int]:
     }
 
 
-def _check_kept(chain: Chain) -> None:
+def _check_always_saved(chain: Chain) -> None:
     graph = chain.graph
     made = _forward_made(chain)
     for value in sorted(chain.always - made.keys()):

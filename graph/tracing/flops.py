@@ -1,4 +1,4 @@
-"""Matrix-product, convolution and attention flops of a node, from PyTorch's own counter."""
+"""Matrix-product, convolution and attention flops of a node: PyTorch's own counter, and what it lacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 from hybridremat.graph.tracing.fx_nodes import argument, tensors
 
 
-def _fake(node: fx.Node) -> Any:
+def _value(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
@@ -34,8 +34,8 @@ def node_flops(node: fx.Node) -> int:
     """Flops of one call node (0 for everything that is no product)."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet in flop_registry:
-        args = fx.map_arg(node.args, _fake)
-        kwargs = fx.map_arg(node.kwargs, _fake)
+        args = fx.map_arg(node.args, _value)
+        kwargs = fx.map_arg(node.kwargs, _value)
         return int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
     return _cpu_attention_flops(node) or grouped_flops(node)
 

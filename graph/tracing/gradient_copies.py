@@ -1,4 +1,4 @@
-"""Gradients that autograd would copy are copied inside the joint graph, where the copy is planned.
+"""Copies of gradients that autograd would make outside the joint graph, made inside it and so planned.
 
 PyTorch's ``AccumulateGrad`` takes a parameter's first gradient as it is only if nothing else refers to
 the tensor and its strides are the parameter's (``torch/csrc/autograd/functions/accumulate_grad.h``).

@@ -1,4 +1,4 @@
-"""Tensors as code meets them that autograd has brought forth: they require a gradient and are no leaves."""
+"""Tensors as if an op had made them: they require a gradient and are no leaves of the autograd graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class _NonLeaf(torch.autograd.Function):
-    """Gives out a leaf's memory as the result of an operation; its gradient ends in the leaf."""
+    """Returns a leaf's memory as the result of an op; its gradient ends in the leaf."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:

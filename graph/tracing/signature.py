@@ -1,4 +1,7 @@
-"""When two calls are the same kernel: equal target, scalar arguments, and layouts of all tensors."""
+"""Signatures of kernels, and the fingerprint of a graph.
+
+Two calls are the same kernel if target, scalar arguments, and the layouts of all tensors are equal.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from hybridremat.graph.tracing.fx_nodes import storage_bytes, tensors
 
 
 def fake_value(node: fx.Node) -> object:
-    """What a node stands for: its fake tensors, or the subgraph that an op is to run."""
+    """The value traced for a node: its fake tensors, or the subgraph that an op is to run."""
     if node.op == "get_attr" and "val" not in node.meta:
         assert node.graph.owning_module is not None
         return attrgetter(str(node.target))(node.graph.owning_module)
@@ -28,7 +31,7 @@ def kernel_signature(node: fx.Node) -> str:
 
 
 def memory_signature(node: fx.Node) -> str:
-    """The signature but for fractional numbers (a dropout rate, a scale): on these no memory depends."""
+    """The kernel's signature without fractions (a dropout rate, a scale): on these no memory depends."""
     keywords = ",".join(f"{name}={_described(item, _FRACTION)}" for name, item in sorted(node.kwargs.items()))
     return f"{node.target}({_described(node.args, _FRACTION)};{keywords})"
 

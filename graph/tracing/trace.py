@@ -75,7 +75,7 @@ class TracedStep:
 
 
 def prepare_joint_graph(module: fx.GraphModule, num_outputs: int) -> None:
-    """Drop dead code, merge common subexpressions, own the gradients, mark what PyTorch wants saved."""
+    """Drop dead code, merge common subexpressions, copy shared gradients, mark what PyTorch wants saved."""
     module.graph.eliminate_dead_code()
     merge_common_subexpressions(module, num_outputs)
     copy_shared_gradients(module, num_outputs)
