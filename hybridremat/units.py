@@ -99,7 +99,7 @@ def is_count(value: object, least: int = 1) -> TypeGuard[int]:
 
 
 def require_count(name: str, value: object, what: str) -> None:
-    """Refuse anything but a whole number of at least 1; ``what`` it counts is told in the error.
+    """Refuse anything but a whole number of at least 1; ``what`` names for the error what is counted.
 
     Raises
     ------

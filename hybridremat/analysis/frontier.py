@@ -82,8 +82,8 @@ class Frontier(FrontierData):
 
         Examples
         --------
-        >>> curve = hybridremat.frontier(model, kwargs=batch)
-        >>> plan = curve.plan(max_overhead=0.05)
+        >>> found = hybridremat.frontier(model, kwargs=batch)
+        >>> plan = found.plan(max_overhead=0.05)
         >>> model = hybridremat.wrap(model, kwargs=batch, plan=plan)
         """
         settings = replace(self._settings, memory_limit=memory_limit, max_overhead=max_overhead)
@@ -127,7 +127,7 @@ class Frontier(FrontierData):
             If the model cannot be copied.
         """
         if (spec := self._settings.spec) is not None:
-            raise LimitError(f"this curve is one of {spec.name}; what is measured here does not belong on it")
+            raise LimitError(f"this frontier is for {spec.name}; steps that run here do not compare with it")
         found = measure_points(
             self,
             lambda point: self.plan(memory_limit=point.peak),
@@ -175,7 +175,7 @@ class Frontier(FrontierData):
         return plot_frontier(self, path, chosen=chosen, limit=limit, ax=ax)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain JSON types; ``pandas.DataFrame(curve.to_dict()["points"])`` is a table."""
+        """All of it as plain JSON types; ``pandas.DataFrame(found.to_dict()["points"])`` is a table."""
         return frontier_dict(self)
 
     def to_csv(self, path: str | Path) -> None:

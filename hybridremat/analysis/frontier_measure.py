@@ -69,7 +69,7 @@ def _copy(model: nn.Module) -> nn.Module:
         copied = copy.deepcopy(model)
     except Exception as error:  # whatever a module's own __deepcopy__ raises
         raise ModelError(
-            f"a {type(model).__name__} cannot be copied ({type(error).__name__}: {error}), and measuring "
-            "runs its plans in copies. Wrap it with plan=curve.plan(…), and call hybridremat.measure instead."
+            f"a {type(model).__name__} cannot be copied ({type(error).__name__}: {error}), and plans "
+            "are measured in copies. Wrap it with plan=frontier.plan(…) and call hybridremat.measure instead."
         ) from error
     return copied if copied.training else copied.train()

@@ -93,7 +93,7 @@ def new_figure() -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingPackageError(
-            "a curve is drawn by matplotlib, which is not installed: pip install 'hybridremat[plots]'. "
+            "plots need matplotlib, which is not installed: pip install 'hybridremat[plots]'. "
             "Without it, to_csv and to_dict give the points."
         ) from error
     figure = Figure(figsize=(8, 5.2), layout="constrained")

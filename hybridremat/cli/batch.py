@@ -24,7 +24,7 @@ def run_batch(options: Namespace) -> int:
     """
     limit = limit_value(options.limit)
     if limit is None:
-        raise TargetError(f"say what the batches of {options.target} are to fit: --limit 6GiB")
+        raise TargetError(f"give the memory limit that batches of {options.target} must fit: --limit 6GiB")
     if options.device_spec is not None:
         raise UsageError("--device-spec: the search for a batch measures kernels here; use plan or frontier")
 

@@ -71,7 +71,7 @@ def _check(outputs: list[Path], measure: int | None) -> None:
     for path in outputs:
         if path.suffix.lower() not in (*SUFFIXES, *DATA):
             known = ", ".join((*SUFFIXES, *DATA))
-            raise PlotError(f"-o {path}: what to write there is told by its suffix, one of {known}")
+            raise PlotError(f"-o {path}: the suffix says what to write; use one of {known}")
         if path.suffix.lower() in SUFFIXES:
             new_figure()
         require_writable(str(path))

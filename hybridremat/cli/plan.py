@@ -76,8 +76,8 @@ def _read(options: Namespace) -> Plan:
 def _planned(options: Namespace) -> Plan:
     if options.limit is None and options.max_overhead is None:
         raise TargetError(
-            f"say what to plan {options.target} for: --limit 6GiB, --limit 50% (of the plain step's memory), "
-            "or --max-overhead 10% (least memory at no more than 10 % more time)"
+            f"give a limit to plan {options.target} for: --limit 6GiB, --limit 50% (of the plain step's "
+            "memory), or --max-overhead 10% (least memory at no more than 10 % more time)"
         )
     asked: dict[str, Any] = {
         "memory_limit": limit_value(options.limit),

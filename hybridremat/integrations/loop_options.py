@@ -51,7 +51,7 @@ class LoopOptions:
         self.settings.validated(need_limit=False)
         if self.module is not None and not isinstance(self.module, str):
             raise OptionsError(
-                f"module={self.module!r} is no name: give the dotted name of a submodule, as "
+                f"module={self.module!r} is not a name: give the dotted name of a submodule, as "
                 "named_modules() has it, or None"
             )
         if self.measure_every is not None:

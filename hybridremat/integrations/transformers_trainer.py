@@ -109,7 +109,7 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
             If the model cannot be wrapped; no step has run.
         """
         _require_one_device(args.n_gpu)
-        _come_first(self, inspect.currentframe())
+        _move_to_front(self, inspect.currentframe())
         model: nn.Module = kwargs["model"]
         self._watch.begin(model)
 
@@ -152,7 +152,7 @@ def _require_one_device(count: int) -> None:
         )
 
 
-def _come_first(callback: TrainerCallback, frame: FrameType | None) -> None:
+def _move_to_front(callback: TrainerCallback, frame: FrameType | None) -> None:
     """Move a callback to the front, so that all others see what it adds to a log entry.
 
     The Trainer puts the callbacks of ``report_to`` before its user's, and a callback has no reference to its

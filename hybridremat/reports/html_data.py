@@ -88,7 +88,7 @@ def _chain(plan: PlanData, details: PlanDetails) -> dict[str, Any]:
     return {
         "blocks": [
             {
-                "name": place_text(names[b.index]),
+                "name": module_range(names[b.index]),
                 "saved": b.saved_bytes,
                 "option": option_text(b),
                 "recomputed": len(b.recomputed),
@@ -103,7 +103,7 @@ def _chain(plan: PlanData, details: PlanDetails) -> dict[str, Any]:
     }
 
 
-def place_text(names: Sequence[str]) -> str:
+def module_range(names: Sequence[str]) -> str:
     """The first and the last module of a block."""
     return " … ".join(dict.fromkeys((names[0], names[-1]))) if names else "(no module)"
 

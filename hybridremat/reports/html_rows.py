@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybridremat.plans.records import PlannedBlock, ValueRecord
 from hybridremat.reports.block_rows import block_rows, largest, module_names, option_text, value_name
-from hybridremat.reports.html_data import place_text
+from hybridremat.reports.html_data import module_range
 from hybridremat.units import format_bytes
 
 
@@ -53,7 +53,7 @@ def _view(block: PlannedBlock, names: Sequence[str], prefix: str) -> BlockView:
     option = option_text(block) + (f", runs {block.forward_runs}×" if block.forward_runs > 1 else "")
     return BlockView(
         block=block,
-        name=place_text(names),
+        name=module_range(names),
         option=option,
         saved=_cell([(record, 1) for record in block.saved], prefix),
         recomputed=_cell(block.recomputed, prefix),
