@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hybridremat
-from hybridremat.graph.costs.allocations import record_allocations
-from hybridremat.graph.costs.open_recording import OpenRecording, peak_of_new
-from hybridremat.integrations import loop_measuring as step_peaks
+from hybridremat.graph.costs import cuda_recorder
+from hybridremat.graph.costs.allocations import record
+from hybridremat.graph.costs.cpu_recorder import CpuRecorder
+from hybridremat.graph.costs.recorder import peak_of_new
 from hybridremat.integrations import loop_measuring as step_times
 from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_figures import StepLog
@@ -141,10 +142,11 @@ def test_the_target_is_the_wrapped_part_or_what_is_named():
 
 
 def test_an_open_recording_is_given_up_for_another_measurement():
-    recording = OpenRecording()
+    recorder = CpuRecorder(interruptible=True)
+    recorder.start()
     kept = torch.empty(100)
-    assert record_allocations(lambda: torch.empty(7)).events
-    assert recording.peak() is None and recording.peak() is None
+    assert record("cpu", lambda mark: torch.empty(7)).peak > 0
+    assert recorder.stop() is None and recorder.stop() is None
     del kept
 
 
@@ -188,7 +190,7 @@ class Allocator:
 @pytest.fixture
 def cuda(monkeypatch):
     allocator = Allocator()
-    monkeypatch.setattr(step_peaks, "torch", SimpleNamespace(cuda=allocator))
+    monkeypatch.setattr(cuda_recorder, "torch", SimpleNamespace(cuda=allocator))
     return allocator
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from hybridremat.compiler.capture import model_device, training_mode
 from hybridremat.compiler.model_state import untouched
 from hybridremat.errors import InputError
-from hybridremat.graph.costs.allocations import Trace, record_allocations, span
+from hybridremat.graph.costs.allocations import record, without_collection
+from hybridremat.graph.costs.recorder import Mark, Recording
 from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.units import format_bytes
 
@@ -110,37 +110,42 @@ def measure(
     find_loss = loss_fn or loss_of
     keywords = dict(kwargs or {})
 
-    def step() -> None:
-        for parameter in model.parameters():
-            parameter.grad = None
-        with span("model"):
-            output = model(*args, **keywords)
-        _mark_arrival(output)
-        with span("outside"):
-            loss = find_loss(output)
-            del output
+    def step(mark: Mark) -> None:
+        _drop_gradients(model)
+        mark("model")
+        output = model(*args, **keywords)
+        mark("loss")
+        _mark_arrival(output, mark)
+        loss = find_loss(output)
+        del output
+        mark("backward of the loss")
         loss.backward()
 
     with untouched(model), torch.enable_grad(), training_mode(model):
-        step()  # the first call may compile
+        step(_unmarked)  # the first call may compile
         seconds = min(_timed(step, model) for _ in range(max(1, repeats)))
-        figures = _cuda_figures(step, model) if model_device(model) == "cuda" else _cpu_figures(step, model)
-    return Measurement(*figures, seconds=seconds, predicted=_predicted(model))
+        _drop_gradients(model)
+        with without_collection():
+            recording = record(model_device(model), step)
+    return Measurement(*_figures(recording), seconds=seconds, predicted=_predicted(model))
 
 
-def _mark_arrival(output: object) -> None:
-    """Record when the first gradient reaches the model's output: there the model's backward starts."""
+def _unmarked(_: str) -> None:
+    pass
+
+
+def _mark_arrival(output: object, mark: Mark) -> None:
+    """Mark when the first gradient reaches the model's output: there the model's backward starts."""
     arrived: list[bool] = []
 
-    def mark(_: Tensor) -> None:
+    def arrive(_: Tensor) -> None:
         if not arrived:
             arrived.append(True)
-            with span("arrival"):
-                pass
+            mark("backward of the model")
 
     for tensor in tree_leaves(output):
         if isinstance(tensor, Tensor) and tensor.requires_grad and not tensor.is_leaf:
-            tensor.register_hook(mark)
+            tensor.register_hook(arrive)
 
 
 def _predicted(model: nn.Module) -> int | None:
@@ -156,53 +161,24 @@ def _synchronize(model: nn.Module) -> None:
         torch.cuda.synchronize()
 
 
-def _timed(step: Callable[[], None], model: nn.Module) -> float:
+def _timed(step: Callable[[Mark], None], model: nn.Module) -> float:
     _synchronize(model)
     started = time.perf_counter()
-    step()
+    step(_unmarked)
     _synchronize(model)
     return time.perf_counter() - started
 
 
-def _clear(model: nn.Module) -> None:
+def _drop_gradients(model: nn.Module) -> None:
     for parameter in model.parameters():
         parameter.grad = None
-    gc.collect()
 
 
-def _cpu_figures(step: Callable[[], None], model: nn.Module) -> tuple[int, int, int]:
-    _clear(model)
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        trace = record_allocations(step)
-    finally:
-        if collecting:
-            gc.enable()
-    return _figures(trace)
-
-
-def _figures(trace: Trace) -> tuple[int, int, int]:
+def _figures(recording: Recording) -> tuple[int, int, int]:
     """Peak; peak outside the model above what its forward left; what its forward left."""
-    forward_end = trace.spans["model"][1]
-    backward_start = trace.spans["arrival" if "arrival" in trace.spans else "outside"][1]
-    level = highest = saved = outside = 0
-    for when, size in trace.events:
-        level += size
-        highest = max(highest, level)
-        if when <= forward_end:
-            saved = level
-        elif when <= backward_start:
-            outside = max(outside, level - saved)
-    return highest, outside, saved
-
-
-def _cuda_figures(step: Callable[[], None], model: nn.Module) -> tuple[int, int, int]:
-    """On CUDA only the peak of the step is known; the allocator has no marks in time."""
-    _clear(model)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before, 0, 0
+    segments = recording.named()
+    saved = segments["model"].end
+    outside = [segments["loss"]]
+    if "backward of the model" in segments:  # else no gradient reaches the output
+        outside.append(segments["backward of the loss"])
+    return recording.peak, max(segment.peak for segment in outside) - saved, saved

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridremat.graph.costs.allocations import peaks_of
+from hybridremat.graph.costs.allocations import peaks_of, without_collection
 
 LEARNING_RATE = 1e-3
 
@@ -74,14 +73,8 @@ def time_ratio(plain: Subject, planned: Subject, pairs: int, on_pair: Callable[[
 
 
 def _peak(step: Callable[[], None], device: str) -> int:
-    gc.collect()
-    collecting = gc.isenabled()
-    gc.disable()  # a collection in the middle would free what a step without it holds
-    try:
+    with without_collection():
         ((peak, _),) = peaks_of([lambda: step], device)
-    finally:
-        if collecting:
-            gc.enable()
     return peak
 
 

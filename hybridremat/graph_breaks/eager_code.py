@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from hybridremat.graph.costs.memory_windows import Windows
+from hybridremat.graph.costs.allocations import record
+from hybridremat.graph.costs.recorder import Mark
 from hybridremat.graph.private_torch import new_node_number, node_number, ones_for_result, tree_leaves
 from hybridremat.graph.tracing.non_leaf import is_non_leaf_source
 from hybridremat.sequence.joined_graphs import PartPoint, StepPart
@@ -43,7 +44,8 @@ class Recorder:
         graphs made is not counted: autograd adds up its gradients in place.
     """
 
-    windows: Windows
+    device: str
+    mark: Mark = lambda name: None
     starts: list[int] = field(default_factory=list)
     results: list[dict[Edge, torch.Tensor | None]] = field(default_factory=list)
     waiting: list[set[Edge]] = field(default_factory=list)
@@ -71,10 +73,10 @@ class Recorder:
         self.starts.append(new_node_number())
         self.results.append({})
         self.waiting.append(set())
-        self.windows.open(f"forward {len(self.starts) - 1}")
+        self.mark(f"forward {len(self.starts) - 1}")
 
     def _close(self, args: Sequence[object]) -> set[Edge]:
-        self.windows.close()
+        self.mark("")
         self.held.append(args)
         taken = {}
         for tensor in args:
@@ -103,9 +105,9 @@ class Recorder:
                 self._note_root(edge, None)
             edges = [GradientEdge(*edge) for edge in roots]
             ones = [ones_for_result(*e) if t is None else torch.ones_like(t) for e, t in roots.items()]
-            self.windows.open(f"backward {index}")
+            self.mark(f"backward {index}")
             torch.autograd.backward(edges, ones, retain_graph=True)
-            self.windows.close()
+            self.mark("")
 
     def waiting_bytes(self, index: int) -> int:
         """Gradients that wait, while graphs go backward, for the code before them that made the tensors."""
@@ -148,13 +150,14 @@ def measure_between(recorder: Recorder, forward: Callable[[], Any]) -> list[Step
         Runs the surveyed forward and returns the model's output.
     """
 
-    def run() -> None:
+    def run(mark: Mark) -> None:
+        recorder.mark = mark
         recorder.begin()
         recorder.end(tree_leaves(forward()))
         recorder.backward()
 
-    recorder.windows.record(run)
-    figures = recorder.windows.figures
+    segments = record(recorder.device, run).segments
+    figures = {segment.name: segment.above_start for segment in segments}
     parts: list[StepPart | None] = []
     for index in range(len(recorder.results)):
         waiting = recorder.waiting_bytes(index)

@@ -17,7 +17,6 @@ from torch import fx
 
 from hybridremat.compiler.backend import Backend, break_after
 from hybridremat.errors import CaptureError, PolicyError
-from hybridremat.graph.costs.memory_windows import Windows
 from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.non_leaf import non_leaf
@@ -136,7 +135,7 @@ class Survey:
     def _measure(self, run: Callable[[], Any], device: str) -> None:
         """Run the step once more; the path of this run is the one that is kept."""
         self._forget_path()
-        self.recorder = Recorder(Windows(device))
+        self.recorder = Recorder(device)
         try:
             self.between = measure_between(self.recorder, run)
             self.joined_bytes = self.recorder.joined_bytes

@@ -10,91 +10,47 @@ import gc
 import logging
 import statistics
 import time
-from typing import Protocol
 
 import torch
 
 from hybridremat.errors import ProfilerActiveError
-from hybridremat.graph.costs.open_recording import OpenRecording
+from hybridremat.graph.costs.allocations import recorder_for
+from hybridremat.graph.costs.recorder import FREEING, MemoryRecorder
 
 logger = logging.getLogger(__name__)
 
 FIRST_MEASURED = 1  # the step after the first planned one, which plans
 
 
-class Recording(Protocol):
-    """Bytes of one step, recorded from its making on."""
-
-    def peak(self) -> int | None:
-        """Stop; most bytes allocated since the start and alive at one time. None: not known."""
-
-    def give_up(self) -> None:
-        """Stop without figures."""
-
-    def pause(self) -> None:
-        """Leave out what is freed until :meth:`resume`."""
-
-    def resume(self) -> None:
-        """See :meth:`pause`."""
-
-
-class CudaRecording:
-    """The caching allocator's own counters, read above what was allocated at the start."""
-
-    def __init__(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
-        self._before = torch.cuda.memory_allocated()
-        self._highest = 0
-        self._paused: int | None = None
-
-    def peak(self) -> int:
-        """See :class:`Recording`."""
-        return max(self._highest, torch.cuda.max_memory_allocated() - self._before)
-
-    def give_up(self) -> None:
-        """See :class:`Recording`."""
-
-    def pause(self) -> None:
-        """See :class:`Recording`."""
-        self._paused = torch.cuda.memory_allocated()
-
-    def resume(self) -> None:
-        """See :class:`Recording`."""
-        if self._paused is None:
-            return
-        self._highest = self.peak()
-        torch.cuda.reset_peak_memory_stats()
-        self._before -= self._paused - torch.cuda.memory_allocated()
-        self._paused = None
-
-
 class StepPeaks:
     """Records the steps that are to be measured. ``every``: see the callbacks' ``measure_every``."""
 
     def __init__(self, device: str, every: int | None) -> None:
+        self._device = device
         self._cuda = device == "cuda"
         self._every = every
         self._count = 0  # planned steps so far
         self._due: float = FIRST_MEASURED
-        self._recording: Recording | None = None
+        self._recorder: MemoryRecorder | None = None
 
     @property
     def slow(self) -> bool:
         """Whether the step that runs takes more time because it is measured."""
-        return self._recording is not None and not self._cuda
+        return self._recorder is not None and not self._cuda
 
     def begin(self) -> None:
         """A planned forward begins; the first one of its step starts the recording, if one is due."""
-        if self._recording is not None or self._count < self._due:
+        if self._recorder is not None or self._count < self._due:
             return
-        if self._cuda:
-            self._recording = CudaRecording()
-            return
-        gc.collect()  # what only a cycle holds must not be freed meanwhile
+        if not self._cuda:
+            gc.collect()  # what only a cycle holds must not be freed meanwhile
+        recorder = recorder_for(self._device, interruptible=True)
         try:
-            self._recording = OpenRecording()
-        except ProfilerActiveError as error:  # the next step is tried instead
-            logger.info("%s", error)
+            recorder.start()
+        except ProfilerActiveError:  # the next step is tried instead
+            logger.info("a profiler of the caller is running, so this step is not measured")
+        else:
+            self._recorder = recorder
 
     @property
     def rare(self) -> bool:
@@ -103,28 +59,29 @@ class StepPeaks:
 
     def pause(self) -> None:
         """What is freed until :meth:`resume` was there before the step."""
-        if self._recording is not None:
-            self._recording.pause()
+        if self._recorder is not None:
+            self._recorder.mark(FREEING)
 
     def resume(self) -> None:
         """See :meth:`pause`."""
-        if self._recording is not None:
-            self._recording.resume()
+        if self._recorder is not None:
+            self._recorder.mark("step")
 
     def give_up(self) -> None:
         """The step has failed, or came to be planned: no figures; the next one is measured instead."""
-        recording, self._recording = self._recording, None
-        if recording is not None:
-            recording.give_up()
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.give_up()
 
     def end(self) -> int | None:
         """The backward of a planned step is over: its peak in bytes, or None if it was not measured."""
         self._count += 1
-        recording, self._recording = self._recording, None
-        peak = recording.peak() if recording is not None else None
-        if peak is not None:
-            self._due = self._next()
-        return peak
+        recorder, self._recorder = self._recorder, None
+        recording = recorder.stop() if recorder is not None else None
+        if recording is None:
+            return None
+        self._due = self._next()
+        return recording.new_peak
 
     def _next(self) -> float:
         if self._every is None:

@@ -1,0 +1,146 @@
+"""A memory recorder for CPU: the allocation records of ``torch.profiler``.
+
+They see every tensor allocation, workspaces inside kernels included. PyTorch has one profiler at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from hybridremat.errors import ProfilerActiveError
+from hybridremat.graph.costs.recorder import Recording, Segment, peak_of_new
+from hybridremat.graph.private_torch import ALLOCATION_EVENT, _profiler_enabled
+
+_MARK = "##hybridremat mark:"
+_interruptible: list[CpuRecorder] = []  # the profiler is one for the process; so is this
+
+
+class CpuRecorder:
+    """See :class:`~hybridremat.graph.costs.recorder.MemoryRecorder`.
+
+    Parameters
+    ----------
+    interruptible
+        Whether the recording is given up when another one starts, as that of a step in the loop is when a
+        plan for a new input shape has to be measured. Otherwise that other one is an error.
+    """
+
+    def __init__(self, *, interruptible: bool = False) -> None:
+        self._interruptible = interruptible
+        self._profiler: profile | None = None
+
+    def start(self) -> None:
+        """See the protocol.
+
+        Raises
+        ------
+        ProfilerActiveError
+            If a profiler is running: starting another would end it.
+        """
+        while _interruptible:
+            _interruptible[-1].give_up()
+        if _profiler_enabled():
+            raise ProfilerActiveError(
+                "memory has to be measured, which takes torch.profiler, and a session of it is running "
+                "already. Plan and measure outside of it: hybridremat.prepare(model, kwargs=batch) plans an "
+                "input shape ahead of the step that meets it."
+            )
+        profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        with _without_notices():
+            profiler.start()
+        self._profiler = profiler
+        if self._interruptible:
+            _interruptible.append(self)
+
+    def mark(self, name: str) -> None:
+        """See the protocol."""
+        with record_function(_MARK + name):
+            pass
+
+    def stop(self) -> Recording | None:
+        """See the protocol."""
+        stopped = self._stopped()
+        if stopped is None:
+            return None
+        assert stopped.profiler is not None and stopped.profiler.kineto_results is not None
+        records, marks = _records(stopped.profiler.kineto_results.experimental_event_tree())
+        return Recording(tuple(_segments(records, marks)), peak_of_new((r.address, r.size) for r in records))
+
+    def give_up(self) -> None:
+        """See the protocol."""
+        self._stopped()
+
+    def _stopped(self) -> profile | None:
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            if self._interruptible:
+                _interruptible.remove(self)
+            with _without_notices():
+                profiler.stop()
+        return profiler
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Signed bytes at an address, and when, in nanoseconds."""
+
+    when: int
+    address: int
+    size: int
+
+
+def _records(tree: Sequence[Any]) -> tuple[list[_Record], list[tuple[int, str]]]:
+    """Allocation records, and the time and name of each mark, both in the order of time."""
+    records: list[_Record] = []
+    marks: list[tuple[int, str]] = []
+    stack = list(tree)
+    while stack:
+        event = stack.pop()
+        stack.extend(event.children)
+        if event.tag == ALLOCATION_EVENT:
+            fields = event.extra_fields
+            records.append(_Record(event.start_time_ns, fields.ptr, fields.alloc_size))
+        elif event.name.startswith(_MARK):
+            marks.append((event.start_time_ns, event.name.removeprefix(_MARK)))
+    records.sort(key=lambda record: record.when)
+    marks.sort(key=lambda mark: mark[0])
+    return records, marks
+
+
+def _segments(records: Sequence[_Record], marks: Sequence[tuple[int, str]]) -> Iterator[Segment]:
+    level = position = 0
+    names = ["", *(name for _, name in marks)]
+    for name, end in zip(names, [*(when for when, _ in marks), float("inf")], strict=True):
+        start = peak = level
+        while position < len(records) and records[position].when < end:
+            level += records[position].size
+            peak = max(peak, level)
+            position += 1
+        yield Segment(name, start, peak, level)
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Keep Kineto's own start and stop notices off the terminal; anything else is passed on."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            caught.seek(0)
+            rest = [line for line in caught.read().splitlines(keepends=True) if not line.startswith(b"USDT:")]
+            if rest:
+                sys.stderr.write(b"".join(rest).decode(errors="replace"))
