@@ -96,7 +96,6 @@ __all__ = [
     "TargetError",
     "UnsurveyedPathWarning",
     "UsageError",
-    "__version__",
     "auto_limit",
     "frontier",
     "get_plan",

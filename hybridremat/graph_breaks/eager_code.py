@@ -45,7 +45,7 @@ class Recorder:
     """
 
     device: str
-    mark: Mark = lambda name: None
+    mark: Mark = lambda _: None
     starts: list[int] = field(default_factory=list)
     results: list[dict[Edge, torch.Tensor | None]] = field(default_factory=list)
     waiting: list[set[Edge]] = field(default_factory=list)
