@@ -41,7 +41,7 @@ from hybridremat.errors import (
     UnsurveyedPathWarning,
     UsageError,
 )
-from hybridremat.version import __version__
+from hybridremat.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from hybridremat.analysis.batch_search import max_batch_size

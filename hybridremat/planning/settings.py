@@ -16,7 +16,7 @@ from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import Policy, policy_of, validated_policy
 from hybridremat.plans.records import Request
-from hybridremat.units import parse_bytes, parse_overhead, resolve_limit
+from hybridremat.units import parse_bytes, parse_overhead, require_count, resolve_limit
 
 GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
@@ -126,10 +126,10 @@ class Settings:
             parse_overhead(self.max_overhead)
         self.reserve_bytes()
         cost_model(self.cost_model)
-        _positive("forwards", self.forwards, "of forwards that wait for their backward at one time")
-        _positive("max_plans", self.max_plans, "of input shapes")
+        require_count("forwards", self.forwards, "of forwards that wait for their backward at one time")
+        require_count("max_plans", self.max_plans, "of input shapes")
         if self.workers is not None:
-            _positive("workers", self.workers, "of processes, or None")
+            require_count("workers", self.workers, "of processes, or None")
         if self.policy is not None:
             validated_policy(self.policy)
         _one_of("grad_outputs", self.grad_outputs, get_args(GradOutputs))
@@ -225,11 +225,6 @@ def settings_of(function: str, given: Mapping[str, Any]) -> Settings:
             hint = f". Did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
     return Settings(**given)
-
-
-def _positive(name: str, value: object, what: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise LimitError(f"{name}={value!r} is out of range: give a number ≥ 1 {what}")
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
