@@ -205,6 +205,7 @@ def test_a_model_that_is_wrapped_already_is_only_watched(tmp_path):
     model._compiled_call_impl = None
 
 
+@pytest.mark.slow
 def test_a_submodule_is_wrapped_by_name(tmp_path):
     model = language_model()
     callback = planned("120%", module="transformer", grad_outputs="all", tolerance=10)
