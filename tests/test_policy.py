@@ -164,10 +164,10 @@ def test_limits_that_only_the_policy_excludes():
     ("name", "policy"),
     [
         ("transformer", {"*:native_dropout": "must_recompute"}),
-        ("convnet", {"*:relu": "must_recompute", "convs": "must_save"}),
         *(
             pytest.param(name, policy, marks=pytest.mark.slow)
             for name, policy in (
+                ("convnet", {"*:relu": "must_recompute", "convs": "must_save"}),
                 ("transformer", {"*:native_dropout": "must_save"}),
                 ("transformer", {"blocks.*:gelu": "must_recompute", "blocks.*:softmax": "must_save"}),
                 ("transformer", {"blocks.0": "must_recompute", "blocks.1": "must_save"}),
@@ -280,6 +280,7 @@ class Broken(nn.Module):
         return functional.gelu(self.after(scores)).pow(2).mean()
 
 
+@pytest.mark.slow
 def test_a_policy_applies_on_all_sides_of_a_graph_break():
     torch.manual_seed(0)
     model, batch = Broken(), {"tokens": torch.randint(0, 50, (2, 24))}
