@@ -84,9 +84,9 @@ def test_a_policy_pins_forward_and_optional_ops_and_counts_their_values():
 def test_values_that_the_backward_cannot_need_are_not_pinned():
     graph = traced("convnet")
     norms = resolve_policy(graph, {"norms*": "must_recompute"}).pins  # the counters are held outputs
-    assert targets(graph, norms.remade) == ["aten._native_batch_norm_legit_functional.default"]
+    assert targets(graph, norms.must_recompute) == ["aten._native_batch_norm_legit_functional.default"]
     everything = resolve_policy(graph, {"*": "must_recompute"}).pins
-    assert "aten.nll_loss_forward.default" in targets(graph, everything.remade)
+    assert "aten.nll_loss_forward.default" in targets(graph, everything.must_recompute)
 
 
 # What is refused, and that nothing has changed then
