@@ -14,7 +14,7 @@ author = "the authors of hybridremat"
 copyright = "the authors of hybridremat; Apache-2.0"  # noqa: A001 (Sphinx reads this name)
 version = release = hybridremat.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "results", "mathml"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "results", "keywords", "mathml"]
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "colon_fence"]
 myst_heading_anchors = 4
 exclude_patterns = ["_build", "extensions"]
@@ -39,7 +39,7 @@ napoleon_use_rtype = False
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|nn|pathlib|collections|typing|argparse|enum)\..*"),
-    (r"py:.*", r"hybridremat\.(graph|blocks|sequence|settings|planner|loop_options)\..*"),
+    (r"py:.*", r"hybridremat\.(graph|blocks|sequence|planning\.settings|integrations\.loop_options)\..*"),
     (r"py:class", r"hybridremat\.api\.M"),  # a type variable
     (r"py:mod", r".*"),
     (r"py:.*", r"(?!hybridremat).*"),
