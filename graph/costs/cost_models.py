@@ -94,10 +94,13 @@ class ProfileCost:
         guessed = RooflineCost().times(step, kernels, store, progress)
         if kernels.device == "meta":
             return guessed
-        missing = [key for key in kernels.node_of if store.time(key) is None]
-        store.add_times(measure_times(kernels, missing, progress))
-        pairs = zip(kernels.key_of, guessed, strict=True)
-        return [1 if not key else store.time(key) or guess for key, guess in pairs]
+        roofline = {key: guess for key, guess in zip(kernels.key_of, guessed, strict=True) if key}
+        known = {key: time for key in kernels.node_of if (time := store.time(key)) is not None}
+        missing = [key for key in kernels.node_of if key not in known]
+        measured = measure_times(kernels, missing, roofline, known, progress)
+        store.add_times(measured.kept)
+        times = {"": 1, **roofline, **known, **measured.doubtful, **measured.kept}
+        return [times[key] for key in kernels.key_of]
 
 
 def _sum_time(op: Op, rates: DeviceRates) -> int:

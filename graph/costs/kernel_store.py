@@ -19,7 +19,7 @@ from hybridremat.files import cache_folder, write_whole
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 4
+_VERSION = 5  # 4 could hold times that were taken on a busy machine
 
 
 def device_description(device: str) -> str:

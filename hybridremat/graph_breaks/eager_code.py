@@ -26,6 +26,10 @@ from hybridremat.sequence.joined_graphs import Part, PartPoint
 Edge = tuple[Node, int]
 
 
+def _unmarked(_: str) -> None:
+    pass
+
+
 @dataclass
 class Recorder:
     """Told when a graph of the step starts and ends, while the forward runs.
@@ -45,7 +49,7 @@ class Recorder:
     """
 
     device: str
-    mark: Mark = lambda name: None
+    mark: Mark = field(default=_unmarked)
     starts: list[int] = field(default_factory=list)
     results: list[dict[Edge, torch.Tensor | None]] = field(default_factory=list)
     waiting: list[set[Edge]] = field(default_factory=list)
