@@ -1,11 +1,12 @@
-"""Cost models: nanoseconds and temporary bytes for every op, behind one interface.
+"""Cost models: nanoseconds and workspace bytes for every op, behind one interface.
 
 - ``profile``: each distinct kernel is run and timed on the device, once per device, torch version and
   thread count (kept on disk).
 - ``roofline``: flops and bytes over the device's rates. Nothing is timed.
 - ``flops``: flops and bytes over the rates of a nominal device. The same on every machine.
 
-Temporaries are measured whatever the source of time, by one run of each distinct kernel.
+Workspaces (what a kernel allocates beyond its outputs while it runs) are measured whatever the source of
+time, by one run of each distinct kernel.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def with_footprints(step: TracedStep, store: KernelStore) -> TracedStep:
         )
     missing = [key for key in kernels.node_of if store.temporary(key) is None or store.outputs(key) is None]
     footprints = measure_footprints(kernels, missing)
-    store.add_temporaries({key: footprint.temporary for key, footprint in footprints.items()})
+    store.add_temporaries({key: footprint.workspace for key, footprint in footprints.items()})
     store.add_outputs({key: footprint.outputs for key, footprint in footprints.items()})
     ops = tuple(
         replace(op, temp=store.temporary(key) or 0 if key else 0)

@@ -47,14 +47,14 @@ class Footprint:
     A storage can be larger than the traced tensor says: a reduced ``mse_loss`` keeps all its elements.
     """
 
-    temporary: int
+    workspace: int
     outputs: tuple[int, ...]
 
 
 def measure_footprints(kernels: Kernels, keys: Sequence[str]) -> dict[str, Footprint]:
     """Footprint of each kernel that can be tried alone, from one run of each.
 
-    On the ``meta`` device nothing can run: no temporaries, and storages as traced. A kernel that refuses the
+    On the ``meta`` device nothing can run: no workspaces, and storages as traced. A kernel that refuses the
     numbers it is tried with (a factorization) has none, and a warning in the log.
 
     Raises
