@@ -14,6 +14,8 @@ from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
 from hybridremat.graph.joint import JointGraph, Op, Phase, Value
 from hybridremat.graph.segmentation.chain import Block, Chain
 
+pytestmark = pytest.mark.full_effort  # processes solve with no other
+
 
 def layer(width: int) -> BlockProblem:
     ops = tuple(ForwardOp((c - 1,) if c else (), (c,), 3 + c, c % 2) for c in range(5))
