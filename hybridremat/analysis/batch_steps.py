@@ -14,11 +14,10 @@ from hybridremat.planning.choose import choose_plan
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.pipeline import Chosen, costed, make_frontier
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.progress import planning_progress
+from hybridremat.planning.progress import Progress, Timings, planning_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.stages import plain_point
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.planning.timings import Progress, Timings
 from hybridremat.plans.outside_memory import schedule_needs
 from hybridremat.runtime.origin import origin_of
 from hybridremat.runtime.prepare import capture_only

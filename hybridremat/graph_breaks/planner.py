@@ -19,7 +19,7 @@ from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.graph_breaks.graphs import StepGraphs
 from hybridremat.graph_breaks.paths import Path, Paths, SurveyedPath
 from hybridremat.graph_breaks.survey import Survey, frontier_of
-from hybridremat.planning.one_graph import named
+from hybridremat.planning.one_graph import with_policy_fingerprint
 from hybridremat.planning.pipeline import Chosen, costed
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
@@ -89,7 +89,7 @@ class GraphBreakPlanner:
         SurveyNeededError
             If the path had better be surveyed; :meth:`add_path` is to follow.
         """
-        step, timings = costed(named(traced, self._context), self._context)
+        step, timings = costed(with_policy_fingerprint(traced, self._context), self._context)
         self._last = key = step.graph.fingerprint
         if key not in self._graphs.plans:
             self._graphs.frontiers[key] = frontier_of(step.graph, timings, self._context)

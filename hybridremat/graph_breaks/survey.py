@@ -23,10 +23,10 @@ from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.graph_breaks.eager_code import Recorder, measure_between
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.one_graph import named
+from hybridremat.planning.one_graph import with_policy_fingerprint
 from hybridremat.planning.pipeline import Chosen, PlannedPartition, costed, make_frontier
+from hybridremat.planning.progress import Timings
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.planning.timings import Timings
 from hybridremat.sequence.joined_graphs import StepPart
 
 # A run of the forward on copies of the inputs, with everything as it was once the context is left.
@@ -78,7 +78,7 @@ class Survey:
         NewPathError
             If the graph is new in the run that measures: nothing else can be measured within.
         """
-        step = named(traced, self.context)
+        step = with_policy_fingerprint(traced, self.context)
         key = step.graph.fingerprint
         if key not in self.traced:
             if self.recorder is not None:

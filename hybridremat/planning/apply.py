@@ -1,8 +1,8 @@
-"""A plan from a file for the step at hand: the same graph runs its schedule, another one is refused.
+"""Apply a plan from a file to a step with the same graph; nothing is solved.
 
-Nothing is solved. On the device that the plan was made on its figures stand as they are; on another one the
-memory of every kernel is measured here, and the schedule is counted anew and held against the limit. There
-the graph may be another in the names of its kernels (:mod:`hybridremat.planning.port`).
+On the device that the plan was made on, its figures are kept. On another device, kernels may have other names
+(:mod:`hybridremat.planning.port`); their memory is measured, and the schedule is counted again and compared
+with the limit.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _AGAIN = "Make a plan for this model and these inputs, or pass memory_limit= ins
 
 
 def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], TracedStep]) -> Plan:
-    """``plan`` with the memory that it takes on this device; times stay those of where it was made.
+    """``plan`` with its memory on this device; times are still those of where it was made.
 
     Parameters
     ----------
     here
-        What the step belongs to.
+        Model, inputs and device of the step.
     measured
-        Returns the step with workspaces and real sizes, as they are on this device.
+        Returns the step with workspaces and real sizes on this device.
 
     Raises
     ------
     PlanMismatchError
-        If it belongs to another graph.
+        If the plan is for another graph.
     InfeasibleLimitError
         If its schedule takes more than its limit on this device.
     """
@@ -55,22 +55,22 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
     if plan.fingerprint != step.graph.fingerprint:
         if not elsewhere:
             raise PlanMismatchError(_mismatch(plan, details.graph, step.graph, here))
-        if found := _unlike(plan, details.graph, step.graph, here):
+        if found := _obstacles(plan, details.graph, step.graph, here):
             raise PlanMismatchError(_not_portable(found, plan.origin, here))
     if not elsewhere:
         return with_local_names(plan, step.graph, here)
-    return _counted(plan, details, _timed(measured().graph, details.graph), here)
+    return _recounted(plan, details, _with_times(measured().graph, details.graph), here)
 
 
-def _timed(graph: JointGraph, planned: JointGraph) -> JointGraph:
+def _with_times(graph: JointGraph, planned: JointGraph) -> JointGraph:
     times = [op.time for op in planned.ops]
     return replace(
         graph, ops=tuple(replace(op, time=time) for op, time in zip(graph.ops, times, strict=True))
     )
 
 
-def _counted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) -> Plan:
-    """The plan over the graph here, with its memory counted anew."""
+def _recounted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) -> Plan:
+    """The plan for the graph of this device, with its memory counted again."""
     memory, outside = step_memory(graph, plan.schedule), OutsideMemory(plan.reserve, plan.forwards)
     needed = schedule_needs(graph, plan.schedule, outside)
     if plan.memory_limit is not None and needed > plan.memory_limit:
@@ -89,8 +89,8 @@ def _counted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) 
     )
 
 
-def _unlike(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> list[str]:
-    """Why the schedule of a plan from another device cannot run on the graph here; empty if it can."""
+def _obstacles(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> list[str]:
+    """Why the schedule of a plan from another device cannot run on ``graph``; empty if it can."""
     there = replace(plan.origin, device=here.device, torch=here.torch, hybridremat=here.hybridremat)
     if found := origin_differences(there, here):
         return found
@@ -115,12 +115,12 @@ def _not_portable(found: list[str], origin: Origin, here: Origin) -> str:
 
 
 def applicable(plan: Plan) -> PlanDetails:
-    """The details of a plan that can be applied.
+    """The details of a plan, without which it cannot be applied.
 
     Raises
     ------
     PlanMismatchError
-        If it has none: it is for a step of several graphs, or for one without a backward.
+        If it is for a step of several graphs, or for one without a backward.
     """
     if plan.details is None:
         what = "a step of several graphs" if plan.parts else "a graph without a backward"
@@ -137,7 +137,7 @@ def _mismatch(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) 
 
 
 def _difference(planned: JointGraph, graph: JointGraph, *, pinned: bool) -> str:
-    """How two graphs of models that look alike differ; ``pinned``: whether names of modules matter."""
+    """How two graphs differ that belong to equal origins; ``pinned``: whether module names matter."""
     if (difference := first_difference(planned, graph, kernels=True)) is not None:
         return difference
     for ours, theirs in zip(graph.ops, planned.ops, strict=True):

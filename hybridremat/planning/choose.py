@@ -1,4 +1,4 @@
-"""From a frontier to one plan: what the settings ask for decides on the point."""
+"""From a frontier to one plan, by what the settings ask for."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def choose_plan(
     Raises
     ------
     InfeasibleLimitError
-        If no point satisfies what was asked and ``on_infeasible`` is ``"error"``, or ``max_overhead`` alone
-        cannot be kept.
+        If no point satisfies them and ``on_infeasible`` is ``"error"``, or the limit alone is feasible.
     """
     outside = settings.outside_memory()
     asked = limit = settings.limit_bytes(frontier.plain.peak)
@@ -33,7 +32,7 @@ def choose_plan(
     except InfeasibleLimitError as error:
         chosen = frontier.least(outside)
         needed = frontier.needs(chosen, outside)
-        too_slow = limit is not None and needed <= limit  # only max_overhead cannot be kept
+        too_slow = limit is not None and needed <= limit
         if on_infeasible == "error" or too_slow:
             raise
         limit = needed

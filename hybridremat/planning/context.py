@@ -1,4 +1,4 @@
-"""What planning a step depends on beside the step itself."""
+"""What planning a step depends on, besides the step itself."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.plan_cache import PlanCache
 from hybridremat.planning.plan_store import PlanStore
+from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.planning.rank_agreement import RankAgreement
 from hybridremat.planning.ranks import ALONE, Ranks
 from hybridremat.planning.settings import Settings
-from hybridremat.planning.timings import Progress, no_progress
 from hybridremat.plans.origin import Origin
 
 
 @dataclass(frozen=True)
 class PlanContext:
-    """The request for one wrapped model, and the context of one call that plans.
+    """The request for one wrapped model, and the planning call at hand.
 
     Attributes
     ----------
@@ -25,13 +25,13 @@ class PlanContext:
     store
         The model's plans, shared by all its steps.
     agreement
-        What ranks with the same step agree on.
+        Costs and plans shared with ranks that have the same step.
     disk
-        Where plans are kept between runs, if they are.
+        The plan cache on disk, if it is used.
     given
-        The plan that the first step is to run, if the caller passed one.
+        The caller's plan for the first step, if any.
     origin
-        What the step at hand belongs to.
+        Model, inputs and device of the step.
     progress
         Called with (stage, done, total).
     """

@@ -1,4 +1,4 @@
-"""Steps of one graph: the plan that each of them runs, known already or made now."""
+"""Steps of one graph: find or make the plan of each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hybridremat.planning.pipeline import Chosen, costed, make_frontier, make_pl
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.plan_cache import plan_key
 from hybridremat.planning.port import with_local_names
+from hybridremat.planning.progress import Timings
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.planning.timings import Timings
 from hybridremat.plans.outside_memory import OutsideMemory, PhasePeaks, needed_bytes
 from hybridremat.plans.policy import require_matches, resolve_policy, under_policy
 
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
-    """The schedule of a traced step, from its plan; the plan becomes the current one of the store.
+    """The schedule of a traced step's plan, which becomes the current plan of the store.
 
     Raises
     ------
     HybridRematError
         As :func:`hybridremat.wrap`.
     """
-    step = named(traced, context)
+    step = with_policy_fingerprint(traced, context)
     require_policy([step.graph], context)
     ready = _ready(step, context)
     if ready is not None and ready.details is not None:
@@ -54,7 +54,7 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
 
 
 class FrontierOnly:
-    """Chooses the plain schedule, which is not run, and keeps the frontier."""
+    """Keeps the frontier of a traced step, and chooses the plain schedule, which never runs."""
 
     def __init__(self, context: PlanContext) -> None:
         self.context = context
@@ -62,27 +62,22 @@ class FrontierOnly:
 
     def choose(self, traced: TracedStep) -> Chosen:
         """See :data:`~hybridremat.planning.pipeline.Choose`."""
-        step = named(traced, self.context)
+        step = with_policy_fingerprint(traced, self.context)
         require_policy([step.graph], self.context)
         step, timings = costed(step, self.context)
         self.frontier = make_frontier(step.graph, timings, self.context)
         return Chosen(step, plain_schedule(step.graph))
 
 
-def named(traced: TracedStep, context: PlanContext) -> TracedStep:
-    """A step as traced, with a fingerprint that tells plans under the context's policy apart."""
+def with_policy_fingerprint(traced: TracedStep, context: PlanContext) -> TracedStep:
+    """The step with a fingerprint that depends on what the context's policy pins."""
     return replace(traced, graph=under_policy(traced.graph, context.settings.policy))
 
 
 def require_policy(graphs: Sequence[JointGraph], context: PlanContext) -> None:
-    """Hold the policy against the graphs of a step, before anything is measured or planned.
+    """Raise PolicyError, before anything is measured, if the policy cannot be kept in the graphs of a step.
 
-    A pattern has to match in the first input shape; in another one it may find nothing to pin.
-
-    Raises
-    ------
-    PolicyError
-        If it cannot be kept.
+    Each pattern has to match in the first input shape; in later ones it need not.
     """
     if not len(context.store):
         require_matches(graphs, context.settings.policy)
@@ -91,7 +86,7 @@ def require_policy(graphs: Sequence[JointGraph], context: PlanContext) -> None:
 
 
 def _ready(step: TracedStep, context: PlanContext) -> Plan | None:
-    """A plan that need not be made: in the store, given by the caller, or kept on disk."""
+    """An existing plan: from the store, the caller or the disk."""
     known = context.store.get(step.graph.fingerprint)
     if known is not None:
         return known
@@ -109,10 +104,10 @@ def _ready(step: TracedStep, context: PlanContext) -> Plan | None:
 
 
 def _made(graph: JointGraph, timings: Timings, context: PlanContext) -> Plan:
-    """A plan for a graph that has none.
+    """A new plan. The first of a model solves every block.
 
-    The first one of a model is made with care. Later ones come in the middle of training: they reuse
-    the options of blocks that differ in sizes alone, unless nothing fits that way.
+    Later ones are made in the middle of training, and reuse options of blocks that differ in sizes alone,
+    unless nothing fits that way.
     """
     if len(context.store):
         try:
@@ -123,7 +118,7 @@ def _made(graph: JointGraph, timings: Timings, context: PlanContext) -> Plan:
 
 
 def _keep(plan: Plan, context: PlanContext) -> None:
-    """Keep a plan that was made here alone for other runs."""
+    """Write a plan to disk, unless ranks made it together: it depends on all of them."""
     if context.disk is not None and context.agreement.alone and plan.details is not None:
         context.disk.write(_disk_key(plan.fingerprint, context, reused=plan.reused_options), plan)
 
@@ -133,7 +128,7 @@ def _disk_key(fingerprint: str, context: PlanContext, *, reused: bool) -> str:
 
 
 def _require_as_planned(plan: Plan, graph: JointGraph, memory: EmittedMemory) -> None:
-    """Hold the plan's figures against those of the emitted graphs, found by other means."""
+    """Compare the plan's figures with those counted on the emitted graphs."""
     if memory.peak != plan.predicted_peak:
         raise PlanError(
             f"the emitted plan has not been run: its peak is {memory.peak} bytes, where "

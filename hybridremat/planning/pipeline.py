@@ -1,9 +1,9 @@
 """A planned step: check, capture, trace, cost, segment, solve, compose, choose, emit, check, run.
 
 PyTorch hands over the joint graph in the middle of its own compilation, so the stages nest:
-:func:`captured_call` captures; that calls :meth:`PlannedPartition.split` with the joint graph, which asks
-for a schedule; a step without a plan gets one from :func:`make_plan`, and its frontier from
-:func:`plan_graph`. Nothing of the step has run when all of them have returned.
+:func:`captured_call` captures, which calls :meth:`PlannedPartition.split` with the joint graph; that asks
+``choose`` for a schedule, which comes from :func:`make_plan` unless there is a plan, and so from
+:func:`plan_graph`. None of them runs the step.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hybridremat.planning.choose import choose_plan
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.option_cache import OPTIONS, OptionCache
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.stages import compose, forward_frontier, plain_point, segment_graph, solve_options
 from hybridremat.planning.step_costs import with_costs
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.planning.timings import Progress, Stopwatch, Timings, no_progress
 from hybridremat.plans.policy import Pinned, resolve_policy
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is to run of a traced step.
+    """The schedule of a traced step.
 
     Attributes
     ----------
@@ -46,9 +46,9 @@ class Chosen:
     schedule
         Every execution of its ops.
     limit
-        Bytes that the emitted graphs must stay under, if any.
+        Most bytes of the emitted graphs.
     accept
-        Raises :class:`~hybridremat.PlanError` unless the emitted graphs take what was planned.
+        Raises :class:`~hybridremat.PlanError` if their memory is not what was planned.
     started
         Called when the forward starts.
     """
@@ -75,11 +75,11 @@ def backend_for(settings: Settings, choose: Choose) -> Backend:
 def captured_call(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend
 ) -> Callable[..., Any]:
-    """The model's call with planned steps, for sample inputs."""
+    """The model's call, with the step for these sample inputs planned; none is run."""
     require_capturable(model)  # check
     run = compile_step(model, backend)
     capture(model, run, backend, args, kwargs)  # capture, which calls split
-    return run  # run: each call is a planned forward, its backward follows
+    return run  # run: a call is a planned forward; autograd runs its backward
 
 
 class PlannedPartition:
@@ -89,28 +89,28 @@ class PlannedPartition:
         self.choose = choose
 
     def split(self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool) -> Partition:
-        """The forward and backward of a joint graph with that many forward outputs."""
+        """See :class:`~hybridremat.compiler.backend.Partitioner`."""
         traced = trace_joint(joint, num_outputs, hold_outputs=hold_outputs)  # trace
-        chosen = self.choose(traced)  # a plan that is known, or make_plan
+        chosen = self.choose(traced)  # an existing plan, or make_plan
         forward, backward = emit(chosen.step, chosen.schedule)  # emit
         memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
         chosen.accept(memory)
         return Partition(forward, backward, chosen.started)
 
     def forward_only(self, graph: fx.GraphModule) -> Callable[[], None]:
-        """Note a graph without a backward; what is returned is called when it starts."""
+        """See :class:`~hybridremat.compiler.backend.Partitioner`."""
         return self.choose(trace_joint(graph, len(joint_outputs(graph)), hold_outputs=True)).started
 
 
 def costed(traced: TracedStep, context: PlanContext) -> tuple[TracedStep, Timings]:
-    """The step with costs, and the seconds that they took."""
+    """The step with costs, and the seconds that measuring them took."""
     return with_costs(traced, context.settings, context.agreement, context.progress)  # cost
 
 
 def make_frontier(
     graph: JointGraph, timings: Timings, context: PlanContext, *, reuse: bool = False
 ) -> StepFrontier:
-    """The frontier of a graph with costs under the context's policy; ``timings`` are those of its costs."""
+    """The frontier of a graph with costs, under the context's policy; ``timings`` of earlier stages."""
     return plan_graph(
         graph,
         cache=OPTIONS,
@@ -152,10 +152,8 @@ def plan_graph(
     ----------
     workers
         Processes that solve blocks; None for one a core. The result is the same for any number.
-    progress
-        Called with (stage, done, total).
     reuse
-        Whether options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.pareto`).
+        Whether to reuse options of blocks that differ in sizes alone (:mod:`hybridremat.blocks.pareto`).
     pinned
         What a policy pins in this graph.
     timings
@@ -166,13 +164,13 @@ def plan_graph(
     PolicyError
         If no schedule that was found obeys the pins.
     """
-    pinned, watch = pinned or Pinned(), Stopwatch(timings or {})
+    pinned, timed = pinned or Pinned(), Stopwatch(timings or {})
     if not any(op.phase is Phase.BACKWARD for op in graph.ops):
-        return forward_frontier(graph, pinned, watch.timings)
-    with watch("segment"):
+        return forward_frontier(graph, pinned, timed.timings)
+    with timed("segment"):
         chains = segment_graph(graph, pinned.pins, progress)  # segment
-    with watch("solve blocks"):
+    with timed("solve blocks"):
         plans, reused = solve_options(chains, cache, workers, progress, reuse=reuse)  # solve
-    with watch("compose"):
+    with timed("compose"):
         points = compose(plans, pinned.pins, progress)  # compose
-    return StepFrontier(graph, plans, points, plain_point(graph), watch.timings, reused, pinned.records)
+    return StepFrontier(graph, plans, points, plain_point(graph), timed.timings, reused, pinned.records)

@@ -1,4 +1,4 @@
-"""A plan as people meet it: data that can be printed, saved, shown as a page, and asked for its reasons."""
+"""The public plan: its data, and methods to print, save, show and explain it."""
 
 from __future__ import annotations
 

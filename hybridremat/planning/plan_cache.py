@@ -1,8 +1,8 @@
-"""Plans kept on disk between runs, below the cache folder: found by graph, request and device.
+"""Plans on disk, found again by graph, request and device.
 
-Entries are whole files under the hash of what they depend on. Several processes may read and write at once:
-files appear by renaming, and one that vanishes while it is read was removed by another process. The least
-recently used entries go when all of them take more than ``HYBRIDREMAT_CACHE_SIZE`` (256 MiB; 0 keeps none).
+Each file is named by the hash of what the plan depends on. Several processes may read and write at once:
+files appear by renaming, and may vanish at any time. The least recently used are removed when all together
+take more than ``HYBRIDREMAT_CACHE_SIZE`` (256 MiB; 0 keeps none).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 SIZE = "256MiB"
 
+
 def cache_size() -> int:
     """Most bytes of kept plans: ``HYBRIDREMAT_CACHE_SIZE``.
 
@@ -42,21 +43,21 @@ def cache_size() -> int:
 
 @dataclass(frozen=True)
 class PlanCache:
-    """The plans in one folder; ``most`` bytes are kept."""
+    """The plans in one folder, at most ``most`` bytes."""
 
     folder: Path
     most: int
 
     @classmethod
     def for_settings(cls, settings: Settings) -> PlanCache | None:
-        """The user's cache; None if nothing is kept, or the cost model has no lasting name."""
+        """The user's cache; None if it is off, or the cost model is an object without a name."""
         most = cache_size()
         if not settings.cache or not most or not isinstance(settings.cost_model, str):
             return None
         return cls(cache_folder() / "plans", most)
 
     def read(self, key: str) -> Plan | None:
-        """The plan of that key, if there is one that can be read."""
+        """The plan of a key, if there is a readable one."""
         path = self._path(key)
         try:
             plan = plan_from_dict(json.loads(gzip.decompress(path.read_bytes())), Plan)
@@ -69,7 +70,7 @@ class PlanCache:
         return plan
 
     def write(self, key: str, plan: Plan) -> None:
-        """Keep a plan. A folder that cannot be written only costs time later."""
+        """Write a plan; a folder that cannot be written to is logged."""
         content = gzip.compress(json.dumps(plan_to_dict(plan)).encode(), mtime=0)
         if len(content) > self.most:
             return
@@ -85,7 +86,7 @@ class PlanCache:
 
     def _shrink(self) -> None:
         entries = []
-        for path in self.folder.iterdir():  # remains of a process that was killed while writing count too
+        for path in self.folder.iterdir():  # partial files of killed processes count too
             try:
                 found = path.stat()
             except FileNotFoundError:
@@ -100,14 +101,10 @@ class PlanCache:
 
 
 def plan_key(fingerprint: str, settings: Settings, device: str, *, reused: bool) -> str:
-    """Names a plan by all that it depends on.
+    """The key of a plan: a hash of all that it depends on.
 
-    Parameters
-    ----------
-    device
-        Kind of device; without meaning where the settings name another one to plan for.
-    reused
-        Whether options of another input shape will do.
+    ``device`` is the kind of device, ignored if the settings have a device spec; ``reused`` says whether
+    options of another input shape may be in the plan.
     """
     here = device_description(device) if settings.spec is None else ""
     parts = fingerprint, settings.deciding(), here, reused, SCHEMA, __version__

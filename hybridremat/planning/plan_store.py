@@ -1,4 +1,4 @@
-"""The plans of one wrapped model: one for each joint graph, and the one that ran or was made last."""
+"""The plans of one wrapped model, one for each joint graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hybridremat.planning.plan import Plan
 
 
 class PlanStore:
-    """Plans by fingerprint of their joint graph, the latest used last; ``most`` of them are kept."""
+    """Plans by fingerprint of their joint graph, least recently used first; at most ``most`` are kept."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -22,11 +22,11 @@ class PlanStore:
         return self._plans.get(self._current) if self._current is not None else None
 
     def get(self, fingerprint: str) -> Plan | None:
-        """The plan of a graph, if it is kept."""
+        """The plan of a graph, if there is one."""
         return self._plans.get(fingerprint)
 
     def add(self, plan: Plan) -> None:
-        """Make a plan the current one; the least recently used is dropped if there are too many."""
+        """Make a plan the current one; the least recently used is dropped to make room."""
         self._plans.pop(plan.fingerprint, None)
         while len(self._plans) >= self._most:
             del self._plans[next(iter(self._plans))]
@@ -34,11 +34,11 @@ class PlanStore:
         self._current = plan.fingerprint
 
     def resume(self, plan: Plan) -> None:
-        """Make a plan that was added before the current one, whether it has been dropped since or not."""
+        """Make an earlier plan the current one; it is added again if it has been dropped."""
         self.add(self._plans.get(plan.fingerprint, plan))
 
     def use(self, fingerprint: str | None) -> None:
-        """Make the plan of a graph the current one, if it is kept."""
+        """Make the plan of a graph the current one, if there is one."""
         if fingerprint is not None and fingerprint in self._plans:
             self.add(self._plans[fingerprint])
 
@@ -47,7 +47,7 @@ class PlanStore:
         self._plans.pop(plan.fingerprint, None)
 
     def note_total(self, seconds: float) -> None:
-        """Record how long planning took in all: what no stage counts is capture, emission and checking."""
+        """Record the seconds of planning in all; all but its stages is capture, emission and checks."""
         plan = self.current
         if plan is not None:
             rest = max(0.0, seconds - plan.planning_seconds)

@@ -1,8 +1,7 @@
-"""Port a plan to a graph that was captured on another device, or under other names, op by op.
+"""Port a plan, op by op, to a graph that was captured on another device or has other module names.
 
-PyTorch calls some kernels by other names on other devices (flash attention on CPU and CUDA, cuDNN's
-normalizations), and these may hand out other extra values. What a schedule says, which op runs when, means
-the same where both graphs hold the same ops in the same order.
+Some kernels have other names and other extra outputs on other devices (flash attention, cuDNN's
+normalizations). A schedule, which op runs when, is valid if both graphs have the same ops in the same order.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from hybridremat.planning.plan import Plan
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin
 
-# Parts of names that tell who wrote a kernel, or for which device, not what it computes.
-_MAKERS = {
+# Words in kernel names that tell the library or the device, not what is computed.
+_VENDOR_WORDS = {
     *("native", "cudnn", "miopen", "mkldnn", "flash", "efficient", "fused", "legit", "functional"),
     *("for", "cpu", "cuda", "overrideable"),
 }
 
 
 def kernel_kind(target: str) -> str:
-    """What an op computes, whoever wrote it: ``layer_norm`` for ``aten.native_layer_norm.default``."""
+    """What an op computes, on any device: ``layer_norm`` for ``aten.native_layer_norm.default``."""
     parts = target.split(".")
     if parts[0] != "aten" or len(parts) < 2:
         return target
-    words = [word for word in parts[1].split("_") if word and word not in _MAKERS]
+    words = [word for word in parts[1].split("_") if word and word not in _VENDOR_WORDS]
     return "_".join(words) or parts[1]
 
 
 def first_difference(planned: JointGraph, graph: JointGraph, *, kernels: bool) -> str | None:
-    """The first op in which two graphs differ; None if they hold the same ops on values of the same shapes.
+    """The first op in which two graphs differ; None if they have the same ops on the same shapes.
 
-    ``kernels``: whether ops have to be the same kernels with the same outputs. Otherwise it is enough that
-    they compute the same: further outputs (generator states, statistics) differ by device.
+    ``kernels``: whether kernels and all outputs have to be equal. Otherwise the op kind and the first output
+    have to be: further outputs (generator states, statistics) differ by device.
     """
     for was, now in zip(planned.ops, graph.ops, strict=False):
         before, here = _described(planned, was, kernels=kernels), _described(graph, now, kernels=kernels)
@@ -50,12 +49,12 @@ def first_difference(planned: JointGraph, graph: JointGraph, *, kernels: bool) -
 
 
 def port_obstacle(planned: JointGraph, graph: JointGraph) -> str | None:
-    """Why a schedule of one graph cannot be one of the other, from another device; None if it can."""
+    """Why a schedule of ``planned`` is not one of ``graph``, from another device; None if it is."""
     if (difference := first_difference(planned, graph, kernels=False)) is not None:
         return difference
-    place_of = _places(planned, graph)
+    value_of = _value_map(planned, graph)
     for name in ("held_outputs", "released_outputs", "gradients"):
-        if _moved(getattr(planned, name), place_of) != getattr(graph, name):
+        if _mapped(getattr(planned, name), value_of) != getattr(graph, name):
             return f"its {name.replace('_', ' ')} differ"
     return None
 
@@ -69,35 +68,35 @@ def _described(graph: JointGraph, op: Op, *, kernels: bool) -> str:
 
 
 def not_run_once(graph: JointGraph, schedule: Schedule) -> Op | None:
-    """An op that must run once here, and runs more often or never in the schedule."""
+    """An op that has to run exactly once, and does not in the schedule."""
     runs = Counter(schedule.steps)
     return next((op for op in graph.ops if not op.recomputable and runs[op.id] != 1), None)
 
 
 def ported_chain(chain: Chain, graph: JointGraph) -> Chain:
-    """The same blocks over the ops of ``graph``, between the values that take the place of theirs."""
-    place_of = _places(chain.graph, graph)
+    """The same blocks over ``graph``, with its values at the boundaries."""
+    value_of = _value_map(chain.graph, graph)
     return replace(
         chain,
         graph=graph,
-        boundary=tuple(_moved(values, place_of) for values in chain.boundary),
-        gradient_boundary=tuple(_moved(values, place_of) for values in chain.gradient_boundary),
-        always=_moved(chain.always, place_of),
+        boundary=tuple(_mapped(values, value_of) for values in chain.boundary),
+        gradient_boundary=tuple(_mapped(values, value_of) for values in chain.gradient_boundary),
+        always=_mapped(chain.always, value_of),
     )
 
 
-def _places(planned: JointGraph, graph: JointGraph) -> dict[int, int]:
-    """For each value that an op makes, the one that the same op makes here in the same place."""
+def _value_map(planned: JointGraph, graph: JointGraph) -> dict[int, int]:
+    """The value of ``graph`` for each of ``planned``: the same output of the same op."""
     pairs = zip(planned.ops, graph.ops, strict=True)
     return {was: now for before, here in pairs for was, now in zip(before.writes, here.writes, strict=False)}
 
 
-def _moved(values: Iterable[int], place_of: dict[int, int]) -> frozenset[int]:
-    return frozenset(place_of[value] for value in values if value in place_of)
+def _mapped(values: Iterable[int], value_of: dict[int, int]) -> frozenset[int]:
+    return frozenset(value_of[value] for value in values if value in value_of)
 
 
 def with_local_names(plan: Plan, graph: JointGraph, here: Origin) -> Plan:
-    """``plan`` with the names of modules and the lines of ``graph``, the same graph traced here."""
+    """``plan`` with the module names and source lines of ``graph``, an equal graph traced here."""
     details = plan.details
     if details is None:
         return replace(plan, origin=here)

@@ -1,8 +1,8 @@
-"""What ranks with the same step agree on: the memory of its kernels, their times, and the plan.
+"""Agreement of ranks with the same step on the memory of its kernels, their times, and the plan.
 
-Steps are compared as traced, before anything has been measured. A kernel may take other workspace on
-another machine, so every rank measures its own, and all plan with the most that any of them found: the limit
-then holds on each. Times are those of the first rank, and so is the plan.
+Steps are compared as traced, before anything is measured. Workspaces may differ between machines, so every
+rank measures, and all plan with the maximum: the limit then holds on each. Times and plan are those of the
+first rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hybridremat.plans.codec import plan_from_dict
 
 
 def plan_digest(plan: Plan) -> str:
-    """The same for equal plans, however long they took to make."""
+    """A hash of a plan without the seconds that it took."""
     data = plan.to_dict()
     del data["checksum"]
     for part in (data, *data.get("parts", ())):
@@ -30,9 +30,10 @@ def plan_digest(plan: Plan) -> str:
 
 
 class RankAgreement:
-    """What the steps of one model agree on with ``ranks``; alone, each keeps its own figures and plans.
+    """Costs and plans of one model, shared with ``ranks``.
 
-    A step that is traced again later, alone, keeps to the memory that was agreed on, and so to its plan.
+    A step that is traced again later, alone, uses the memory figures that were agreed on, and so gets the
+    same plan.
     """
 
     def __init__(self, settings: Settings, ranks: Ranks) -> None:
@@ -43,16 +44,16 @@ class RankAgreement:
 
     @property
     def alone(self) -> bool:
-        """Whether no other rank has a say now."""
+        """Whether no other rank takes part now."""
         return self._ranks.alone
 
     def on_memory(self, traced: TracedStep, measured: TracedStep) -> TracedStep:
-        """The step with the most bytes that any rank measured, for each kernel and value."""
+        """The step with the maximum over the ranks for the bytes of each kernel and value."""
         key, graph = self._key(traced), measured.graph
         self._group = self._ranks.group(key, _memory_text(graph))
         if self._group.ranks is not None:
             self._agreed[key] = self._group.texts
-        return replace(measured, graph=_with_most(graph, (*self._group.texts, *self._agreed.get(key, ()))))
+        return replace(measured, graph=_with_maxima(graph, (*self._group.texts, *self._agreed.get(key, ()))))
 
     def on_times(self, step: TracedStep, measure: Callable[[], TracedStep]) -> TracedStep:
         """The step with the times that the first rank measures."""
@@ -73,7 +74,7 @@ class RankAgreement:
         )
 
     def _key(self, traced: TracedStep) -> str:
-        """The key of a traced step and of what is asked for it."""
+        """A hash of a traced step and of the settings that decide on its plan."""
         request = repr(self._settings.deciding())
         return hashlib.sha256((traced.graph.fingerprint + request).encode()).hexdigest()
 
@@ -82,8 +83,8 @@ def _memory_text(graph: JointGraph) -> str:
     return json.dumps([[op.temp for op in graph.ops], [value.bytes for value in graph.values]])
 
 
-def _with_most(graph: JointGraph, texts: Iterable[str]) -> JointGraph:
-    temps, sizes = (_most(lists) for lists in zip(*map(json.loads, texts), strict=True))
+def _with_maxima(graph: JointGraph, texts: Iterable[str]) -> JointGraph:
+    temps, sizes = (_maxima(lists) for lists in zip(*map(json.loads, texts), strict=True))
     return replace(
         graph,
         ops=tuple(replace(op, temp=temp) for op, temp in zip(graph.ops, temps, strict=True)),
@@ -91,5 +92,5 @@ def _with_most(graph: JointGraph, texts: Iterable[str]) -> JointGraph:
     )
 
 
-def _most(lists: Iterable[list[int]]) -> list[int]:
+def _maxima(lists: Iterable[list[int]]) -> list[int]:
     return [max(group) for group in zip(*lists, strict=True)]

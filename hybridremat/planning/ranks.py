@@ -1,14 +1,13 @@
 """The rendezvous of all ranks of a process group that wrap a model, in rounds, until all are done.
 
-In every round each rank sends one message: a question, that it is done, or that it failed. So no rank waits
-for one that has failed: the first failure ends the rendezvous on all of them, with the same error. Ranks
-that ask with the same key form a group; its first rank works for the whole group. Ranks need not ask equally
-often, so that models that differ (the stages of a pipeline) or inputs that do (a batch of each rank's own)
-are no special case: a rank that is done says so in each round until the others are done, too.
+In every round each rank sends one message: it asks, is done, or has failed. The first failure ends the
+rendezvous on all ranks with the same error, so no rank waits for a failed one. Ranks that ask with the same
+key form a group, whose first rank works for all of it. Ranks need not ask equally often (pipeline stages,
+other batch shapes): one that is done says so in each round until all are.
 
-Messages are JSON, and go through the store of the process group. Collectives would not do: messages are sent
-while a graph is traced, and there gloo's all_gather hung in 3 of about 18 runs (torch 2.13, cause not found;
-never in 6,000 calls outside of tracing). NCCL's have a watchdog that ends the process if a plan takes long.
+Messages are JSON, and go through the store of the process group, not through collectives: messages are sent
+while a graph is traced, where gloo's all_gather hung in 3 of about 18 runs (torch 2.13, cause not found;
+never in 6,000 calls outside of tracing), and NCCL's watchdog ends the process if a plan takes long.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class _Message:
     state
         Whether it asks, is done with its part, or has failed.
     key
-        What it asks about; when it is done, the name of its plan; when it failed, the type of the error.
+        What it asks about; the digest of its plan once it is done; the type of its error if it failed.
     text
         For the other ranks of its group, or the error's message.
     figures
@@ -62,7 +61,7 @@ class _Message:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks with one question; ``texts`` is what each of them sent, in the order of ranks."""
+    """Ranks that ask with one key; ``texts`` is what each of them sent, in the order of ranks."""
 
     texts: tuple[str, ...]
     members: tuple[int, ...] = (0,)
@@ -87,10 +86,7 @@ class RankGroup:
 
 
 class Ranks:
-    """All ranks of the default process group, or this process alone.
-
-    Rank 0 gathers the messages of a round, and writes them where every rank reads them.
-    """
+    """All ranks of the default process group, or this process alone; rank 0 gathers each round's messages."""
 
     def __init__(self, rank: int, size: int, store: Store | None = None) -> None:
         self.rank, self.size, self._store = rank, size, store
@@ -99,7 +95,7 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
-        """Whether no other rank takes part, or not any more."""
+        """Whether no other rank takes part (any more)."""
         return self.size == 1 or self._finished
 
     def group(self, key: str, text: str) -> RankGroup:
@@ -127,7 +123,7 @@ class Ranks:
         return messages
 
     def finish(self, plan: str) -> None:
-        """Wait until every rank is done, each with the plan of that name; from then on each is alone."""
+        """Wait until every rank is done; ``plan`` is the digest of this rank's plan. Each is then alone."""
         while not self.alone:
             messages = self.exchange(_Message("done", plan))
             if all(sent.state == "done" for sent in messages):
@@ -144,12 +140,12 @@ class Ranks:
         try:
             self.exchange(_Message("failed", type(error).__name__, str(error), figures))
         except errors.HybridRematError:
-            return  # all know; the caller raises its own error
+            return  # another rank failed as well; the caller raises its own error
 
     def _gathered(self, text: str) -> list[str]:
         store, number = self._store, self._rounds
         assert store is not None
-        self._over = True  # should the store fail, no rank can be reached
+        self._over = True  # if the store fails, no rank can be reached
         try:
             store.set(f"{number}/{self.rank}", text)
             if self.rank == 0:
@@ -157,9 +153,9 @@ class Ranks:
                 store.set(f"{number}", json.dumps(texts))
                 for rank in range(self.size):
                     store.delete_key(f"{number}/{rank}")
-                store.delete_key(f"{number - 1}")  # every rank has read it: it has sent a message since
+                store.delete_key(f"{number - 1}")  # every rank has sent a message since, so has read it
             gathered: list[str] = json.loads(self._read(store, f"{number}"))
-        except RuntimeError as error:  # not every store has a type of its own for them
+        except RuntimeError as error:  # not every store raises DistStoreError
             raise errors.RankError(_BROKEN.format(error=error)) from error
         self._rounds, self._over = number + 1, False
         return gathered
@@ -167,7 +163,7 @@ class Ranks:
     def _read(self, store: Store, key: str) -> str:
         try:
             store.wait([key], PATIENCE)
-        except RuntimeError:  # a store of files says that its time is over in no other type
+        except RuntimeError:  # FileStore has no other type for a timeout
             if self._rounds == 0:
                 logger.warning(_WAITING, self.rank, PATIENCE.total_seconds())
             store.wait([key], TIMEOUT)
@@ -212,7 +208,7 @@ def _all_ranks() -> Ranks:
 
 @contextmanager
 def rendezvous(across_ranks: bool) -> Iterator[Ranks]:
-    """The ranks that take part; an exception inside ends the rendezvous on all of them."""
+    """The ranks that take part; an exception inside is raised on all of them."""
     ranks = _all_ranks() if across_ranks else ALONE
     try:
         yield ranks

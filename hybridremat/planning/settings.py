@@ -1,4 +1,4 @@
-"""What the user asked for, validated before anything is touched."""
+"""The settings of a planning call, and their validation."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class CurveSettings(FrontierSettings, _Elsewhere, total=False):
     """Keywords of :func:`hybridremat.frontier`."""
 
 
-# Fields of Settings. ``decides``: plans depend on it, so that it is part of the key of a kept plan, and of
-# what ranks compare. ``of_wrap``: wrap takes it; the others are found out, or for another device.
-# ``option``: the parsed option of the command line, if it has another name.
+# Fields of Settings. ``decides``: plans depend on it, so it is part of a plan's key on disk and of what ranks
+# compare. ``of_wrap``: it is a keyword of wrap. ``option``: the parsed option of the command line, if it has
+# another name.
 _DECIDES = {"decides": True, "of_wrap": True}
 _HOW = {"decides": False, "of_wrap": True}
 _NOT_OF_WRAP = {"decides": True, "of_wrap": False}
@@ -76,9 +76,9 @@ _NOT_OF_WRAP = {"decides": True, "of_wrap": False}
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A planning request. See :func:`hybridremat.wrap` for the meaning of each field.
+    """Settings of :func:`hybridremat.wrap`, which describes each of them.
 
-    ``reckoning`` says where a limit comes from that is not the caller's (``runtime/auto_limit.py``).
+    ``reckoning`` says how ``memory_limit="auto"`` was computed (``runtime/auto_limit.py``).
     """
 
     memory_limit: int | str | None = field(default=None, metadata=_DECIDES | {"option": "limit"})
@@ -98,7 +98,7 @@ class Settings:
     policy: Policy | None = field(default=None, metadata=_DECIDES | {"option": "pin"})
 
     def __post_init__(self) -> None:
-        if isinstance(self.policy, Mapping):  # later shapes are planned with this copy
+        if isinstance(self.policy, Mapping):  # later shapes use this copy
             object.__setattr__(self, "policy", dict(self.policy))
 
     def validated(self, *, need_limit: bool) -> Settings:
@@ -107,7 +107,7 @@ class Settings:
         Raises
         ------
         LimitError
-            For a malformed limit, overhead or reserve, or neither limit nor overhead.
+            For a value out of range, settings that exclude each other, or neither limit nor overhead.
         CostModelError
             For an unknown cost model.
         PolicyError
@@ -119,8 +119,7 @@ class Settings:
             resolve_limit(self.memory_limit, 1 << 40)
         elif need_limit and self.max_overhead is None:
             raise LimitError(
-                'neither memory_limit nor max_overhead is given; pass memory_limit="6GiB", '
-                'memory_limit="50%" '
+                'neither memory_limit nor max_overhead is given; pass memory_limit="6GiB" or "50%" '
                 "(of the plain step's memory) or max_overhead=0.1 (least memory at 10 % more time)"
             )
         if self.max_overhead is not None:
@@ -144,7 +143,6 @@ class Settings:
         return self if self.device_spec is None else self._for_device(device_spec(self.device_spec))
 
     def _for_device(self, spec: DeviceSpec) -> Settings:
-        """These settings with the device read: what a file says may change, a request does not."""
         if self.graph_breaks == "plan":
             raise LimitError(
                 f'device_spec={spec.name!r} and graph_breaks="plan" cannot be combined: what runs between '
@@ -154,17 +152,17 @@ class Settings:
 
     @property
     def spec(self) -> DeviceSpec | None:
-        """The device that is planned for, if it is another than the one here; of validated settings."""
+        """The device spec to plan for, if any; of validated settings."""
         return self.device_spec if isinstance(self.device_spec, DeviceSpec) else None
 
     def costs(self) -> CostModel:
-        """The source of times. Where nothing can be timed, that is the roofline of the device's rates."""
+        """The source of times; with a device spec, the roofline of its rates in place of measurements."""
         if self.spec is not None and self.cost_model in ("profile", "roofline"):
             return SpecCost(self.spec)
         return cost_model(self.cost_model)
 
     def deciding(self) -> tuple[tuple[str, object], ...]:
-        """Name and value of every setting that plans depend on; the cost model by its name."""
+        """Name and value of every setting that plans depend on; a cost model is given by its name."""
         asked = ((item.name, getattr(self, item.name)) for item in fields(self) if item.metadata["decides"])
         return tuple(
             (name, cost_model(value).name if name == "cost_model" else value) for name, value in asked
@@ -177,7 +175,7 @@ class Settings:
         )
 
     def following(self, plan: PlanData) -> Settings:
-        """These settings, but what is asked is what ``plan`` was made for."""
+        """These settings with what ``plan`` was asked for."""
         return replace(
             self,
             memory_limit=plan.request.memory_limit,
@@ -191,24 +189,24 @@ class Settings:
         )
 
     def reserve_bytes(self) -> int:
-        """Bytes kept free for the caller's own code once the forward is over."""
+        """``reserve`` in bytes."""
         return parse_bytes(self.reserve, name="reserve")
 
     def outside_memory(self) -> OutsideMemory:
-        """What the caller does beyond one forward and its backward."""
+        """``reserve`` and ``forwards``."""
         return OutsideMemory(self.reserve_bytes(), self.forwards)
 
     def overhead_limit(self) -> float | None:
-        """Most overhead as a fraction, or None."""
+        """``max_overhead`` as a fraction."""
         return None if self.max_overhead is None else parse_overhead(self.max_overhead)
 
     def limit_bytes(self, plain_peak: int) -> int | None:
-        """The memory limit in bytes, or None."""
+        """``memory_limit`` in bytes, for a plain step of ``plain_peak`` bytes."""
         return None if self.memory_limit is None else resolve_limit(self.memory_limit, plain_peak)
 
 
 SETTING_NAMES: tuple[str, ...] = tuple(item.name for item in fields(Settings) if item.metadata["of_wrap"])
-"""What a caller of ``wrap`` may name: not what is found out, nor another device than the one that runs it."""
+"""The settings that are keywords of ``wrap``."""
 
 
 def settings_of(function: str, given: Mapping[str, Any]) -> Settings:

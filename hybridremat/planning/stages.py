@@ -1,7 +1,7 @@
 """The stages between a joint graph with costs and its frontier: segment, solve, compose.
 
-Each block size gives one chain; the distinct blocks of all chains are solved together, so that a block
-that two chains share is solved once; the frontiers of the chains are merged.
+Each block size gives one chain. The distinct blocks of all chains are solved together, each once, and the
+frontiers of the chains are merged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hybridremat.graph.segmentation.cuts import block_sizes
 from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.segmentation.validate import validate_chain
 from hybridremat.planning.option_cache import OptionCache
+from hybridremat.planning.progress import Progress, Timings
 from hybridremat.planning.step_frontier import Candidate, ChainPlan, StepFrontier
-from hybridremat.planning.timings import Progress, Timings
 from hybridremat.plans.policy import Pinned
 from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point
 from hybridremat.sequence.repair import PinRepair
@@ -53,9 +53,9 @@ def segment_graph(graph: JointGraph, pins: Pins, progress: Progress) -> tuple[Bo
 def solve_options(
     chains: Sequence[BoundChain], cache: OptionCache, workers: int | None, progress: Progress, *, reuse: bool
 ) -> tuple[tuple[ChainPlan, ...], bool]:
-    """The chains with the options of their blocks, and whether some are those of other input shapes.
+    """The chains with the options of their blocks, and whether some options were reused.
 
-    ``reuse``: options of blocks that differ in sizes alone will do (:mod:`hybridremat.blocks.pareto`).
+    ``reuse`` allows options of blocks that differ in sizes alone (:mod:`hybridremat.blocks.pareto`).
     """
     problems = [binding.problem for bound in chains for binding in bound.bindings]
     reused = cache.reused(problems) if reuse else {}
@@ -72,7 +72,7 @@ def solve_options(
 
 
 def compose(plans: Sequence[ChainPlan], pins: Pins, progress: Progress) -> tuple[Candidate, ...]:
-    """The points of all chains' frontiers that obey and that none of another beats, each with its chain.
+    """The merged frontier of all chains' points that obey the pins, each with its chain.
 
     Raises
     ------

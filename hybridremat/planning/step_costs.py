@@ -1,4 +1,4 @@
-"""Costs of a traced step: memory and times of its kernels, measured here, or computed for another device."""
+"""Costs of a traced step: memory and times of its kernels, measured or computed from a device spec."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.costs.spec_costs import sized_for
 from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.progress import Progress, Timings
 from hybridremat.planning.rank_agreement import RankAgreement
 from hybridremat.planning.settings import Settings
-from hybridremat.planning.timings import Progress, Timings
 from hybridremat.units import format_bytes
 
 
 def with_costs(
     step: TracedStep, settings: Settings, agreement: RankAgreement, progress: Progress
 ) -> tuple[TracedStep, Timings]:
-    """The step with times, workspaces and real sizes, and the seconds that it took to find them.
-
-    Ranks with the same step agree on the figures.
-    """
+    """The step with times, workspaces and real sizes, and the seconds spent. Ranks with equal steps agree."""
     started = time.perf_counter()
     model, spec = settings.costs(), settings.spec
-    if spec is not None:  # nothing is run, and nothing is remembered
+    if spec is not None:  # nothing is run or stored
         step = with_times(sized_for(step, spec), model, KernelStore(), lambda *_: None)
         return step, {"costs": time.perf_counter() - started}
     device = distinct_kernels(step).device
@@ -42,7 +39,7 @@ def with_costs(
 
 
 def warn_beyond(spec: DeviceSpec, limit: int | None) -> None:
-    """Warn of a limit in bytes that the device of ``spec`` cannot hold."""
+    """Warn if a limit (bytes) exceeds the memory of the device of ``spec``."""
     if limit is not None and limit > spec.memory:
         warnings.warn(
             f"the limit of {format_bytes(limit)} is more than {spec.name} has, {format_bytes(spec.memory)}; "

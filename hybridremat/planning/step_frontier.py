@@ -1,4 +1,4 @@
-"""The frontier of a step: what is known before a limit is chosen, and the choice of a point."""
+"""The frontier of a step, and the choice of its point under a limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ChainPlan:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One point of the frontier; ``chain_index`` is the chain of its decisions, if it has any."""
+    """One point of the frontier; ``chain_index`` is the chain of its decisions, None without any."""
 
     point: SchedulePoint
     chain_index: int | None
@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class StepFrontier:
-    """Everything that is known about a step before a limit is chosen.
+    """All schedules to choose from, before a limit is known.
 
     Attributes
     ----------
@@ -50,9 +50,9 @@ class StepFrontier:
     timings
         Seconds by stage.
     reused_options
-        Whether some blocks have the options of others that differ in sizes.
+        Whether some blocks have options of blocks with other sizes.
     pins
-        What the patterns of a policy pin; every candidate obeys them.
+        What each pattern of a policy pins; every candidate obeys them.
     """
 
     graph: JointGraph
@@ -64,7 +64,7 @@ class StepFrontier:
     pins: tuple[PinRecord, ...] = ()
 
     def least(self, outside: OutsideMemory) -> Candidate:
-        """The point that takes the least memory, the fastest of its kind."""
+        """The point of least memory; of several, the fastest."""
         return min(self.candidates, key=lambda c: (self.needs(c, outside), c.point.time))
 
     def overhead(self, point: SchedulePoint) -> float:
@@ -77,7 +77,7 @@ class StepFrontier:
 
     @property
     def fastest_overhead(self) -> float:
-        """The least overhead there is: 0 or less, except where a policy asks for recomputations."""
+        """The least overhead: 0 or less, unless a policy asks for recomputations."""
         return self.overhead(self.candidates[-1].point)
 
     def figures(self, point: SchedulePoint) -> FrontierPoint:
@@ -104,39 +104,33 @@ class StepFrontier:
     ) -> Candidate:
         """The fastest point under a limit (bytes), or the smallest within an overhead (fraction).
 
-        The limit holds with what the caller's code takes (:mod:`hybridremat.plans.outside_memory`).
+        The limit includes what the caller's code takes (:mod:`hybridremat.plans.outside_memory`).
 
         Raises
         ------
         InfeasibleLimitError
-            If no point satisfies what was asked.
+            If no point satisfies both.
         PolicyError
-            If what a policy wants recomputed takes more time than the overhead allows, whatever the limit.
+            If what a policy wants recomputed alone exceeds the overhead.
         """
         if max_overhead is not None and self.fastest_overhead > max_overhead + 1e-12:
             raise too_slow_policy(max_overhead, self.fastest_overhead)
-        needs = [self.needs(candidate, outside) for candidate in self.candidates]
-        fitting = [
-            c for c, need in zip(self.candidates, needs, strict=True) if limit is None or need <= limit
-        ]
+        needed = [(self.needs(candidate, outside), candidate) for candidate in self.candidates]
+        fitting = [c for needs, c in needed if limit is None or needs <= limit]
         if not fitting:
             assert limit is not None
-            raise self._infeasible(limit, min(needs), outside)
+            raise self._infeasible(limit, min(needs for needs, _ in needed), outside)
         if max_overhead is None:
             return fitting[-1]
         within = [c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12]
         if not within:
             assert limit is not None
-            fast = [
-                n
-                for c, n in zip(self.candidates, needs, strict=True)
-                if self.overhead(c.point) <= max_overhead
-            ]
-            raise too_slow(limit, max_overhead, takes=self.overhead(fitting[-1].point), least=min(fast))
+            least = min(needs for needs, c in needed if self.overhead(c.point) <= max_overhead)
+            raise too_slow(limit, max_overhead, takes=self.overhead(fitting[-1].point), least=least)
         return within[-1] if limit is not None else within[0]
 
     def needs(self, candidate: Candidate, outside: OutsideMemory) -> int:
-        """Bytes that the step may take at a point, the caller's outside included."""
+        """Bytes of the step at a point, outside memory included."""
         point = candidate.point
         return point.peak if outside.none else schedule_needs(self.graph, point.schedule, outside)
 
@@ -159,14 +153,10 @@ class StepFrontier:
 
 
 def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> InfeasibleLimitError:
-    """The error for a limit that can be kept, but not within an overhead.
+    """The error for a feasible limit that no plan keeps within an overhead.
 
-    Parameters
-    ----------
-    takes
-        Overhead of the fastest plan under the limit.
-    least
-        Bytes of the least limit that can be kept within ``max_overhead``.
+    ``takes`` is the overhead of the fastest plan under the limit, and ``least`` the least feasible limit
+    (bytes) within ``max_overhead``.
     """
     return InfeasibleLimitError(
         f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: "
@@ -179,7 +169,7 @@ def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> In
 
 
 def too_slow_policy(max_overhead: float, takes: float) -> PolicyError:
-    """The error for a policy that takes more time (fractions of the plain step's) than was allowed."""
+    """The error for a policy whose overhead ``takes`` exceeds ``max_overhead`` (both fractions)."""
     return PolicyError(
         f"policy: what it says must_recompute takes {format_overhead_up(takes)} more time than the plain "
         f"step, which is more than max_overhead {max_overhead:.1%}. Raise max_overhead, or recompute less."
