@@ -66,7 +66,7 @@ class BlockModel:
         self.n, self.m = len(problem.ops), len(problem.steps)
         self.width = self.n + 2
         self.horizon = self.m * self.width
-        self.producer = {d: c for c, op in enumerate(problem.ops) for d in op.writes}
+        self.producer = problem.producers()
         self.stages = self._stages()
         self.useful = {d for d, c in self.producer.items() if self.stages[c]} - problem.never_saved
         self.outputs = frozenset() if solo else problem.outputs
@@ -96,12 +96,8 @@ class BlockModel:
     def _stages(self) -> list[list[int]]:
         """For every op, the stages j such that it is an ancestor of what b_j reads (or reads itself)."""
         stages: list[list[int]] = [[] for _ in range(self.n)]
-        for j, step in enumerate(self.problem.steps):
-            needed = {self.producer[d] for d in step.reads}
-            for c in reversed(range(self.n)):
-                if c in needed:
-                    needed |= {self.producer[d] for d in self.problem.ops[c].reads}
-            for c in needed:
+        for j in range(self.m):
+            for c in self.problem.ancestors(j):
                 stages[c].append(j)
         return stages
 

@@ -18,6 +18,12 @@ from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.types import BlockProblem, Option
 
+COPIES = (2, 3)
+"""C, the most recomputations of one op: the second only where the first leaves no option."""
+
+Limits = tuple[int, int]
+"""Most saved bytes, and most bytes at the peak of either phase."""
+
 
 @dataclass(frozen=True)
 class SolveResult:
@@ -39,11 +45,6 @@ class SolveResult:
     bound: int
     proved: bool
     effort: float
-
-    @property
-    def infeasible(self) -> bool:
-        """Proved that nothing fits the limits."""
-        return self.proved and self.option is None
 
 
 def minimize_time(model: BlockModel, saved: int, peak: int, *, floor: int, effort: float) -> SolveResult:
@@ -89,13 +90,6 @@ def _option(model: BlockModel, solver: cp_model.CpSolver) -> Option:
         recompute,
         solo=model.solo,
     )
-
-
-COPIES = (2, 3)
-"""C, the most recomputations of one op: the second only where the first leaves no option."""
-
-Limits = tuple[int, int]
-"""Most saved bytes, and most bytes at the peak of either phase."""
 
 
 @dataclass

@@ -34,9 +34,8 @@ class _Rectangle:
 
     def split(self, whole: _Rectangle) -> tuple[_Rectangle, _Rectangle]:
         """Halve the side that is longer as a share of ``whole``."""
-        saved_share = (self.high_saved - self.low_saved) / max(1, whole.high_saved - whole.low_saved)
-        peak_share = (self.high_peak - self.low_peak) / max(1, whole.high_peak - whole.low_peak)
-        if saved_share >= peak_share:
+        width, height = self.sides(whole)
+        if width >= height:
             middle = (self.low_saved + self.high_saved) // 2
             return (
                 _Rectangle(self.low_saved, middle, self.low_peak, self.high_peak),

@@ -47,8 +47,8 @@ class Lattice:
 
     def __post_init__(self) -> None:
         problem = self.problem
-        self.producer = {d: c for c, op in enumerate(problem.ops) for d in op.writes}
-        needed = [self._needed(j) for j in range(len(problem.steps))]
+        self.producer = problem.producers()
+        needed = [problem.ancestors(j) for j in range(len(problem.steps))]
         again = set[int]().union(*needed)
         readers: dict[int, list[int]] = {d: [] for d in self.producer}
         for c in sorted(again):
@@ -104,14 +104,6 @@ class Lattice:
     def work(self) -> int:
         """Entries that a sweep touches for each limit."""
         return sum((len(ops) + 1) << bits for ops, bits in zip(self.members, self.width, strict=True))
-
-    def _needed(self, j: int) -> set[int]:
-        """Ops whose outputs step j reads, and those that rebuilding them needs."""
-        needed = {self.producer[d] for d in self.problem.steps[j].reads}
-        for c in reversed(range(len(self.problem.ops))):
-            if c in needed:
-                needed |= {self.producer[d] for d in self.problem.ops[c].reads}
-        return needed
 
     def axes(self, j: int, values: tuple[int, ...]) -> tuple[int, ...]:
         """The axes of values in stage j's arrays, without those that are of no use any more."""

@@ -28,7 +28,7 @@ def simulate_option(
     problem
         The block.
     saved
-        Local values kept from the forward for the backward. Outputs are always kept and need not be named;
+        Local values kept from the forward for the backward. Outputs are always saved and need not be named;
         a value that the backward never reads from the forward is not kept, whether named or not.
     optional_forward
         Optional ops that run in the forward.

@@ -67,6 +67,19 @@ class BlockProblem:
     skip_values: frozenset[int] = frozenset()
     never_saved: frozenset[int] = frozenset()
 
+    def producers(self) -> dict[int, int]:
+        """For each value the op that writes it."""
+        return {d: c for c, op in enumerate(self.ops) for d in op.writes}
+
+    def ancestors(self, step: int) -> set[int]:
+        """Ops whose outputs backward step ``step`` reads, and those that rebuilding them needs."""
+        producer = self.producers()
+        needed = {producer[d] for d in self.steps[step].reads}
+        for c in reversed(range(len(self.ops))):
+            if c in needed:
+                needed |= {producer[d] for d in self.ops[c].reads}
+        return needed
+
     @property
     def for_rerun(self) -> BlockProblem:
         """The block where its forward runs again within the backward: what it saves there may be anything."""

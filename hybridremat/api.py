@@ -14,7 +14,13 @@ from hybridremat.errors import ModelError
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import CurveSettings, PlanSettings, WrapSettings, settings_of
 from hybridremat.planning.step_costs import warn_beyond
-from hybridremat.runtime.prepare import call_of, planned_call_of, remove_call, step_frontier, wrap_planned
+from hybridremat.runtime.prepare import (
+    make_planned_call,
+    remove_call,
+    require_planned_call,
+    step_frontier,
+    wrap_planned,
+)
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -154,7 +160,7 @@ def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any
     InfeasibleLimitError, InputError, CaptureError
         As :func:`wrap`; existing plans are kept.
     """
-    call = call_of(model)
+    call = require_planned_call(model)
     require_matching_inputs(model, args, kwargs or {})
     made = call.prepare(args, kwargs or {})
     assert made is not None
@@ -169,7 +175,7 @@ def get_plan(model: nn.Module) -> Plan:
     ModelError
         If the model is not wrapped, or was by a training loop's callback and has not run a step yet.
     """
-    plan = call_of(model).plan
+    plan = require_planned_call(model).plan
     if plan is None:
         raise ModelError(
             f"this {type(model).__name__} has no plan yet: it is planned at its first training step; ask "
@@ -193,7 +199,7 @@ def plan(
     kernels allocate while they run is not counted, and a model on the ``meta`` device will do.
     """
     asked = settings_of("plan", settings)
-    call = planned_call_of(model, args, kwargs, asked, progress=progress)
+    call = make_planned_call(model, args, kwargs, asked, progress=progress)
     made, spec = call.plan, call.context.settings.spec
     assert made is not None
     if spec is not None:

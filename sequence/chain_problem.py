@@ -1,4 +1,4 @@
-"""The chain as integers: all that the dynamic program needs to know (design.md, section 5).
+"""The chain as integers: all that the dynamic program needs to know (docs/method.md, "The chain").
 
 Bytes and nanoseconds throughout. The values in ``chain.always`` are alive whatever is decided: they are
 charged once, as ``always_bytes``, and ops that produce nothing else run once and are in no figure here.

@@ -1,4 +1,4 @@
-"""The dynamic program over the chain: Opt[s,t,m] of design.md section 5, as a table ``opt`` over slots.
+"""The dynamic program over the chain: Opt[s,t,m] of docs/method.md as a table ``opt`` over slots.
 
 Opt[s,t,m] is the least time to run blocks s…t forward and backward with m bytes, x_s held outside of m:
 

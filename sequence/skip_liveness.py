@@ -31,13 +31,13 @@ class SkipLiveness:
         self.any = bool(self._values)
         self._made: list[list[int]] = [[] for _ in range(length)]
         self._entering: list[list[int]] = [[] for _ in range(length)]
-        self._riding = [NO_SKIPS] * (length + 1)
+        self._carried = [NO_SKIPS] * (length + 1)
         for n, skip in enumerate(self._values):
             self._made[skip.producer].append(n)
             for reader in skip.readers:
                 self._entering[reader].append(n)
             for boundary in range(skip.producer + 1, skip.readers[-1] + 1):
-                self._riding[boundary] |= 1 << n
+                self._carried[boundary] |= 1 << n
         self.bytes = cache(self._bytes)
         self._read = cache(self._read_by)
 
@@ -59,7 +59,7 @@ class SkipLiveness:
 
     def fresh(self, s: int, j: int) -> SkipSet:
         """Skip values in boundary j that are not in boundary s."""
-        return self._riding[j] & ~self._riding[s]
+        return self._carried[j] & ~self._carried[s]
 
     def signature(self, s: int, t: int, dying: SkipSet) -> tuple[object, ...]:
         """All of ``dying`` that a row of (s,t) depends on: bytes, and who reads each."""

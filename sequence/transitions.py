@@ -19,6 +19,9 @@ from hybridremat.sequence.skip_liveness import NO_SKIPS, SkipLiveness, SkipSet, 
 
 Integers = NDArray[np.int64]
 
+TOO_MANY_SLOTS: Final = 1 << 40
+"""More slots than there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class OptionTransitions:
@@ -62,10 +65,6 @@ class SkipUse(NamedTuple):
     def covers(self, other: SkipUse) -> bool:
         """Whether it frees all that another frees."""
         return self.unread >= other.unread and self.read <= other.read
-
-
-TOO_MANY_SLOTS: Final = 1 << 40
-"""More slots than there are."""
 
 
 class _After(NamedTuple):

@@ -46,7 +46,7 @@ def test_no_blocks_and_no_workers() -> None:
 
 def test_a_script_without_main_guard_can_use_processes() -> None:
     script = (
-        "import sys; from hybridremat.blocks import *\n"
+        "import sys; from hybridremat.blocks.solve import *; from hybridremat.blocks.types import *\n"
         "def p(w): return BlockProblem((w,), (ForwardOp((), (0,), 1, 0),),"
         " (BackwardStep((0,), 1, 0, 0),), frozenset(), 0)\n"
         "print(len(solve_blocks([p(1), p(2)], workers=2)), 'torch' in sys.modules)"

@@ -120,6 +120,7 @@ def test_the_solver_leaves_the_signal_to_the_program(monkeypatch):
     assert set(seen) == {False}
 
 
+@pytest.mark.slow
 def test_the_bar_says_what_is_done_on_a_terminal_alone(slow):
     (slow / "slow.py").write_text(MODELS)
     words = ["plan", "slow.py:make", "--limit", "80%", "--no-cache", *QUICK]

@@ -87,6 +87,7 @@ def test_a_model_without_memory_can_be_planned():
     assert next(model.parameters()).is_meta
 
 
+@pytest.mark.slow
 def test_other_cost_models_keep_their_times_and_the_sizes_of_the_device():
     model, batch = small("transformer")
     there = hybridremat.plan(model, kwargs=batch, memory_limit="70%", device_spec="t4", **HOW)
@@ -103,6 +104,7 @@ def test_a_limit_beyond_the_device_warns():
         hybridremat.plan(Product(), (torch.randn(64, 32),), memory_limit="2MiB", device_spec=TOY, **HERE)
 
 
+@pytest.mark.slow
 def test_the_frontier_of_another_device():
     model, batch = small("transformer")
     curve = hybridremat.frontier(model, kwargs=batch, device_spec="a100-80g", **HERE)

@@ -189,6 +189,7 @@ class Between(nn.Module):
         return functional.gaussian_nll_loss(y, x, functional.softplus(y) + 0.1)
 
 
+@pytest.mark.slow
 def test_code_between_the_graphs_is_measured_and_counted():
     torch.manual_seed(0)
     model, inputs = Between(), {"x": torch.randn(64, 16)}

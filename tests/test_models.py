@@ -70,6 +70,13 @@ def resnet18():
     return transformers.ResNetForImageClassification(config), images(batch=8, pixels=128)
 
 
+def small_resnet():
+    config = transformers.ResNetConfig(
+        layer_type="basic", depths=[1, 1, 1], hidden_sizes=[16, 32, 64], embedding_size=16, num_labels=CLASSES
+    )
+    return transformers.ResNetForImageClassification(config), images(batch=8)
+
+
 def resnet50():
     config = transformers.ResNetConfig(depths=[1, 2, 2, 1], num_labels=CLASSES)
     return transformers.ResNetForImageClassification(config), images(batch=8, pixels=128)
@@ -79,8 +86,8 @@ def unet():
     return UNet(), {"x": torch.randn(4, 3, 64, 64), "labels": torch.randint(0, 2, (4, 64, 64))}
 
 
-MODELS = {make.__name__: make for make in (gpt2, bert, llama, vit, resnet18, resnet50, unet)}
-EVERYDAY = ("gpt2", "resnet18")
+MODELS = {make.__name__: make for make in (gpt2, bert, llama, vit, small_resnet, resnet18, resnet50, unet)}
+EVERYDAY = ("gpt2", "small_resnet")
 IN_FULL = (pytest.mark.slow, pytest.mark.full_effort)
 MODELS["gpt2 in full"] = partial(reference_model, "gpt2", 0.1)
 MODELS["resnet50 in full"] = partial(reference_model, "resnet50")

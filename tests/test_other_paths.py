@@ -125,6 +125,7 @@ def test_a_changed_model_is_surveyed_anew(change, surveys):
         torch.set_autocast_enabled("cpu", False)
 
 
+@pytest.mark.slow
 def test_another_first_graph_is_planned_together_with_those_after_it(surveys):
     model, inputs = halves(broken=True)
     wide, inputs = copy.deepcopy(model), {"x": torch.randn(96, 16)}

@@ -107,8 +107,8 @@ def test_chains_know_the_pins(case, max_ops):
 @given(pinned_graphs())
 def test_every_point_of_a_plan_obeys(case):
     graph, pins = case
-    planning = plan_graph(graph, cache=OptionCache(), workers=1, pinned=Pinned(pins))
-    for candidate in planning.candidates:
+    frontier = plan_graph(graph, cache=OptionCache(), workers=1, pinned=Pinned(pins))
+    for candidate in frontier.candidates:
         schedule = candidate.point.schedule
         assert broken_promises(graph, schedule, pins) == []
         assert candidate.point.peak == step_memory(graph, schedule).peak
@@ -149,10 +149,10 @@ def deep_net() -> JointGraph:
 def test_what_may_not_wait_for_the_backward_is_saved_only_by_blocks_that_run_again_in_it():
     graph = deep_net()
     pins = Pins(must_recompute=ops_of(graph, "bend"))
-    planning = plan_graph(graph, cache=OptionCache(), workers=1, pinned=Pinned(pins))
+    frontier = plan_graph(graph, cache=OptionCache(), workers=1, pinned=Pinned(pins))
     late = 0
-    for candidate in planning.candidates:
-        plan, point = planning.chains[candidate.chain_index], candidate.point
+    for candidate in frontier.candidates:
+        plan, point = frontier.chains[candidate.chain_index], candidate.point
         if point.decisions:  # the chain alone sees to it: nothing has to be mended
             flatten = Flattener(plan.chain, plan.bindings, plan.option_sets)
             assert flatten(point.decisions) == point.schedule

@@ -15,7 +15,7 @@ from hybridremat.graph.costs import cost_models as costs
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning import pipeline
-from hybridremat.planning.rank_agreement import plan_name
+from hybridremat.planning.rank_agreement import plan_digest
 from hybridremat.plans import codec as plan_codec
 from support.broken_nets import Reader
 from support.broken_nets import batch as reader_batch
@@ -242,7 +242,7 @@ def test_damaged_files_are_refused(saved, damage):
 def test_equal_plans_have_one_name_however_long_they_took(saved):
     _, _, plan, _ = saved
     slower = plan.with_timings({"segment": 99.0})
-    assert plan_name(slower) == plan_name(plan) != plan_name(replace(plan, reserve=1))
+    assert plan_digest(slower) == plan_digest(plan) != plan_digest(replace(plan, reserve=1))
 
 
 def test_a_step_of_several_graphs_is_not_applied_from_a_file(tmp_path):

@@ -171,6 +171,7 @@ def hammer(folder, plan, seed, size):
         assert found is None or replace(found, fingerprint=plan.fingerprint) == plan
 
 
+@pytest.mark.slow
 def test_processes_share_a_folder(tmp_path):
     plan = kept_plan()
     PlanCache(tmp_path, 10**9).write("a", plan)

@@ -10,7 +10,7 @@ import hybridremat
 from hybridremat import InfeasibleLimitError, Plan, PlanMismatchError
 from hybridremat.graph.joint import Schedule, Value, plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.planning.port import kernel_kind, portable, ported_chain, runs_too_often
+from hybridremat.planning.port import kernel_kind, not_run_once, port_obstacle, ported_chain
 from support.nets import transformer
 from support.training import small, train, train_plain
 from support.wrapping import HOW, assert_untouched, state_of
@@ -164,12 +164,12 @@ def test_ops_that_run_once_are_found():
     steps = plain_schedule(graph)
     split = steps.num_forward
     twice = Schedule((*steps.steps[:split], 3, *steps.steps[split:]), split)
-    assert runs_too_often(graph, twice) is None
+    assert not_run_once(graph, twice) is None
     once = replace(graph, ops=tuple(replace(op, recomputable=op.id != 3) for op in graph.ops))
-    assert runs_too_often(once, steps) is None
-    assert runs_too_often(once, twice).id == 3
-    assert portable(graph, once) is None
-    assert portable(graph, transformer(2)) is not None
+    assert not_run_once(once, steps) is None
+    assert not_run_once(once, twice).id == 3
+    assert port_obstacle(graph, once) is None
+    assert port_obstacle(graph, transformer(2)) is not None
 
 
 def test_a_chain_over_the_same_graph_stays(planned):

@@ -40,6 +40,7 @@ class Unrolled(nn.Module):
         return self.head(state[0]).pow(2).mean()
 
 
+@pytest.mark.slow
 def test_cells_in_a_loop_equal_plain_training():
     torch.manual_seed(0)
     model, batch = Unrolled(), {"x": torch.randn(4, 16, 8)}

@@ -158,6 +158,7 @@ def test_an_error_in_the_planner_leaves_the_model():
     wrap(model, batch)
 
 
+@pytest.mark.slow
 def test_a_second_shape_that_does_not_fit_raises_and_the_first_goes_on():
     model, batch = small("mlp")
     limit = least_limit(model, batch)

@@ -80,7 +80,7 @@ def outside_loss(scores):
     return torch.logsumexp(scores, -1).pow(2).mean()
 
 
-@pytest.mark.parametrize("share", [None, "150%"])
+@pytest.mark.parametrize("share", [None, pytest.param("150%", marks=pytest.mark.slow)])
 def test_a_loss_outside_with_reserve_stays_under_the_limit(share):
     torch.manual_seed(0)
     model, batch = Scores(), {"x": torch.randn(128, 64)}
@@ -195,6 +195,7 @@ def test_outputs_that_are_inputs_are_not_taken_for_held_ones():
     assert given is not None
 
 
+@pytest.mark.slow
 def test_a_model_that_is_gone_leaves_no_graph_behind():
     def graphs_after_a_model():
         model, batch = small("mlp")

@@ -50,7 +50,7 @@ def test_bands_of_random_steps_add_up_to_the_replay(seed, cut):
     assert_sums_up(chain_of(graph, cut), schedule)
 
 
-@examples(6, least=3, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
+@examples(6, least=2, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
 @given(recipes(6))
 def test_bands_of_planned_models_add_up_to_the_replay(recipe):
     model, batch = build(recipe)

@@ -194,7 +194,7 @@ class Inside(nn.Module):
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(InPlace, id="in place"),
+        pytest.param(InPlace, id="in place", marks=pytest.mark.slow),
         pytest.param(lambda: Inside(EagerWide(reads="gp")), id="graph, then plain"),
         pytest.param(lambda: Inside(EagerWide(reads="gg")), id="two graphs", marks=pytest.mark.slow),
         pytest.param(lambda: Inside(EagerWide(reads="pg")), id="plain, then graph", marks=pytest.mark.slow),

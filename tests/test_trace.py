@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from collections import Counter
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -219,6 +220,7 @@ def test_grouped_products_count_every_row_once():
     assert grouped == 3 * [2 * 24 * 16 * 32]
 
 
+@pytest.mark.slow
 def test_temporaries_of_a_grouped_product_are_those_of_one_group_with_all_rows():
     class Experts(nn.Module):
         def __init__(self):

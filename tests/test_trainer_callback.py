@@ -171,6 +171,7 @@ class Holding(transformers.Trainer):
         return loss + (held * loss.detach()).sum() * 0
 
 
+@pytest.mark.slow
 def test_a_peak_beyond_the_prediction_warns(tmp_path, caplog):
     trainer = make_trainer(language_model(), tmp_path, planned(measure_every=1), kind=Holding)
     with pytest.warns(hybridremat.PredictionWarning, match=r"% more than .* plan predicts") as caught:
@@ -191,6 +192,7 @@ def test_what_is_reserved_does_not_warn(tmp_path):
     assert entries(trainer, MEASURED)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_wrapped_already_is_only_watched(tmp_path):
     model = language_model()
     batch = {key: rows[:2] for key, rows in text_rows().columns.items()}
@@ -205,6 +207,7 @@ def test_a_model_that_is_wrapped_already_is_only_watched(tmp_path):
     model._compiled_call_impl = None
 
 
+@pytest.mark.slow
 def test_a_submodule_is_wrapped_by_name(tmp_path):
     model = language_model()
     callback = planned("120%", module="transformer", grad_outputs="all", tolerance=10)

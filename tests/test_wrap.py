@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import hybridremat
-from support.training import SMALL, loss_in, small, train, train_plain
+from support.training import loss_in, small, train, train_plain
 from support.wrapping import HOW, assert_untouched, least_limit, state_of, three_limits, wrap
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "mlp" else n for n in SMALL]
+    "name", ["convnet", "running", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mlp", "transformer"))]
 )
 def test_training_is_bit_equal_under_three_limits(name):
     model, batch = small(name)
@@ -117,6 +117,7 @@ def test_a_model_in_eval_mode_is_planned_for_training_and_keeps_its_flags():
     assert hybridremat.get_plan(model) == trained
 
 
+@pytest.mark.slow
 def test_a_frozen_part_stays_frozen_in_plan_and_measurement():
     model, batch = small("convnet")
     model.norms[1].eval()
@@ -146,6 +147,7 @@ def test_a_copy_is_plain(copied):
     assert torch.equal(twin(**batch), model(**batch))
 
 
+@pytest.mark.slow
 def test_two_wrapped_models_do_not_disturb_each_other():
     (first, batch), second = small("convnet"), small("convnet")[0]
     with torch.no_grad():
@@ -181,6 +183,7 @@ def test_both_models_in_one_step():
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_a_second_shape_gets_its_own_plan():
     model, batch = small("mlp")
     other = {"x": torch.randn(96, 32)}

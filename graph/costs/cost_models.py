@@ -1,11 +1,12 @@
-"""Cost models: nanoseconds and temporary bytes for every op, behind one interface.
+"""Cost models: nanoseconds and workspace bytes for every op, behind one interface.
 
 - ``profile``: each distinct kernel is run and timed on the device, once per device, torch version and
   thread count (kept on disk).
 - ``roofline``: flops and bytes over the device's rates. Nothing is timed.
 - ``flops``: flops and bytes over the rates of a nominal device. The same on every machine.
 
-Temporaries are measured whatever the source of time, by one run of each distinct kernel.
+Workspaces (what a kernel allocates beyond its outputs while it runs) are measured whatever the source of
+time, by one run of each distinct kernel.
 """
 
 from __future__ import annotations
@@ -94,10 +95,13 @@ class ProfileCost:
         guessed = RooflineCost().times(step, kernels, store, progress)
         if kernels.device == "meta":
             return guessed
-        missing = [key for key in kernels.node_of if store.time(key) is None]
-        store.add_times(measure_times(kernels, missing, progress))
-        pairs = zip(kernels.key_of, guessed, strict=True)
-        return [1 if not key else store.time(key) or guess for key, guess in pairs]
+        roofline = {key: guess for key, guess in zip(kernels.key_of, guessed, strict=True) if key}
+        known = {key: time for key in kernels.node_of if (time := store.time(key)) is not None}
+        missing = [key for key in kernels.node_of if key not in known]
+        measured = measure_times(kernels, missing, roofline, known, progress)
+        store.add_times(measured.kept)
+        times = {"": 1, **roofline, **known, **measured.doubtful, **measured.kept}
+        return [times[key] for key in kernels.key_of]
 
 
 def _sum_time(op: Op, rates: DeviceRates) -> int:
@@ -148,7 +152,7 @@ def with_footprints(step: TracedStep, store: KernelStore) -> TracedStep:
         )
     missing = [key for key in kernels.node_of if store.temporary(key) is None or store.outputs(key) is None]
     footprints = measure_footprints(kernels, missing)
-    store.add_temporaries({key: footprint.temporary for key, footprint in footprints.items()})
+    store.add_temporaries({key: footprint.workspace for key, footprint in footprints.items()})
     store.add_outputs({key: footprint.outputs for key, footprint in footprints.items()})
     ops = tuple(
         replace(op, temp=store.temporary(key) or 0 if key else 0)

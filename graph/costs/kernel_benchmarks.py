@@ -1,4 +1,4 @@
-"""Run each distinct kernel once or more on real tensors: what it allocates, and how long it takes.
+"""Run each distinct kernel some times on real tensors: what it allocates, and how long it takes.
 
 With some tens of distinct kernels in a model this takes about a second.
 """
@@ -6,25 +6,24 @@ With some tens of distinct kernels in a model this takes about a second.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 import torch
 from torch import fx
 
 from hybridremat.errors import MeasurementError
 from hybridremat.graph.costs.allocations import peaks_of
+from hybridremat.graph.costs.kernel_clocks import clock_for
+from hybridremat.graph.costs.kernel_times import PASSES, KernelTimes, Neighbours, measured_times
 from hybridremat.graph.costs.kernels import Kernels, prepared
 from hybridremat.graph.private_torch import _disable_current_modes, arg_tree_leaves
 from hybridremat.graph.tracing.fx_nodes import storage_bytes, tensors
 
 logger = logging.getLogger(__name__)
-
-TIMING_NS = 30_000_000
-MIN_REPEATS, MAX_REPEATS = 3, 20
 
 
 @contextmanager
@@ -48,14 +47,14 @@ class Footprint:
     A storage can be larger than the traced tensor says: a reduced ``mse_loss`` keeps all its elements.
     """
 
-    temporary: int
+    workspace: int
     outputs: tuple[int, ...]
 
 
 def measure_footprints(kernels: Kernels, keys: Sequence[str]) -> dict[str, Footprint]:
     """Footprint of each kernel that can be tried alone, from one run of each.
 
-    On the ``meta`` device nothing can run: no temporaries, and storages as traced. A kernel that refuses the
+    On the ``meta`` device nothing can run: no workspaces, and storages as traced. A kernel that refuses the
     numbers it is tried with (a factorization) has none, and a warning in the log.
 
     Raises
@@ -128,45 +127,53 @@ def _storages(result: object, given: Sequence[object] = ()) -> tuple[int, ...]:
 
 
 def measure_times(
-    kernels: Kernels, keys: Sequence[str], progress: Callable[[int, int], None]
-) -> dict[str, int]:
-    """Nanoseconds of each kernel: the least of several runs, after a warm-up.
+    kernels: Kernels,
+    keys: Sequence[str],
+    roofline: Mapping[str, int],
+    known: Mapping[str, int],
+    progress: Callable[[int, int], None],
+) -> KernelTimes:
+    """Nanoseconds of each kernel, held against the times of its neighbours.
 
     Kernels that refuse the numbers they are tried with are left out, with a warning in the log.
+
+    Parameters
+    ----------
+    roofline
+        Nanoseconds of every kernel of the step, by flops and bytes.
+    known
+        Nanoseconds of kernels of the step that are known already.
 
     Raises
     ------
     MeasurementError
         If no memory is left to try a kernel.
     """
-    found = {}
-    with _outside_tracing(), _memory_errors():
-        for done, key in enumerate(keys):
+    clock = clock_for(kernels.device)
+    samples = count()
+
+    def sample(key: str) -> int | None:
+        done, part = divmod(next(samples), PASSES)
+        if part == 0 and done < len(keys):
             progress(done, len(keys))
-            try:
-                found[key] = _time(prepared(kernels.node_of[key]), kernels.device)
-            except RuntimeError as error:
-                if _is_out_of_memory(error):
-                    raise
-                node = kernels.node_of[key]
-                logger.warning("%s cannot be timed alone, its time is guessed: %s", node, error)
-    return found
+        node = kernels.node_of[key]
+        try:
+            return clock.least(prepared(node))
+        except RuntimeError as error:
+            if _is_out_of_memory(error):
+                raise
+            logger.warning("%s cannot be timed alone, its time is guessed: %s", node, error)
+            return None
+
+    op_of = {key: _op(node) for key, node in kernels.node_of.items()}
+    with _outside_tracing(), _memory_errors():
+        times = measured_times(keys, sample, Neighbours(op_of, roofline, known))
+    for key in times.doubtful:
+        logger.info("the time of %s did not settle and is not kept", kernels.node_of[key])
+    return times
 
 
-def _time(call: Callable[[], object], device: str) -> int:
-    def synchronize() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    call()
-    least, spent, repeats = None, 0, 0
-    while repeats < MIN_REPEATS or (spent < TIMING_NS and repeats < MAX_REPEATS):
-        synchronize()
-        start = time.perf_counter_ns()
-        result = call()
-        synchronize()
-        elapsed = time.perf_counter_ns() - start
-        del result
-        least = elapsed if least is None else min(least, elapsed)
-        spent, repeats = spent + elapsed, repeats + 1
-    return max(1, least or 1)
+def _op(node: fx.Node) -> str:
+    """The op and the type that it computes in: kernels of the same op are alike."""
+    dtype = next((tensor.dtype for tensor in tensors(node.meta.get("val"))), None)
+    return f"{node.target} {dtype}"

@@ -19,7 +19,7 @@ from hybridremat.files import cache_folder, write_atomic
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 4
+_VERSION = 5  # 4 could hold times that were taken on a busy machine
 
 
 def device_description(device: str) -> str:
@@ -61,7 +61,7 @@ def _cpu_name() -> str:
 
 
 class KernelStore:
-    """Times (ns), temporaries and output sizes (bytes) by kernel signature."""
+    """Times (ns), workspaces and output sizes (bytes) by kernel signature."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -96,7 +96,7 @@ class KernelStore:
         self._changed |= bool(times)
 
     def add_temporaries(self, temporaries: dict[str, int]) -> None:
-        """Remember measured temporaries."""
+        """Remember measured workspaces."""
         self._temporaries.update(temporaries)
         self._changed |= bool(temporaries)
 

@@ -40,7 +40,7 @@ def computed_in(graph: JointGraph, op: Op) -> str:
 
 
 def sized_for(step: TracedStep, spec: DeviceSpec) -> TracedStep:
-    """The same step with sizes as the device's allocator takes them, and no temporaries."""
+    """The same step with sizes as the device's allocator takes them, and no workspaces."""
     graph = step.graph
     sized = replace(
         graph,

@@ -41,24 +41,20 @@ GLOBAL_SPAN = 1 / 3
 
 @dataclass(frozen=True)
 class AlwaysSaved:
-    """Values that are always kept, optional ops that run in the forward for it, and ops rebuilt per block."""
+    """Values always saved, optional ops that run in the forward for it, and ops rebuilt in each block."""
 
     values: frozenset[int]
     forward_optional: frozenset[int]
     rebuilt: frozenset[int] = frozenset()
 
 
-def always_saved_values(
-    graph: JointGraph, plain_peak: int, *, rebuild_globals: bool = True, pins: Pins = NO_PINS
-) -> AlwaysSaved:
+def always_saved_values(graph: JointGraph, plain_peak: int, pins: Pins = NO_PINS) -> AlwaysSaved:
     """Find the values that every plan keeps.
 
     Parameters
     ----------
     plain_peak
         Bytes: the peak of the plain schedule, against which "tiny" and "cheap" are measured.
-    rebuild_globals
-        Whether blocks may rebuild cheap values read all over the net; they are kept otherwise.
     pins
         What the user wants kept, and what made again.
     """
@@ -83,8 +79,7 @@ def always_saved_values(
     for value in sorted(_global_values(graph, plain_peak, readers, saved)):
         producer = graph.producer(value)
         assert producer is not None
-        may = rebuild_globals and remade.isdisjoint(producer.reads)
-        if may and _worth_rebuilding(graph, producer, saved):
+        if remade.isdisjoint(producer.reads) and _worth_rebuilding(graph, producer, saved):
             rebuilt.add(producer.id)
             saved.update(read for read in producer.reads if graph.values[read].producer is not None)
         elif value not in remade:

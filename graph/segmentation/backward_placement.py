@@ -22,6 +22,11 @@ from networkx.algorithms.flow import boykov_kolmogorov
 
 from hybridremat.graph.joint import JointGraph
 
+EARLY_GRADIENT_SHARE = 50
+"""A parameter gradient made early costs its bytes divided by this: it lives to the end of the step."""
+
+EARLY, LATE = "early", "late"
+
 
 @dataclass(frozen=True)
 class OpRoles:
@@ -95,12 +100,6 @@ def _other_producers(graph: JointGraph, op: int, available: Availability) -> Ite
         producer = graph.values[value].producer
         if producer is not None and available.first[value] < 0:
             yield producer
-
-
-EARLY_GRADIENT_SHARE = 50
-"""A parameter gradient made early costs its bytes divided by this: it lives to the end of the step."""
-
-EARLY, LATE = "early", "late"
 
 
 @dataclass

@@ -15,7 +15,7 @@ from hybridremat.graph.joint import JointGraph
 class Block:
     """Global op ids of one block, each tuple in execution order.
 
-    ``forward`` holds forward ops, and optional ops whose values are always kept: these run in the
+    ``forward`` holds forward ops, and optional ops whose values are always saved: these run in the
     forward, once. An op in ``optional`` stands in every block whose backward reads it: each block makes
     its own copy. ``backward`` holds backward ops, and optional ops too expensive to be made by several
     blocks or returned as gradients: these run once, and their values are handed down like gradients.
@@ -43,9 +43,9 @@ class Chain:
         values read all over the net, outputs of ops that must not run twice.
     rebuilt
         Forward ops that stand in every block that reads what they make: each makes its own copy, in its
-        forward too, from values that are always kept (a float mask from a boolean one).
+        forward too, from values that are always saved (a float mask from a boolean one).
     remade
-        Values that the backward must not read as the forward left them: in no boundary, and not always kept.
+        Values that the backward must not read as the forward left them: in no boundary, and not always saved.
     """
 
     graph: JointGraph

@@ -1,6 +1,6 @@
 """Where to cut the forward into blocks: a dynamic program over positions; and which block sizes to try.
 
-A block is a run of *groups*; a group is one real op (it makes a value that is not always kept) with the
+A block is a run of *groups*; a group is one real op (it makes a value that is not always saved) with the
 unreal ops behind it. The price of a block is the sum of
 
 - what its end costs: boundary bytes, number of boundary values, and a fixed charge for one more block;
@@ -61,6 +61,18 @@ OFFSETS = 4
 
 TOLERANCE = 1e-9
 """Prices this close are equal."""
+
+LARGEST_BLOCK = 24
+"""Larger blocks take long to solve, and longer to prove."""
+
+SMALLEST_BLOCK = 12
+"""Much smaller blocks leave the solver little to trade."""
+
+DISTINCT_SHARE = 0.75
+"""A second size above this share of the largest would cut nearly alike."""
+
+SLACK = 1.25
+"""Room for the pieces of a split layer to be unequal: cheap cuts are seldom in the middle."""
 
 
 def end_prices(
@@ -192,27 +204,14 @@ def _repeated_cuts(repetition: Repetition, ends: list[float], max_ops: int) -> I
             yield frozenset(range(start + offset, stop + 1, step))
 
 
-LARGEST_BLOCK = 24
-"""Larger blocks take long to solve, and longer to prove."""
-
-SMALLEST_BLOCK = 12
-"""Much smaller blocks leave the solver little to trade."""
-
-DISTINCT_SHARE = 0.75
-"""A second size above this share of the largest would cut nearly alike."""
-
-SLACK = 1.25
-"""Room for the pieces of a split layer to be unequal: cheap cuts are seldom in the middle."""
-
-
 def block_sizes(graph: JointGraph, pins: Pins = NO_PINS) -> tuple[int, ...]:
     """Values of ``max_ops`` worth trying, in ascending order; the frontiers of all are merged.
 
     The largest size that solves quickly always; beside it, where the net repeats, about a layer, or the
     piece of one that a layer longer than that must be split into; otherwise the half and the middle.
     """
-    kept = always_saved_values(graph, step_memory(graph, plain_schedule(graph)).peak, pins=pins)
-    order = forward_order(graph, kept)
+    saved = always_saved_values(graph, step_memory(graph, plain_schedule(graph)).peak, pins)
+    order = forward_order(graph, saved)
     groups = op_groups(order)
     if len(groups) <= SMALLEST_BLOCK:
         return (max(1, len(groups)),)

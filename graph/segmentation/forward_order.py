@@ -28,7 +28,7 @@ class ForwardOrder:
     always
         Values kept to the end of the step: part of no boundary.
     real
-        For every position, whether the op makes a value that is not always kept.
+        For every position, whether the op makes a value that is not always saved.
     """
 
     ops: tuple[int, ...]
@@ -39,11 +39,11 @@ class ForwardOrder:
     real: tuple[bool, ...]
 
 
-def forward_order(graph: JointGraph, kept: AlwaysSaved) -> ForwardOrder:
+def forward_order(graph: JointGraph, saved: AlwaysSaved) -> ForwardOrder:
     """Put the forward ops in order; an optional op among them follows the last op that it reads from."""
-    order = _execution_order(graph, kept.forward_optional)
-    ops = tuple(op for op in order if op not in kept.rebuilt)
-    rebuilt = {op: at - earlier for earlier, (at, op) in enumerate(_places(order, kept.rebuilt))}
+    order = _execution_order(graph, saved.forward_optional)
+    ops = tuple(op for op in order if op not in saved.rebuilt)
+    rebuilt = {op: at - earlier for earlier, (at, op) in enumerate(_places(order, saved.rebuilt))}
     produced_at = [-1] * len(graph.values)
     last_read_at = [-1] * len(graph.values)
     for position, op_id in enumerate(ops):
@@ -53,8 +53,8 @@ def forward_order(graph: JointGraph, kept: AlwaysSaved) -> ForwardOrder:
         for value in op.reads:
             if produced_at[value] >= 0:
                 last_read_at[value] = position
-    real = tuple(any(value not in kept.values for value in graph.ops[op].writes) for op in ops)
-    return ForwardOrder(ops, rebuilt, tuple(produced_at), tuple(last_read_at), kept.values, real)
+    real = tuple(any(value not in saved.values for value in graph.ops[op].writes) for op in ops)
+    return ForwardOrder(ops, rebuilt, tuple(produced_at), tuple(last_read_at), saved.values, real)
 
 
 def _places(order: tuple[int, ...], chosen: frozenset[int]) -> list[tuple[int, int]]:

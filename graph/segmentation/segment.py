@@ -29,10 +29,10 @@ DUPLICATE_SHARE = 0.001
 """An optional op read by several blocks is rebuilt in each if its time is below this share of the step's."""
 
 
-def segment(graph: JointGraph, *, max_ops: int, rebuild_globals: bool = True, pins: Pins = NO_PINS) -> Chain:
+def segment(graph: JointGraph, *, max_ops: int, pins: Pins = NO_PINS) -> Chain:
     """Cut ``graph`` into blocks of at most ``max_ops`` real forward ops.
 
-    A real op makes a value that is not always kept; a block's copies of rebuilt ops count. An optional op
+    A real op makes a value that is not always saved; a block's copies of rebuilt ops count. An optional op
     stands in every block whose backward reads it, and each block makes its own copy; if it is expensive
     or its value is returned as a gradient, it is a backward op instead: it runs once, in one block, and
     its value is handed down.
@@ -43,11 +43,8 @@ def segment(graph: JointGraph, *, max_ops: int, rebuild_globals: bool = True, pi
         Any joint graph with at least one forward op.
     max_ops
         Most real forward ops of a block, at least 1.
-    rebuild_globals
-        Whether each block makes its own copy of a cheap value that is read all over the net and that
-        comes from much smaller ones (a float mask from a boolean one). It is kept throughout otherwise.
     pins
-        What is always kept, and what the backward makes again: cuts where such a value would cross are
+        What is always saved, and what the backward makes again: cuts where such a value would cross are
         avoided. One that crosses all the same is no longer in ``Chain.remade``, and so made again by nobody.
 
     Raises
@@ -58,8 +55,8 @@ def segment(graph: JointGraph, *, max_ops: int, rebuild_globals: bool = True, pi
     if max_ops < 1:
         raise ValueError(f"max_ops must be at least 1, got {max_ops}")
     plain_peak = step_memory(graph, plain_schedule(graph)).peak
-    kept = always_saved_values(graph, plain_peak, rebuild_globals=rebuild_globals, pins=pins)
-    order = forward_order(graph, kept)
+    saved = always_saved_values(graph, plain_peak, pins)
+    order = forward_order(graph, saved)
     if not order.ops:
         raise ValueError("the graph has no forward op, so there is nothing to cut")
     remade = pins.recomputed_values(graph) - order.always
@@ -165,7 +162,7 @@ def _roles(graph: JointGraph, order: ForwardOrder, handed_down: frozenset[int]) 
 def _own_availability(
     graph: JointGraph, order: ForwardOrder, block_of: list[int], num_blocks: int
 ) -> Availability:
-    """From the block that makes a value to that of its last forward reader; everywhere if always kept."""
+    """From the block that makes a value to that of its last forward reader; everywhere if always saved."""
     first, last = [], []
     for value, (made_at, read_at) in enumerate(zip(order.produced_at, order.last_read_at, strict=True)):
         kept = value in order.always

@@ -1,8 +1,8 @@
 """Skip values, which may die before the blocks that hold them are through: long skips, residual branches.
 
-A value that enters a block is held until that block's backward is done. If it only rides through the block,
-or the block's backward does not read it, it may be freed sooner. A chain that knows
-such values gets their bytes back.
+A value that enters a block is held until that block's backward is done. If it only crosses the block, or the
+block's backward does not read it, it may be freed sooner. A chain that knows such values gets their bytes
+back.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class SkipValue:
 
 def skip_values(chain: Chain) -> tuple[SkipValue, ...]:
     """The skip values of ``chain`` that are worth knowing, by value."""
-    handed = set[int]().union(*chain.boundary) - chain.always
-    least = sum(chain.graph.values[v].bytes for v in handed) // LEAST_SHARE
+    crossing = set[int]().union(*chain.boundary) - chain.always
+    least = sum(chain.graph.values[v].bytes for v in crossing) // LEAST_SHARE
     found = [skip for skip in _candidates(chain) if skip.bytes >= max(1, least)]
-    riding = [0] * len(chain.boundary)
+    carried = [0] * len(chain.boundary)
     chosen = []
     for skip in sorted(found, key=lambda s: (-s.bytes, s.value)):
         places = range(skip.producer + 1, skip.readers[-1] + 1)
-        if all(riding[place] < MOST_SKIP_VALUES for place in places):
+        if all(carried[place] < MOST_SKIP_VALUES for place in places):
             chosen.append(skip)
             for place in places:
-                riding[place] += 1
+                carried[place] += 1
     return tuple(sorted(chosen, key=lambda s: s.value))
 
 

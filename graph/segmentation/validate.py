@@ -79,7 +79,7 @@ def _check_always_saved(chain: Chain) -> None:
     made = _forward_made(chain)
     for value in sorted(chain.always - made.keys()):
         raise ValueError(
-            f"value {graph.values[value].name or value} is always kept, but the forward does not make it"
+            f"value {graph.values[value].name or value} is always saved, but the forward does not make it"
         )
     readers = graph.readers()
     for value in sorted(made.keys() - chain.always):
@@ -87,9 +87,9 @@ def _check_always_saved(chain: Chain) -> None:
         assert producer is not None
         name = graph.values[value].name or value
         if value in graph.held_outputs or value in graph.gradients:
-            raise ValueError(f"value {name} lives to the end of the step and must be always kept")
+            raise ValueError(f"value {name} lives to the end of the step and must be always saved")
         if not producer.recomputable and readers[value]:
-            raise ValueError(f"value {name} cannot be made twice and must be always kept")
+            raise ValueError(f"value {name} cannot be made twice and must be always saved")
     for block in chain.blocks:
         for op in block.forward:
             kept = chain.always.issuperset(graph.ops[op].writes)
@@ -100,7 +100,7 @@ def _check_always_saved(chain: Chain) -> None:
 
 
 def _check_forward(chain: Chain) -> None:
-    """Forward ops read what came before in their block, what entered it, or what is always kept."""
+    """Forward ops read what came before in their block, what entered it, or what is always saved."""
     graph = chain.graph
     always_made: set[int] = set()
     for number, block in enumerate(chain.blocks):

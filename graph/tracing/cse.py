@@ -22,10 +22,10 @@ def merge_common_subexpressions(module: fx.GraphModule, num_outputs: int) -> Non
     change it in place. (Gradients are given memory of their own later.)
     """
     outputs = [node for node in joint_outputs(module)[:num_outputs] if isinstance(node, fx.Node)]
-    handed = set[int]().union(*map(storages, outputs))
+    output_storages = set[int]().union(*map(storages, outputs))
     first: dict[Hashable, fx.Node] = {}
     for node in list(module.graph.nodes):
-        if not _mergeable(node) or storages(node) & handed:
+        if not _mergeable(node) or storages(node) & output_storages:
             continue
         key = (node.target, _key(node.args), _key(node.kwargs))
         earlier = first.setdefault(key, node)

@@ -147,7 +147,7 @@ def _make_op(groups: AliasAnalysis, index: int, needed: set[fx.Node], mutated: s
         phase = Phase.FORWARD
     else:
         phase = Phase.OPTIONAL
-    touched = [t for n in (node, *node.all_input_nodes) for t in tensors(n.meta.get("val"))]
+    tensors_used = [t for n in (node, *node.all_input_nodes) for t in tensors(n.meta.get("val"))]
     return Op(
         id=index,
         name=node.name,
@@ -156,7 +156,7 @@ def _make_op(groups: AliasAnalysis, index: int, needed: set[fx.Node], mutated: s
         writes=writes,
         target=str(node.target),
         flops=node_flops(node),
-        io_bytes=0 if is_mutation(node) else sum(t.numel() * t.element_size() for t in touched),
+        io_bytes=0 if is_mutation(node) else sum(t.numel() * t.element_size() for t in tensors_used),
         random=random,
         mutates=is_mutation(node),
         recomputable=not once,

@@ -20,7 +20,7 @@ from hybridremat.files import write_atomic
 from hybridremat.planning.choose import choose_plan
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
-from hybridremat.planning.step_frontier import StepFrontier, checkpointed, frontier_point, frontier_points
+from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.units import parse_overhead, resolve_limit
@@ -51,7 +51,7 @@ class Frontier(FrontierData):
         The source of times.
     """
 
-    _planning: StepFrontier = field(repr=False, compare=False, kw_only=True)
+    _step_frontier: StepFrontier = field(repr=False, compare=False, kw_only=True)
     _settings: Settings = field(repr=False, compare=False, kw_only=True)
 
     def at(
@@ -68,7 +68,7 @@ class Frontier(FrontierData):
         """
         limit = None if memory_limit is None else resolve_limit(memory_limit, self.plain_peak)
         overhead = None if max_overhead is None else parse_overhead(max_overhead)
-        return frontier_point(self._planning, self._planning.choose(limit, overhead).point)
+        return self._step_frontier.figures(self._step_frontier.choose(limit, overhead).point)
 
     def plan(self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None) -> Plan:
         """The plan of the point that :meth:`at` chooses; nothing is solved again.
@@ -88,7 +88,7 @@ class Frontier(FrontierData):
         """
         settings = replace(self._settings, memory_limit=memory_limit, max_overhead=max_overhead)
         settings = settings.validated(need_limit=True)
-        return choose_plan(self._planning, settings, self.origin, on_infeasible="error")
+        return choose_plan(self._step_frontier, settings, self.origin, on_infeasible="error")
 
     def measured(
         self,
@@ -192,14 +192,14 @@ class Frontier(FrontierData):
         return frontier_text(self)
 
 
-def make_frontier(planning: StepFrontier, settings: Settings, origin: Origin) -> Frontier:
+def make_frontier(frontier: StepFrontier, settings: Settings, origin: Origin) -> Frontier:
     """The frontier of a planning run."""
     return Frontier(
-        points=frontier_points(planning),
-        plain_peak=planning.plain.peak,
-        checkpointed=checkpointed(planning),
+        points=frontier.points(),
+        plain_peak=frontier.plain.peak,
+        checkpointed=frontier.checkpointed(),
         origin=origin,
         cost_model=settings.costs().name,
-        _planning=planning,
+        _step_frontier=frontier,
         _settings=settings,
     )

@@ -12,7 +12,7 @@ from hybridremat.analysis.frontier_rows import evenly_spaced
 from hybridremat.analysis.measure import LossFunction, Measurement, loss_of, measure
 from hybridremat.analysis.paired_steps import Subject, time_ratio
 from hybridremat.analysis.sample_step import SampleStep
-from hybridremat.compiler.model_state import untouched
+from hybridremat.compiler.model_state import preserve_state
 from hybridremat.errors import ModelError
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
@@ -39,7 +39,7 @@ def measure_points(
     """
     require_count("count", count, "of points to be measured")
     points = evenly_spaced(frontier.points, count)
-    with untouched(step.model), planning_progress(show=show) as report:
+    with preserve_state(step.model), planning_progress(show=show) as report:
         report("measuring the plain step", 0, len(points) + 1)
         plain = Subject(_copy(step.model), step.kwargs, loss_fn or loss_of, step.args)
         figures = _measure(plain)

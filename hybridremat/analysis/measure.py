@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridremat.compiler.capture import model_device, training_mode
-from hybridremat.compiler.model_state import untouched
+from hybridremat.compiler.model_state import preserve_state
 from hybridremat.errors import InputError
 from hybridremat.graph.costs.allocations import record, without_collection
 from hybridremat.graph.costs.recorder import Mark, Recording
@@ -121,7 +121,7 @@ def measure(
         mark("backward of the loss")
         loss.backward()
 
-    with untouched(model), torch.enable_grad(), training_mode(model):
+    with preserve_state(model), torch.enable_grad(), training_mode(model):
         step(_unmarked)  # the first call may compile
         seconds = min(_timed(step, model) for _ in range(max(1, repeats)))
         _drop_gradients(model)

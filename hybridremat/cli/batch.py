@@ -6,9 +6,10 @@ import sys
 from argparse import Namespace
 
 from hybridremat.analysis.batch_search import max_batch_size
-from hybridremat.cli.inputs import limit_value, load, overhead_value, shared_settings
+from hybridremat.cli.inputs import limit_value, load, settings_given
 from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
 from hybridremat.errors import TargetError, UsageError
+from hybridremat.planning.settings import BatchSettings
 from hybridremat.plans.codec import write_plan
 
 
@@ -39,10 +40,8 @@ def run_batch(options: Namespace) -> int:
             limit,
             start=options.start,
             most=options.most,
-            max_overhead=overhead_value(options.max_overhead),
-            reserve=options.reserve,
             progress=not options.quiet,
-            **shared_settings(options),
+            **settings_given(options, BatchSettings.__optional_keys__),
         )
     if options.output is not None:
         write_plan(found.plan, options.output)

@@ -11,10 +11,11 @@ from typing import Any
 from hybridremat.analysis.frontier import Frontier
 from hybridremat.analysis.frontier_plot import SUFFIXES, new_figure
 from hybridremat.api import frontier as make_frontier
-from hybridremat.cli.inputs import limit_value, load, overhead_value, shared_settings
+from hybridremat.cli.inputs import limit_value, load, overhead_value, settings_given
 from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
 from hybridremat.errors import LimitError, PlotError, UsageError
 from hybridremat.files import write_atomic
+from hybridremat.planning.settings import CurveSettings
 from hybridremat.units import format_bytes, format_share_up, parse_overhead, resolve_limit
 
 DATA = (".csv", ".json")
@@ -40,8 +41,8 @@ def run_frontier(options: Namespace) -> int:
     target = load(options)
     step = target.model, target.args, target.kwargs
     with stdout_to_stderr(active=options.json):
-        spec, shared = options.device_spec, shared_settings(options)
-        frontier = make_frontier(*step, progress=not options.quiet, device_spec=spec, **shared)
+        settings = settings_given(options, CurveSettings.__optional_keys__)
+        frontier = make_frontier(*step, progress=not options.quiet, **settings)
         chosen = _chosen_row(frontier, choice)
         if options.measure is not None:
             frontier = frontier.measured(*step, count=options.measure)

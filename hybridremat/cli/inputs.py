@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
+from typing import Any
 
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.cli.output import stdout_to_stderr
 from hybridremat.cli.targets import load_target
 from hybridremat.errors import PolicyError, TargetError
-from hybridremat.planning.settings import FrontierSettings
+from hybridremat.planning.settings import Settings
 from hybridremat.plans.policy import Action, validated_policy
 
 
@@ -29,14 +31,22 @@ def load(options: Namespace, **changes: object) -> SampleStep:
         return load_target(options.target, dropout=options.dropout, changes=changes)
 
 
-def shared_settings(options: Namespace) -> FrontierSettings:
-    """The settings of the options that all planning commands share, without the device."""
-    return {
-        "cost_model": options.cost_model,
-        "workers": options.workers,
-        "cache": not options.no_cache,
-        "policy": policy_of_pins(options.pin),
+def settings_given(options: Namespace, keywords: Collection[str]) -> dict[str, Any]:
+    """Those of a function's ``keywords`` (names of settings) for which a command has an option."""
+    readers: dict[str, Callable[[Any], object]] = {
+        "memory_limit": limit_value,
+        "max_overhead": overhead_value,
+        "cache": lambda no_cache: not no_cache,
+        "policy": policy_of_pins,
     }
+    found = {}
+    for setting in fields(Settings):
+        option = setting.metadata.get("option", setting.name)
+        if setting.name in keywords and option in options:
+            value = getattr(options, option)
+            read = readers.get(setting.name)
+            found[setting.name] = value if read is None else read(value)
+    return found
 
 
 def policy_of_pins(pins: list[str] | None) -> dict[str, Action] | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from hybridremat.api import plan as make_plan
-from hybridremat.cli.inputs import limit_value, load, overhead_value, shared_settings
+from hybridremat.cli.inputs import load, settings_given
 from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
 from hybridremat.errors import TargetError, UsageError
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.settings import Settings
+from hybridremat.planning.settings import PlanSettings, Settings
 from hybridremat.plans.codec import write_plan
 from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation, block_text, module_text
 from hybridremat.reports.text import plan_tables, render, summary
@@ -79,17 +78,7 @@ def _planned(options: Namespace) -> Plan:
             f"give a limit to plan {options.target} for: --limit 6GiB, --limit 50% (of the plain step's "
             "memory), or --max-overhead 10% (least memory at no more than 10 % more time)"
         )
-    asked: dict[str, Any] = {
-        "memory_limit": limit_value(options.limit),
-        "max_overhead": overhead_value(options.max_overhead),
-        "reserve": options.reserve,
-        "on_infeasible": options.on_infeasible,
-        "hold_outputs": options.hold_outputs,
-        "forwards": options.forwards,
-        "graph_breaks": options.graph_breaks,
-        "device_spec": options.device_spec,
-        **shared_settings(options),
-    }
+    asked = settings_given(options, PlanSettings.__optional_keys__)
     Settings(**asked).validated(need_limit=True)  # a mistyped limit is refused before a large model is made
     target = load(options)
     with stdout_to_stderr(active=options.json):

@@ -16,7 +16,7 @@ from hybridremat.graph.private_torch import _disable_current_modes, change_count
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def preserve_state(model: nn.Module) -> Iterator[None]:
     """Gradients, buffers and generators come back as they were.
 
     Inside, no parameter has a gradient, and hooks of parameters do not run.
@@ -28,8 +28,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def untouched_by_trial(model: nn.Module) -> Iterator[None]:
-    """As :func:`untouched`, and parameters come back too, whatever the forward does to them.
+def preserve_state_and_parameters(model: nn.Module) -> Iterator[None]:
+    """As :func:`preserve_state`, and parameters come back too, whatever the forward does to them.
 
     Parameters have stand-ins of the same memory inside, so that a backward reaches none of them.
 
@@ -38,7 +38,7 @@ def untouched_by_trial(model: nn.Module) -> Iterator[None]:
     ModelError
         If a parameter that was not copied has changed (see :func:`_kept_parameters`).
     """
-    with untouched(model), _parameters_kept(model), _stand_ins(model):
+    with preserve_state(model), _parameters_kept(model), _stand_ins(model):
         yield
 
 

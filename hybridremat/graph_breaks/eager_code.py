@@ -26,6 +26,10 @@ from hybridremat.sequence.joined_graphs import PartPoint, StepPart
 Edge = tuple[Node, int]
 
 
+def _unmarked(_: str) -> None:
+    pass
+
+
 @dataclass
 class Recorder:
     """Told when a graph of the step starts and ends, while the forward runs.

@@ -16,9 +16,15 @@ from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.pins import obeys
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.port import first_difference, named_here, portable, ported_chain, runs_too_often
+from hybridremat.planning.port import (
+    first_difference,
+    not_run_once,
+    port_obstacle,
+    ported_chain,
+    with_local_names,
+)
 from hybridremat.plans.block_summary import planned_blocks
-from hybridremat.plans.origin import Origin, differences
+from hybridremat.plans.origin import Origin, origin_differences
 from hybridremat.plans.outside_memory import OutsideMemory, schedule_needs
 from hybridremat.plans.policy import policy_of, resolve_policy
 from hybridremat.plans.records import PlanDetails
@@ -52,7 +58,7 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
         if found := _unlike(plan, details.graph, step.graph, here):
             raise PlanMismatchError(_not_portable(found, plan.origin, here))
     if not elsewhere:
-        return named_here(plan, step.graph, here)
+        return with_local_names(plan, step.graph, here)
     return _counted(plan, details, _timed(measured().graph, details.graph), here)
 
 
@@ -86,11 +92,11 @@ def _counted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) 
 def _unlike(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> list[str]:
     """Why the schedule of a plan from another device cannot run on the graph here; empty if it can."""
     there = replace(plan.origin, device=here.device, torch=here.torch, hybridremat=here.hybridremat)
-    if found := differences(there, here):
+    if found := origin_differences(there, here):
         return found
-    if (difference := portable(planned, graph)) is not None:
+    if (difference := port_obstacle(planned, graph)) is not None:
         return [difference]
-    if (once := runs_too_often(graph, plan.schedule)) is not None:
+    if (once := not_run_once(graph, plan.schedule)) is not None:
         return [f"{once.name} must run exactly once on {here.device}"]
     try:
         step_memory(graph, plan.schedule)
@@ -126,7 +132,7 @@ def applicable(plan: Plan) -> PlanDetails:
 
 
 def _mismatch(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> str:
-    found = differences(plan.origin, here) or [_difference(planned, graph, pinned=bool(plan.pins))]
+    found = origin_differences(plan.origin, here) or [_difference(planned, graph, pinned=bool(plan.pins))]
     return f"the plan was not made for this step: {'; '.join(found)}. Nothing has changed. {_AGAIN}"
 
 

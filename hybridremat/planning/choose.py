@@ -8,7 +8,7 @@ from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
-from hybridremat.planning.step_frontier import Candidate, StepFrontier, checkpointed, frontier_points
+from hybridremat.planning.step_frontier import Candidate, StepFrontier
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.outside_memory import OutsideMemory
@@ -100,8 +100,8 @@ def _details(frontier: StepFrontier, chosen: Candidate) -> PlanDetails | None:
         option_sets=distinct,
         option_set_of=tuple(number[options] for options in plan.option_sets),
         decisions=chosen.point.decisions,
-        frontier=frontier_points(frontier),
-        checkpointed=checkpointed(frontier),
+        frontier=frontier.points(),
+        checkpointed=frontier.checkpointed(),
     )
 
 

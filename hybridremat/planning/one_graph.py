@@ -17,7 +17,7 @@ from hybridremat.planning.context import PlanContext
 from hybridremat.planning.pipeline import Chosen, costed, make_frontier, make_plan
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.plan_cache import plan_key
-from hybridremat.planning.port import named_here
+from hybridremat.planning.port import with_local_names
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.planning.timings import Timings
 from hybridremat.plans.outside_memory import OutsideMemory, PhasePeaks, needed_bytes
@@ -104,7 +104,7 @@ def _ready(step: TracedStep, context: PlanContext) -> Plan | None:
         found = context.disk.read(_disk_key(step.graph.fingerprint, context, reused=reused))
         if found is not None and found.fingerprint == step.graph.fingerprint:
             timings = {"read the kept plan": time.perf_counter() - started}
-            return replace(named_here(found, step.graph, context.origin), timings=timings)
+            return replace(with_local_names(found, step.graph, context.origin), timings=timings)
     return None
 
 

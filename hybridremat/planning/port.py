@@ -49,7 +49,7 @@ def first_difference(planned: JointGraph, graph: JointGraph, *, kernels: bool) -
     return None
 
 
-def portable(planned: JointGraph, graph: JointGraph) -> str | None:
+def port_obstacle(planned: JointGraph, graph: JointGraph) -> str | None:
     """Why a schedule of one graph cannot be one of the other, from another device; None if it can."""
     if (difference := first_difference(planned, graph, kernels=False)) is not None:
         return difference
@@ -68,7 +68,7 @@ def _described(graph: JointGraph, op: Op, *, kernels: bool) -> str:
     return " ".join([name, *results, *phase])
 
 
-def runs_too_often(graph: JointGraph, schedule: Schedule) -> Op | None:
+def not_run_once(graph: JointGraph, schedule: Schedule) -> Op | None:
     """An op that must run once here, and runs more often or never in the schedule."""
     runs = Counter(schedule.steps)
     return next((op for op in graph.ops if not op.recomputable and runs[op.id] != 1), None)
@@ -96,7 +96,7 @@ def _moved(values: Iterable[int], place_of: dict[int, int]) -> frozenset[int]:
     return frozenset(place_of[value] for value in values if value in place_of)
 
 
-def named_here(plan: Plan, graph: JointGraph, here: Origin) -> Plan:
+def with_local_names(plan: Plan, graph: JointGraph, here: Origin) -> Plan:
     """``plan`` with the names of modules and the lines of ``graph``, the same graph traced here."""
     details = plan.details
     if details is None:

@@ -20,7 +20,7 @@ from hybridremat.planning.settings import Settings
 from hybridremat.plans.codec import plan_from_dict
 
 
-def plan_name(plan: Plan) -> str:
+def plan_digest(plan: Plan) -> str:
     """The same for equal plans, however long they took to make."""
     data = plan.to_dict()
     del data["checksum"]

@@ -68,6 +68,7 @@ class CurveSettings(FrontierSettings, _Elsewhere, total=False):
 
 # Fields of Settings. ``decides``: plans depend on it, so that it is part of the key of a kept plan, and of
 # what ranks compare. ``of_wrap``: wrap takes it; the others are found out, or for another device.
+# ``option``: the parsed option of the command line, if it has another name.
 _DECIDES = {"decides": True, "of_wrap": True}
 _HOW = {"decides": False, "of_wrap": True}
 _NOT_OF_WRAP = {"decides": True, "of_wrap": False}
@@ -80,7 +81,7 @@ class Settings:
     ``reckoning`` says where a limit comes from that is not the caller's (``runtime/auto_limit.py``).
     """
 
-    memory_limit: int | str | None = field(default=None, metadata=_DECIDES)
+    memory_limit: int | str | None = field(default=None, metadata=_DECIDES | {"option": "limit"})
     max_overhead: float | str | None = field(default=None, metadata=_DECIDES)
     reserve: int | str = field(default=0, metadata=_DECIDES)
     cost_model: str | CostModel = field(default="profile", metadata=_DECIDES)
@@ -91,10 +92,10 @@ class Settings:
     max_plans: int = field(default=64, metadata=_HOW)
     graph_breaks: GraphBreaks = field(default="error", metadata=_DECIDES)
     workers: int | None = field(default=None, metadata=_HOW)
-    cache: bool = field(default=True, metadata=_HOW)
+    cache: bool = field(default=True, metadata=_HOW | {"option": "no_cache"})
     reckoning: str = field(default="", metadata=_NOT_OF_WRAP)
     device_spec: str | Path | DeviceSpec | None = field(default=None, metadata=_NOT_OF_WRAP)
-    policy: Policy | None = field(default=None, metadata=_DECIDES)
+    policy: Policy | None = field(default=None, metadata=_DECIDES | {"option": "pin"})
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes are planned with this copy

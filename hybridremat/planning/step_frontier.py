@@ -80,6 +80,22 @@ class StepFrontier:
         """The least overhead there is: 0 or less, except where a policy asks for recomputations."""
         return self.overhead(self.candidates[-1].point)
 
+    def figures(self, point: SchedulePoint) -> FrontierPoint:
+        """The figures of a schedule."""
+        return FrontierPoint(point.peak, self.overhead(point), self.extra_flops(point))
+
+    def points(self) -> tuple[FrontierPoint, ...]:
+        """The figures of every candidate, by rising peak."""
+        return tuple(self.figures(candidate.point) for candidate in self.candidates)
+
+    def checkpointed(self) -> FrontierPoint | None:
+        """Figures of checkpointing each block, on the chain of fewest blocks; None without blocks."""
+        chains = [plan for plan in self.chains if plan.chain.blocks]
+        if not chains:
+            return None
+        plan = min(chains, key=lambda each: len(each.chain.blocks))
+        return self.figures(per_block_checkpoint(plan.chain, plan.bindings, plan.option_sets))
+
     def choose(
         self,
         limit: int | None,
@@ -140,25 +156,6 @@ class StepFrontier:
             limit=limit,
             least=least,
         )
-
-
-def frontier_point(planning: StepFrontier, point: SchedulePoint) -> FrontierPoint:
-    """The figures of a schedule."""
-    return FrontierPoint(point.peak, planning.overhead(point), planning.extra_flops(point))
-
-
-def frontier_points(planning: StepFrontier) -> tuple[FrontierPoint, ...]:
-    """The figures of every point of the frontier, by rising peak."""
-    return tuple(frontier_point(planning, candidate.point) for candidate in planning.candidates)
-
-
-def checkpointed(planning: StepFrontier) -> FrontierPoint | None:
-    """Figures of checkpointing each block, on the chain of fewest blocks; None without blocks."""
-    chains = [plan for plan in planning.chains if plan.chain.blocks]
-    if not chains:
-        return None
-    plan = min(chains, key=lambda each: len(each.chain.blocks))
-    return frontier_point(planning, per_block_checkpoint(plan.chain, plan.bindings, plan.option_sets))
 
 
 def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> InfeasibleLimitError:

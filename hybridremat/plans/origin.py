@@ -54,7 +54,7 @@ class Origin:
         return self.device_name.endswith(SPEC_MARK)
 
 
-def differences(planned: Origin, here: Origin) -> list[str]:
+def origin_differences(planned: Origin, here: Origin) -> list[str]:
     """What tells two records apart, most telling first: model, inputs, parameters, device, versions."""
     found = []
     if planned.model != here.model:

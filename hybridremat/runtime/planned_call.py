@@ -13,7 +13,7 @@ from torch import nn
 
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import no_backward, translated_errors
-from hybridremat.compiler.model_state import untouched_by_trial, watch
+from hybridremat.compiler.model_state import preserve_state_and_parameters, watch
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, InfeasibleLimitError
 from hybridremat.graph.private_torch import tree_leaves
@@ -127,7 +127,7 @@ class PlannedCall:
 
     def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise what the plain model raises on these inputs, if it does: the caller may count on it."""
-        with untouched_by_trial(self.model), torch.no_grad():
+        with preserve_state_and_parameters(self.model), torch.no_grad():
             given, named = copied((args, kwargs), self.model)
             self.model._call_impl(*given, **named)
 

@@ -17,7 +17,7 @@ from hybridremat.planning.one_graph import FrontierOnly
 from hybridremat.planning.pipeline import Choose, backend_for, captured_call
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
-from hybridremat.planning.rank_agreement import plan_name
+from hybridremat.planning.rank_agreement import plan_digest
 from hybridremat.planning.ranks import rendezvous
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_frontier import StepFrontier
@@ -45,7 +45,7 @@ def wrap_planned(
     HybridRematError
         As :func:`hybridremat.wrap`, before anything has changed.
     """
-    call = planned_call_of(
+    call = make_planned_call(
         model, args, kwargs, settings, plan=plan, progress=progress, across_ranks=across_ranks
     )
     setattr(model, SLOT, call)
@@ -59,11 +59,11 @@ def remove_call(model: nn.Module) -> None:
     ModelError
         If the model is not wrapped.
     """
-    call_of(model)
+    require_planned_call(model)
     delattr(model, SLOT)
 
 
-def call_of(model: nn.Module) -> PlannedCall:
+def require_planned_call(model: nn.Module) -> PlannedCall:
     """What stands in for a wrapped model's call.
 
     Raises
@@ -79,7 +79,7 @@ def call_of(model: nn.Module) -> PlannedCall:
     return call
 
 
-def planned_call_of(
+def make_planned_call(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
@@ -100,10 +100,10 @@ def planned_call_of(
         given = None if plan is None else given_plan(plan, settings)
         settings = settings if given is None else settings.following(given)
         settings = with_auto_limit(settings, model).validated(need_limit=True)
-        call = unplanned_call(model, PlanContext.of(settings, given=given, ranks=ranks), progress=progress)
+        call = _new_call(model, PlanContext.of(settings, given=given, ranks=ranks), progress=progress)
         require_matching_inputs(model, args, kwargs or {})
         made = call.prepare(args, kwargs or {})
-        ranks.finish(plan_name(made) if made is not None else "")
+        ranks.finish(plan_digest(made) if made is not None else "")
     return call
 
 
@@ -150,7 +150,7 @@ def capture_only(
         raise no_backward(model)
 
 
-def unplanned_call(model: nn.Module, context: PlanContext, *, progress: bool) -> PlannedCall:
+def _new_call(model: nn.Module, context: PlanContext, *, progress: bool) -> PlannedCall:
     """A call to stand in for the model's, with nothing planned yet.
 
     Raises
@@ -226,11 +226,11 @@ def wrap_at_first_step(
         infeasible limit among it, comes out of the first step.
     """
     context = PlanContext.of(settings.validated(need_limit=True), given=given)
-    call = unplanned_call(model, context, progress=progress)
+    call = _new_call(model, context, progress=progress)
     setattr(model, SLOT, call)
     return call
 
 
 def require_wrappable(model: nn.Module, settings: Settings) -> None:
     """Raise what :func:`wrap_at_first_step` would raise; nothing is changed."""
-    unplanned_call(model, PlanContext.of(settings.validated(need_limit=True)), progress=False)
+    _new_call(model, PlanContext.of(settings.validated(need_limit=True)), progress=False)

@@ -14,7 +14,7 @@ from torch import nn
 
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import compile_step, model_device, nothing_captured, run_once
-from hybridremat.compiler.model_state import untouched_by_trial
+from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.graph_breaks.planner import GraphBreakPlanner
@@ -82,7 +82,7 @@ class StepMaker:
 
         @contextmanager
         def trial() -> Iterator[Callable[[], Any]]:
-            with untouched_by_trial(self.model):
+            with preserve_state_and_parameters(self.model):
                 given, named = copied((args, kwargs), self.model)
                 yield lambda: run_once(self.model, compiled, backend, given, named)
 

@@ -28,11 +28,8 @@ EVERYDAY = [
 ]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [EVERYDAY[0], *(pytest.param(case, marks=pytest.mark.slow) for case in EVERYDAY[1:])],
-    ids=lambda case: case.name,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERYDAY, ids=lambda case: case.name)
 def test_planned_with_little_effort(case):
     with quick_planning():  # also where the table is made: these lines are not in it
         hold_to_plain(case, steps=2)

@@ -115,7 +115,14 @@ def through_state_dict(model):
 
 @pytest.mark.parametrize(
     "copied",
-    [copy.deepcopy, copy.copy, through_pickle, through_torch_save, through_state_dict],
+    [
+        copy.deepcopy,
+        through_pickle,
+        *(
+            pytest.param(f, marks=pytest.mark.slow)
+            for f in (copy.copy, through_torch_save, through_state_dict)
+        ),
+    ],
     ids=lambda f: f.__name__,
 )
 def test_copies(copied, line):
@@ -141,6 +148,7 @@ def test_copies(copied, line):
     )
 
 
+@pytest.mark.slow
 def test_averaged_models(line):
     def loop(model, run):
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)

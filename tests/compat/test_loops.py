@@ -157,6 +157,7 @@ def test_trainer(name, line, tmp_path):
     line(GROUP, f"Hugging Face Trainer, GPT-2, {name}", outcome, remark=remark)
 
 
+@pytest.mark.slow
 def test_trainer_with_a_module_of_ones_own(line, tmp_path):
     pytest.importorskip("transformers")
     model, batch = net()

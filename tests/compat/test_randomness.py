@@ -175,7 +175,15 @@ def in_an_inputs_hook(model, batch):
 
 
 @pytest.mark.parametrize(
-    "place", [in_the_loss, in_a_hook_of_the_loss, in_a_parameters_hook, in_an_inputs_hook]
+    "place",
+    [
+        in_the_loss,
+        in_a_parameters_hook,
+        *(
+            pytest.param(place, marks=pytest.mark.slow)
+            for place in (in_a_hook_of_the_loss, in_an_inputs_hook)
+        ),
+    ],
 )
 def test_exception_in_the_middle_of_a_step(place, line):
     model, batch = net()

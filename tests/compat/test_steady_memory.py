@@ -91,6 +91,7 @@ def test_fifty_steps_hold_what_the_first_holds(name, line):
     )
 
 
+@pytest.mark.slow
 def test_a_forward_without_a_backward_gives_its_memory_back(line):
     _, planned, batch = wrapped("transformer")
     step = stepper(planned, batch)

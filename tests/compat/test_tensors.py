@@ -95,11 +95,8 @@ def loss_bytes(case: Unusual) -> int:
 QUICK = {
     "views of one activation beside the loss",
     "activations changed in place",
-    "an input that carries a gradient, changed in place",
     "a counter and a buffer put in another's place",
-    "a view that wants a gradient",
     "sparse gradients of an embedding",
-    "complex numbers inside a real model",
 }
 
 

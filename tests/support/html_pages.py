@@ -35,12 +35,12 @@ def named_graph(layers: int):
 
 def planned(layers: int, share: float) -> Plan:
     """A plan of ``share`` of the way from the least peak to the plain one."""
-    planning = plan_graph(named_graph(layers), cache=QUICK, workers=1)
-    least, plain = planning.candidates[0].point.peak, planning.plain.peak
+    frontier = plan_graph(named_graph(layers), cache=QUICK, workers=1)
+    least, plain = frontier.candidates[0].point.peak, frontier.plain.peak
     limit = round(least + share * (plain - least))
-    chosen = planning.choose(limit, None)
+    chosen = frontier.choose(limit, None)
     return plan_of_point(
-        planning,
+        frontier,
         chosen,
         limit=limit,
         asked=limit,

@@ -13,7 +13,7 @@ from support.random_models import Recipe, build
 from support.training import Trained, train, train_plain
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
-FEW = examples(6, least=3, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
+FEW = examples(6, least=2, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
 
 
 def trained_plain(model, batch, steps: int) -> Trained:

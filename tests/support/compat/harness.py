@@ -67,11 +67,14 @@ class Case:
         return model.train(), batch
 
 
-def parameters(cases: list[Case]) -> list[Any]:
-    """Cases as pytest parameters: those that are not everyday run under `make compat` alone."""
-    return [
-        pytest.param(case, id=case.name, marks=() if case.everyday else pytest.mark.compat) for case in cases
-    ]
+def parameters(cases: list[Case], longer: set[str]) -> list[Any]:
+    """Cases as pytest parameters; ``longer`` ones are slow, and what is not everyday is for `make compat`."""
+
+    def mark(case: Case) -> Any:
+        everyday = pytest.mark.slow if case.name in longer else ()
+        return everyday if case.everyday else pytest.mark.compat
+
+    return [pytest.param(case, id=case.name, marks=mark(case)) for case in cases]
 
 
 class _Through(nn.Module):
