@@ -1,4 +1,4 @@
-"""Models that hypothesis puts together from :mod:`random_pieces`.
+"""Models that hypothesis puts together from :mod:`support.random_pieces`.
 
 A recipe is a list of steps. Each takes a tensor that is alive (or two of one shape), and puts its result
 beside it, or in its place. Shapes are found by running the pieces once. What is alive at the end is part
