@@ -125,7 +125,7 @@ def wrap(
     >>> plan.predicted_peak <= plan.memory_limit
     True
     """
-    asked = settings_of("wrap", settings)
+    asked = settings_of("wrap", WrapSettings.__optional_keys__, settings)
     wrap_planned(model, args, kwargs, asked, plan=plan, progress=progress, across_ranks=across_ranks)
     return model
 
@@ -198,7 +198,7 @@ def plan(
     fields of :class:`~hybridremat.DeviceSpec`, or one of these. Sizes and times are reckoned for it, what
     kernels allocate while they run is not counted, and a model on the ``meta`` device will do.
     """
-    asked = settings_of("plan", settings)
+    asked = settings_of("plan", PlanSettings.__optional_keys__, settings)
     call = make_planned_call(model, args, kwargs, asked, progress=progress)
     made, spec = call.plan, call.context.settings.spec
     assert made is not None
@@ -220,5 +220,5 @@ def frontier(
     Parameters and errors as in :func:`plan`, but for what chooses a point of the curve; the model stays as it
     is.
     """
-    asked = settings_of("frontier", settings)
+    asked = settings_of("frontier", CurveSettings.__optional_keys__, settings)
     return make_frontier(*step_frontier(model, args, kwargs, asked, progress=progress))

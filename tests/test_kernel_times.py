@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from training import small, traced
 
 from hybridremat.graph.costs import kernel_benchmarks, kernel_clocks
 from hybridremat.graph.costs.cost_models import ProfileCost, with_times
@@ -16,6 +15,7 @@ from hybridremat.graph.costs.kernel_clocks import MAX_LAUNCHES, MAX_RUNS, CpuClo
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernel_times import Neighbours, measured_times
 from hybridremat.graph.costs.kernels import distinct_kernels
+from support.training import small, traced
 
 SLICE = 8_000_000
 TRUE = {f"{op} {size}": size * factor for op, factor in (("mm", 3), ("add", 2), ("sum", 1))
@@ -138,8 +138,16 @@ def test_threads_that_spin_make_a_kernel_no_longer_than_it_is_on_one_thread():
     quiet, busy = (Threads(2, 400_000, spins) for spins in ([], [SLICE] * 20))
     assert quiet.clock().least(quiet.run) == 200_000
     assert busy.clock().least(busy.run) == 400_000
-    now_and_then = Threads(2, 400_000, [SLICE, SLICE, 0])
-    assert now_and_then.clock().least(now_and_then.run) == 200_000
+    assert busy.process == 2 * 400_000 + SLICE  # one run each: other passes try again
+    now_and_then = Threads(2, 400_000, [SLICE, 0])
+    clock = now_and_then.clock()
+    assert [clock.least(now_and_then.run) for _ in range(2)] == [400_000, 200_000]
+
+
+def test_kernels_too_short_to_share_are_timed_on_one_thread():
+    short = Threads(2, 10_000, [SLICE] * 20)
+    assert short.clock().least(short.run) == 10_000
+    assert short.process == (1 + MAX_RUNS) * 10_000
 
 
 def test_on_one_thread_other_threads_of_the_process_do_not_count():

@@ -170,3 +170,19 @@ def test_a_second_shape_that_does_not_fit_raises_and_the_first_goes_on():
 
 
 # Outputs
+
+
+@pytest.mark.parametrize(
+    ("function", "keyword", "hint"),
+    [
+        (hybridremat.wrap, "memory_limt", "Did you mean 'memory_limit'"),
+        (hybridremat.wrap, "device_spec", "unexpected keyword"),
+        (hybridremat.wrap, "reckoning", "unexpected keyword"),
+        (hybridremat.plan, "max_plan", "Did you mean 'max_plans'"),
+        (hybridremat.frontier, "memory_limit", "unexpected keyword"),
+    ],
+)
+def test_an_unknown_keyword_is_refused_by_its_function(function, keyword, hint):
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got .*'{keyword}'") as told:
+        function(Mlp(), (torch.randn(2, 8),), **{keyword: "50%"})
+    assert hint in str(told.value)

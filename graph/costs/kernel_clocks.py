@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 import torch
 
 BURST_NS = 4_000_000  # what is spent on the runs of one kernel in a pass, if they are short
 MAX_RUNS, MAX_LAUNCHES = 6, 50
+SHARED_NS = 20_000  # on one thread: what is shorter gains nothing from more
+DISTURBED = 4  # a run on several threads that takes as many times one on a single thread
 
 
 class KernelClock(Protocol):
@@ -40,7 +43,8 @@ class CpuClock:
     A kernel on several threads shares its work among them. Where the calling thread does less than its share,
     the process's CPU time divided by the threads is more. Neither counts the wait for a core. But a thread
     that spins until another one gets a core does count: on a busy machine a kernel of microseconds takes
-    8 ms. A run on one thread has no such wait, and is no faster than one on several on a quiet machine.
+    8 ms. A run on one thread has no such wait, and is no faster than one on several on a quiet machine: it
+    comes first, and what takes far longer than it is not run again in this pass.
     """
 
     threads: int = 1
@@ -50,12 +54,23 @@ class CpuClock:
 
     def least(self, call: Callable[[], object]) -> int:
         """See :class:`KernelClock`."""
-        least, runs = self._shared(call), 1
-        if self.threads > 1:
-            with self.on_one_thread():
-                least = min(least, self._own(call))
-        while runs * least < BURST_NS and runs < MAX_RUNS:
-            least, runs = min(least, self._shared(call)), runs + 1
+        if self.threads == 1:
+            return self._repeated(self._own, call)
+        with self.on_one_thread():
+            alone = self._own(call)
+            if alone < SHARED_NS:
+                return self._repeated(self._own, call)
+        return min(alone, self._repeated(self._shared, call, most=DISTURBED * alone))
+
+    def _repeated(
+        self, measure: Callable[[Callable[[], object]], int], call: Callable[[], object], most: float = inf
+    ) -> int:
+        """The least of some runs, up to one that takes ``most`` nanoseconds."""
+        elapsed = least = measure(call)
+        runs = 1
+        while runs * least < BURST_NS and runs < MAX_RUNS and elapsed < most:
+            elapsed = measure(call)
+            least, runs = min(least, elapsed), runs + 1
         return max(1, least)
 
     def _own(self, call: Callable[[], object]) -> int:
@@ -66,8 +81,6 @@ class CpuClock:
         return elapsed
 
     def _shared(self, call: Callable[[], object]) -> int:
-        if self.threads == 1:  # what other threads of the process do is not of this kernel
-            return self._own(call)
         start = self.process_ns()
         own = self._own(call)
         return max(own, (self.process_ns() - start) // self.threads)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Unpack
 
 from hybridremat.analysis.batch_size import BatchSize
 from hybridremat.analysis.batch_steps import Batches, Factory
 from hybridremat.errors import InfeasibleLimitError, LimitError, TargetError
-from hybridremat.planning.settings import BatchSettings, Settings
+from hybridremat.planning.settings import BatchSettings, settings_of
 from hybridremat.units import format_bytes, require_count
 
 GROWTH = 32  # a secant may reach this many times the largest batch that fits
@@ -69,7 +70,8 @@ def max_batch_size(
     True
     """
     _validate(model_factory, memory_limit, start, most)
-    asked = Settings(memory_limit=memory_limit, **settings).validated(need_limit=True)
+    asked = settings_of("max_batch_size", BatchSettings.__optional_keys__, settings)
+    asked = replace(asked, memory_limit=memory_limit).validated(need_limit=True)
     batches = Batches(model_factory, asked, show=progress)
     guess = {0: batches.constant(start)}
     found = largest_fitting(batches.need, batches.limit, known=guess, start=start, most=most)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -209,18 +209,17 @@ SETTING_NAMES: tuple[str, ...] = tuple(item.name for item in fields(Settings) if
 """The settings that are keywords of ``wrap``."""
 
 
-def settings_of(function: str, given: Mapping[str, Any]) -> Settings:
-    """The settings that a function was called with.
+def settings_of(function: str, keywords: Collection[str], given: Mapping[str, Any]) -> Settings:
+    """The settings that a function with these keywords was called with.
 
     Raises
     ------
     TypeError
         For an unknown name.
     """
-    known = [item.name for item in fields(Settings)]
     for name in given:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
+        if name not in keywords:
+            near = get_close_matches(name, keywords, n=1)
             hint = f". Did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
     return Settings(**given)
