@@ -40,7 +40,7 @@ def hybridremat_backend(
     Parameters
     ----------
     options
-        The keyword arguments of :func:`hybridremat.wrap` from ``memory_limit`` to ``progress``, and
+        The settings of :func:`hybridremat.wrap` by name, ``progress``, and
         ``on_plan``, called with the :class:`~hybridremat.Plan` of each training graph once it is compiled.
 
     Raises
