@@ -13,7 +13,7 @@ from torch import nn
 
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import no_backward, translated_errors
-from hybridremat.compiler.model_state import preserve_state_and_parameters, watch
+from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, InfeasibleLimitError
 from hybridremat.graph.private_torch import tree_leaves
@@ -39,7 +39,7 @@ class PlannedCall:
     Attributes
     ----------
     around_forward
-        What is entered around each planned forward, once its step is planned. For those who watch.
+        What is entered around each planned forward, once its step is planned. For those who change_check.
     """
 
     def __init__(self, model: nn.Module, context: PlanContext, *, show: bool = False) -> None:
@@ -99,7 +99,7 @@ class PlannedCall:
         """Run a step; where breaks are planned, a step whose graphs have changed is surveyed again first."""
         if step.breaks is not None:
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            step.breaks.enter(watch([*self.model.parameters(), *self.model.buffers(), *inputs]))
+            step.breaks.enter(change_check([*self.model.parameters(), *self.model.buffers(), *inputs]))
         try:
             return self._compiled(step, args, kwargs)
         except SurveyNeededError:
