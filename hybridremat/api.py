@@ -42,71 +42,68 @@ def wrap(
     model
         Any module; it may be in eval mode, it is planned for training.
     args, kwargs
-        Sample inputs: what one training step passes. Only shapes, dtypes and plain values count, nothing is
-        run on them; with ``graph_breaks="plan"`` the forward runs on copies, and leaves nothing changed.
+        Sample inputs: what one training step passes. Only shapes, dtypes and plain values matter; nothing is
+        run on them, except that with ``graph_breaks="plan"`` the forward runs on copies and changes nothing.
     memory_limit, max_overhead, on_infeasible
-        **What is asked.** ``memory_limit`` is the most step memory: bytes, ``"6GiB"``, or ``"50%"`` of the
-        plain step's; on CUDA ``"auto"``, what the device has left now (:func:`hybridremat.auto_limit`), for
-        all input shapes. Step memory is everything allocated above what is resident (parameters, buffers,
+        **The goal.** ``memory_limit`` is the most step memory: bytes, ``"6GiB"``, or ``"50%"`` of the plain
+        step's; on CUDA ``"auto"``, what the device has left now (:func:`hybridremat.auto_limit`), for all
+        input shapes. Step memory is everything allocated on top of what is resident (parameters, buffers,
         optimizer state, inputs).
 
-        ``max_overhead`` asks for the least memory at no more than this much extra time (0.1 or ``"10%"``).
-        With ``memory_limit`` both hold.
+        ``max_overhead`` asks for the least memory within this much extra time (0.1 or ``"10%"``). Together
+        with ``memory_limit``, both hold.
 
-        ``on_infeasible`` says what to do when no plan fits ``memory_limit``, now or for a later input shape:
+        ``on_infeasible``: what to do if no plan fits ``memory_limit``, now or for a later input shape:
         ``"error"``, or ``"least"``, the plan of least memory and a
         :class:`~hybridremat.InfeasibleLimitWarning`.
     reserve, hold_outputs, grad_outputs, forwards
-        **What your own code does.** ``reserve`` bytes of the limit are kept free, once the forward is over,
-        for what it allocates between forward and backward (a loss outside the model);
-        :func:`hybridremat.measure` reports how much that is, as ``outside``.
+        **What your own code does.** ``reserve`` bytes of the limit are kept free after the forward for what
+        it allocates between forward and backward (a loss outside the model); :func:`hybridremat.measure`
+        reports how much that is, as ``outside``.
 
-        ``hold_outputs``: whether outputs other than the loss are kept through the backward. By default they
-        are taken to be dropped, as in ``loss = model(**batch).loss``; if they are held all the same, a
-        warning says so.
+        ``hold_outputs``: whether outputs other than the loss are held through the backward. By default they
+        are assumed to be dropped, as in ``loss = model(**batch).loss``, and a warning is raised if they are
+        not.
 
-        ``grad_outputs``: which outputs may take part in the loss, ``"auto"`` (the scalars, if any output is
-        one; else all) or ``"all"``.
+        ``grad_outputs``: which outputs may take part in the loss, ``"auto"`` (the scalars, if there are any;
+        else all) or ``"all"``.
 
         ``forwards``: how many forwards may wait for their backward at one time (2 for a pair of inputs with
-        one loss). The limit holds for all of them together. A forward beyond that number warns.
+        one loss). The limit holds for all of them together; one more forward warns.
     policy
-        **What is saved or recomputed in any case**, by module path and op:
+        **What must be saved or recomputed**, by module path and op:
         ``{"transformer.h.*.mlp.act": "must_recompute", "transformer.h.*:addmm": "must_save"}``. A pattern is
-        ``MODULE`` or ``MODULE:OP``, both globs (``*`` matches dots too). A module stands for all below it,
-        ``*`` for the whole model. OP is matched against the short name that plans show (``addmm``, ``gelu``)
-        and the full one (``aten.gelu.default``). What a ``must_save`` op makes is kept from the forward and
-        the op runs once; what a ``must_recompute`` op makes is never read by the backward as the forward left
-        it, but made again.
+        ``MODULE`` or ``MODULE:OP``, both globs (``*`` matches dots too). A module includes all below it;
+        ``*`` is the whole model. OP is matched against the short name that plans show (``addmm``, ``gelu``)
+        and the full one (``aten.gelu.default``). The outputs of a ``must_save`` op are saved by the forward,
+        and the op runs once; those of a ``must_recompute`` op are recomputed if the backward reads them.
     graph_breaks, max_plans
-        **Graphs and shapes.** ``graph_breaks`` says what to do when the model's graph breaks: ``"error"``, or
-        ``"plan"`` the graphs on all sides of the breaks together. To find them, the forward is then run on
-        copies of the sample inputs, twice or more often, without keeping anything for a backward.
+        **Graphs and shapes.** ``graph_breaks``: what to do if the model's graph breaks: ``"error"``, or
+        ``"plan"`` the graphs between the breaks together. To find them, the forward then runs twice or more
+        on copies of the sample inputs, without saving anything for a backward.
 
-        ``max_plans``: the most input shapes whose plans are kept; beyond that the least recently used is
-        dropped.
+        ``max_plans``: the most input shapes whose plans are kept; the least recently used is dropped.
     cost_model, workers, cache, progress
         **How it is planned.** ``cost_model`` is the source of times: ``"profile"`` (measured here),
-        ``"roofline"``, ``"flops"`` (the same everywhere). ``workers`` are the processes that solve blocks;
-        None: one a core; the plan is the same for any number. ``cache``: whether plans and measured kernels
-        are kept on disk, and found there again (``HYBRIDREMAT_CACHE`` names the folder,
-        ``HYBRIDREMAT_CACHE_SIZE`` the most bytes of plans). ``progress``: whether to show a progress bar on
-        a terminal.
+        ``"roofline"``, ``"flops"`` (the same everywhere). ``workers``: processes that solve blocks; None: one
+        per core; the plan is the same for any number. ``cache``: whether plans and measured kernels are
+        cached on disk (in the folder ``HYBRIDREMAT_CACHE``, with at most ``HYBRIDREMAT_CACHE_SIZE`` bytes of
+        plans). ``progress``: whether to show a progress bar on a terminal.
     plan
-        **Instead of a limit**, a plan, or the file of one (:meth:`hybridremat.Plan.save`): it runs without
-        being solved or measured again, on the device that it was made on; elsewhere its memory is measured
-        anew and held against its limit. What was asked for it holds for later input shapes, too.
+        **Instead of a limit**, a plan or its file (:meth:`hybridremat.Plan.save`). On the device that it was
+        made on, it runs without being solved or measured again; elsewhere its memory is measured and compared
+        with its limit. Its request holds for later input shapes, too.
     across_ranks
         **Several processes.** If a process group of ``torch.distributed`` is up, every rank has to call this
-        (it is a collective of the default group): ranks whose steps are equal share one plan, which the first
-        of them makes, and an error on one rank is raised on all. False: this rank wraps alone. A new input
-        shape that comes in training, and :func:`prepare`, never wait for other ranks.
+        (it is a collective of the default group): ranks with equal steps share one plan, made by the first of
+        them, and an error on one rank is raised on all. False: this rank wraps alone. New input shapes in
+        training, and :func:`prepare`, never wait for other ranks.
 
     Returns
     -------
     nn.Module
-        ``model`` itself. ``state_dict()``, parameter names, type, hooks and optimizers are untouched. In eval
-        mode or without gradients the plain model runs. A new input shape gets a plan of its own.
+        ``model`` itself. ``state_dict()``, parameter names, type, hooks and optimizers do not change. In eval
+        mode or without gradients the plain model runs. Each input shape gets its own plan.
 
     Raises
     ------
@@ -115,7 +112,7 @@ def wrap(
     PlanFormatError, PlanMismatchError
         If ``plan`` cannot be read, or was made for another model or input.
     RankError
-        If another rank failed with an error that is not one of hybridremat's, or did not come.
+        If another rank failed with an error that is not one of hybridremat's, or could not be reached.
 
     Examples
     --------
@@ -143,10 +140,9 @@ def unwrap(model: M) -> M:
 
 
 def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Plan:
-    """Plan a wrapped model for one more input shape, before training meets it.
+    """Plan a wrapped model for one more input shape, before it comes in training.
 
-    A shape that comes without this is planned at its first step, and that step's memory is then also what
-    the measurement of single kernels takes.
+    Otherwise a shape is planned at its first step, and measuring its kernels then adds to that step's memory.
 
     Parameters
     ----------
@@ -168,12 +164,12 @@ def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any
 
 
 def get_plan(model: nn.Module) -> Plan:
-    """The plan that a wrapped model ran or made last (each input shape has one).
+    """The plan that a wrapped model has run or made last (each input shape has one).
 
     Raises
     ------
     ModelError
-        If the model is not wrapped, or was by a training loop's callback and has not run a step yet.
+        If the model is not wrapped, or is by a training loop's callback and has not run a step yet.
     """
     plan = require_planned_call(model).plan
     if plan is None:
@@ -192,11 +188,11 @@ def plan(
     progress: bool = True,
     **settings: Unpack[PlanSettings],
 ) -> Plan:
-    """Only plan: the parameters and errors of :func:`wrap`; the model stays as it is.
+    """Plan without wrapping: parameters and errors as in :func:`wrap`; the model does not change.
 
     ``device_spec`` plans for a device that is not here: a name (``"h200"``), a JSON or TOML file with the
-    fields of :class:`~hybridremat.DeviceSpec`, or one of these. Sizes and times are reckoned for it, what
-    kernels allocate while they run is not counted, and a model on the ``meta`` device will do.
+    fields of :class:`~hybridremat.DeviceSpec`, or such an object. Sizes and times are then computed, kernel
+    workspaces are not counted, and the model may be on the ``meta`` device.
     """
     asked = settings_of("plan", PlanSettings.__optional_keys__, settings)
     call = make_planned_call(model, args, kwargs, asked, progress=progress)
@@ -215,10 +211,9 @@ def frontier(
     progress: bool = True,
     **settings: Unpack[CurveSettings],
 ) -> Frontier:
-    """The whole Pareto curve of step memory against overhead, from one planning run.
+    """The Pareto frontier of step memory and overhead, from one planning run.
 
-    Parameters and errors as in :func:`plan`, but for what chooses a point of the curve; the model stays as it
-    is.
+    Parameters and errors as in :func:`plan`, without those that choose a point; the model does not change.
     """
     asked = settings_of("frontier", CurveSettings.__optional_keys__, settings)
     return make_frontier(*step_frontier(model, args, kwargs, asked, progress=progress))

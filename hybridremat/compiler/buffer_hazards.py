@@ -1,7 +1,7 @@
-"""The part of the independent check that looks for reads of a buffer after the step has overwritten it.
+"""The part of the checker that refuses reads of a buffer after the step has overwritten it.
 
-The running statistics of a normalization in training mode are excepted, since no result depends on them
-but the updated statistics; and these must not be read by anything then.
+A normalization in training mode may read overwritten running statistics: only the updated statistics depend
+on them, which then must not be read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hybridremat.graph.tracing.fx_nodes import ignored_statistics, is_mutation, 
 from hybridremat.graph.tracing.trace import TracedStep
 
 
-def refused(what: str) -> PlanError:
-    """The error that says why a plan is not run."""
+def check_error(what: str) -> PlanError:
+    """The error for a plan that breaks a rule of the checker."""
     return PlanError(f"the emitted plan was refused by the checker and has not been run: {what}")
 
 
@@ -27,24 +27,19 @@ def refuse_stale_reads(
     joint_terms: Mapping[fx.Node, int],
     terms: Iterable[Mapping[fx.Node, int]],
 ) -> None:
-    """Walk the emitted graphs in execution order.
+    """Raise PlanError if a node of the emitted graphs reads a value after it has been overwritten.
 
     Parameters
     ----------
     modules, terms
-        The graphs one after the other, with the checker's term of each node.
+        The graphs in execution order, with the checker's term of each node.
     joint_terms
         The terms of the joint graph's nodes.
-
-    Raises
-    ------
-    PlanError
-        Naming the node that reads what is no longer there.
     """
     sharing = _terms_by_value(step, joint_terms)
     stale: set[int] = set()
     for module, term in zip(modules, terms, strict=True):
-        void: set[fx.Node] = set()  # updated statistics made from overwritten ones
+        void: set[fx.Node] = set()  # statistics updated from overwritten ones
         for node in module.graph.nodes:
             if node.op != "call_function":
                 continue
@@ -63,24 +58,20 @@ def refuse_late_reads(
     backward: fx.GraphModule,
     terms: Mapping[fx.Node, int],
 ) -> None:
-    """Refuse a backward that takes an input which PyTorch overwrites once the forward has returned.
-
-    Raises
-    ------
-    PlanError
-        Naming the input.
-    """
+    """Raise PlanError if the backward takes an input that PyTorch overwrites when the forward returns."""
     gone = {joint_terms[node] for node in overwritten_inputs(step.module)}
     for node in backward.graph.find_nodes(op="placeholder"):
         if terms[node] in gone:
-            raise refused(f"the backward reads {node.name}, which is overwritten when the forward returns")
+            raise check_error(
+                f"the backward reads {node.name}, which is overwritten when the forward returns"
+            )
 
 
 def _refuse(node: fx.Node, term: Mapping[fx.Node, int], stale: set[int], void: set[fx.Node]) -> None:
     allowed = {*ignored_statistics(node), *written_arguments(node)}
     for source in node.all_input_nodes:
         if source not in allowed and (source in void or term[source] in stale):
-            raise refused(f"{node.name} reads {source.name}, which the forward has overwritten")
+            raise check_error(f"{node.name} reads {source.name}, which the forward has overwritten")
 
 
 def written_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
@@ -97,7 +88,7 @@ def written_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def _terms_by_value(step: TracedStep, joint_terms: Mapping[fx.Node, int]) -> dict[int, set[int]]:
-    """For each value that is overwritten, the terms of the buffer and of its views before that."""
+    """For each value that is overwritten, the terms of the buffer and of its views before the update."""
     written = {v for n in step.op_nodes for target in written_arguments(n) for v in step.node_values[target]}
     found: dict[int, set[int]] = {value: set() for value in written}
     for node, term in joint_terms.items():

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hybridremat.compiler.backend import Backend, CaptureComplete
+from hybridremat.compiler.backend import REMOVE_BREAK, Backend, CaptureComplete
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.private_torch import (
     BackendCompilerFailed,
@@ -27,27 +27,26 @@ _LOG_METHODS = ("debug", "info", "warning", "warn", "error", "exception", "criti
 
 
 def _logging_methods() -> set[Callable[..., Any]]:
-    """What writes a log line: the standard methods, and those that libraries add to ``Logger``."""
+    """The methods that log: the standard ones, and those that libraries add to ``Logger``."""
     added = [m for n, m in vars(logging.Logger).items() if getattr(m, "__module__", "logging") != "logging"]
     standard = [getattr(logging.Logger, name) for name in _LOG_METHODS]
     return {method for method in (*standard, *added) if callable(method)}
 
 
 MOST_CAPTURES: Final = 256
-"""Of one piece of code for one input shape, under different states of the model."""
+"""Captures of one code object for one input shape, under different states of the model."""
 
 MOST_GRAPHS: Final = 16384
-"""Of one piece of code that many modules share, for all shapes; torch counts them together."""
+"""Captures of one code object that many modules share, for all shapes; torch counts them together."""
 
 
 @contextmanager
 def dynamo_settings() -> Iterator[None]:
-    """Dynamo as a planned step needs it.
+    """Dynamo's settings for planned steps.
 
-    Log lines in the model's code do not break the graph; they are left out of the compiled step. Hooks are
-    guarded, so that one registered later takes part: the step is then planned anew. Inside
-    DistributedDataParallel the graph stays whole; it is not split at gradient buckets. What has been captured
-    too often is an error: it would run unplanned.
+    Logging in the model's code is left out of the compiled step, without a graph break. Hooks are guarded, so
+    that the step is planned again if one is registered. DistributedDataParallel does not split the graph at
+    gradient buckets. Too many captures are an error, since the step would then run unplanned.
     """
     with dynamo_config.patch(
         ignore_logging_functions=dynamo_config.ignore_logging_functions | _logging_methods(),
@@ -77,7 +76,7 @@ def fresh_call(model: nn.Module) -> Callable[..., Any]:
 
 @contextmanager
 def training_mode(model: nn.Module) -> Iterator[None]:
-    """Put the model in train mode unless it is; every submodule's own flag comes back afterwards."""
+    """Put the model in train mode; every submodule's flag is restored afterwards."""
     if model.training:
         yield
         return
@@ -96,10 +95,10 @@ def model_device(model: nn.Module) -> str:
 
 
 def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
-    """The model's call, compiled by ``backend``: one graph, or several if the backend takes parts."""
+    """The model's call, compiled by ``backend``: one graph, or several if the backend takes several."""
     limits: dict[str, Any] = {"recompile_limit": MOST_CAPTURES}  # not in torch.compile's published overloads
     call = fresh_call(model)
-    # Dynamo keeps what it compiled as long as the code object, which that holds in turn.
+    # Dynamo's compiled code and the code object refer to each other, and would never be freed
     weakref.finalize(call, reset_code, call.__code__).atexit = False
     compiled: Callable[..., Any] = torch.compile(
         call, backend=backend, dynamic=False, fullgraph=not backend.several_graphs, **limits
@@ -147,7 +146,7 @@ def run_once(
 
 
 def nothing_captured(model: nn.Module) -> CaptureError:
-    """The error for a graph break that makes Dynamo skip the whole forward."""
+    """The error for a graph break that makes Dynamo skip the forward."""
     return CaptureError(
         f"nothing of {type(model).__name__}.forward could be captured: a graph break inside a loop (or a "
         "with or try statement) makes PyTorch give up on the function that holds it. Move the body of the "
@@ -166,7 +165,7 @@ def no_backward(model: nn.Module) -> CaptureError:
 
 @contextmanager
 def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
-    """Dynamo's errors as ours; errors of planning come out as they were raised."""
+    """Raise Dynamo's errors as ours, and errors of planning as they are."""
     backend.error = None
     try:
         with dynamo_settings():
@@ -178,9 +177,8 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
         raise CaptureError(f"{type(model).__name__} could not be captured: {_first_lines(inner)}") from error
     except TorchRuntimeError as error:
         raise InputError(
-            f"{type(model).__name__} fails on these inputs: {_first_lines(error)}. Check their "
-            "shapes, dtypes "
-            "and devices against what a training step passes."
+            f"{type(model).__name__} fails on these inputs: {_first_lines(error)}. Check their shapes, "
+            "dtypes and devices against what a training step passes."
         ) from error
     except FailOnRecompileLimitHit as error:
         raise CaptureError(
@@ -192,10 +190,7 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     except TorchDynamoException as error:  # a break, an unbacked size in a branch
         raise CaptureError(
             f"the graph of {type(model).__name__} breaks, so the memory of the whole step cannot be "
-            f"planned. Nothing has been run. {_first_lines(error, 12)}\n"
-            "Remove the break (often a print, a call of .item(), or a branch on a tensor's value), wrap the "
-            'part of the model that has none, or wrap with graph_breaks="plan", which plans the graphs on '
-            "both sides of it together."
+            f"planned. Nothing has been run. {_first_lines(error, 12)}\n{REMOVE_BREAK}"
         ) from error
 
 

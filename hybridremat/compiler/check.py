@@ -1,6 +1,6 @@
 """The independent check of two emitted graphs against the joint graph. A plan that fails never runs.
 
-It knows nothing of schedules. Every node of the joint graph gets a *term*: its target, its constants
+Schedules are not used. Every node of the joint graph gets a *term*: its target, its constants
 and the terms of its inputs; equal terms are equal numbers. A random node's term also holds which draw of
 the step it is. The emitted graphs are read the same way, and must
 
@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from torch import fx
 
-from hybridremat.compiler.buffer_hazards import refuse_late_reads, refuse_stale_reads, refused
+from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, refuse_stale_reads
 from hybridremat.compiler.emitted_memory import EmittedMemory, emitted_memory
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.joint import Phase
@@ -95,7 +95,7 @@ class _Reader:
         assert isinstance(state, fx.Node)
         result = self.state_of.get(self.term[state])
         if result is None or self.call_of[result] != self._call(target, args, node.kwargs):
-            raise refused(f"{node.name} replays another random call than the one whose state it reads")
+            raise check_error(f"{node.name} replays another random call than the one whose state it reads")
         return result
 
     def _item(self, node: fx.Node) -> Term:
@@ -127,11 +127,11 @@ def _read_backward(module: fx.GraphModule, forward: _Reader, saved: list[Term | 
     inputs = list(module.graph.find_nodes(op="placeholder"))
     for node, term in zip(inputs, saved, strict=False):
         if term is None:
-            raise refused(f"{node.name} is saved but is no tensor")
+            raise check_error(f"{node.name} is saved but is no tensor")
         reader.term[node] = term
     for node in inputs[len(saved) :]:
         if not node.name.startswith("tangents_"):
-            raise refused(f"the backward takes {node.name}, which the forward does not save")
+            raise check_error(f"the backward takes {node.name}, which the forward does not save")
         reader.term[node] = reader.terms.of("input", node.name)
     for node in module.graph.nodes:
         if node.op not in ("placeholder", "output"):
@@ -143,18 +143,18 @@ def _check_updates(step: TracedStep, joint: _Reader, forward: _Reader, backward:
     updates = [op for op in step.graph.ops if op.mutates]
     late = Counter(joint.term[step.op_nodes[op.id]] for op in updates if op.phase is Phase.BACKWARD)
     if backward.updates - late:
-        raise refused("the backward repeats or makes an in-place update of the forward")
+        raise check_error("the backward repeats or makes an in-place update of the forward")
     if forward.updates != joint.updates - late or backward.updates != late:
-        raise refused("an in-place update is missing, repeated or different")
+        raise check_error("an in-place update is missing, repeated or different")
 
 
-def _check_outputs_apart(step: TracedStep, forward: fx.GraphModule) -> None:
-    """Outputs that are computed alike are tensors of their own: the caller may change one in place."""
+def _check_distinct_outputs(step: TracedStep, forward: fx.GraphModule) -> None:
+    """Outputs with equal terms must be distinct tensors: the caller may change one in place."""
     joint_of: dict[fx.Node, fx.Node] = {}
     count = step.num_outputs
     for joint, node in zip(joint_outputs(step.module)[:count], joint_outputs(forward)[:count], strict=True):
         if isinstance(node, fx.Node) and joint_of.setdefault(node, joint) is not joint:
-            raise refused(f"{node.name} is returned as two outputs that are two in the joint graph")
+            raise check_error(f"{node.name} is returned as two outputs that are two in the joint graph")
 
 
 def check(
@@ -173,18 +173,18 @@ def check(
     count = step.num_outputs
     second = _read_backward(backward, first, first.outputs(forward, count, None))
     if first.outputs(forward, 0, count) != joint.outputs(step.module, 0, count):
-        raise refused("a forward output is not computed as in the joint graph")
-    _check_outputs_apart(step, forward)
+        raise check_error("a forward output is not computed as in the joint graph")
+    _check_distinct_outputs(step, forward)
     if second.outputs(backward, 0, None) != joint.outputs(step.module, count, None):
-        raise refused("a gradient is not computed as in the joint graph")
+        raise check_error("a gradient is not computed as in the joint graph")
     _check_updates(step, joint, first, second)
     if second.drawn != joint.drawn:
-        raise refused("random numbers are not drawn in the order of the joint graph")
+        raise check_error("random numbers are not drawn in the order of the joint graph")
     refuse_stale_reads(step, (forward, backward), joint.term, (first.term, second.term))
     refuse_late_reads(step, joint.term, backward, second.term)
     memory = emitted_memory(
         step, forward, backward, joint.term, first.term | first.pairs, second.term | second.pairs
     )
     if limit is not None and memory.peak > limit:
-        raise refused(f"its peak of {memory.peak} bytes passes the limit of {limit} bytes")
+        raise check_error(f"its peak of {memory.peak} bytes passes the limit of {limit} bytes")
     return memory

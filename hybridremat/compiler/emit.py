@@ -1,8 +1,8 @@
 """From a schedule to the forward graph and the backward graph that PyTorch runs.
 
-The joint graph is written anew in schedule order, with a fresh clone for every execution, and cut into
-two by PyTorch's own extractor. What is freed when follows from last use. A random op that runs more
-than once saves the generator's state the first time and replays it each further time.
+A new joint graph, with one node for each execution in schedule order, is cut into two by PyTorch's extractor.
+Values are freed after their last use. A random op that runs more than once saves the generator's state the
+first time and replays it afterwards.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from hybridremat.graph.tracing.trace import TracedStep
 class _Writer:
     """Writes executions into a new joint graph.
 
-    ``current`` maps a node of the old graph to its latest version in the new one, ``first`` to the
-    version that the forward made. Views are written where a reader first needs them.
+    ``current`` maps a node of the old graph to its latest version in the new one, ``first`` to the version of
+    the forward. Views are written where they are first read.
     """
 
     def __init__(self, step: TracedStep, runs: Counter[int]) -> None:
@@ -117,7 +117,7 @@ class _Writer:
         return _make_graph_module(self.step.module, self.graph)
 
     def saved_nodes(self, backward_roots: list[fx.Node]) -> list[fx.Node]:
-        """Forward nodes that the backward part reads, in graph order; views are made again there."""
+        """Forward nodes that the backward reads, in graph order; it makes views again."""
         found: set[fx.Node] = set()
         seen: set[fx.Node] = set()
         stack = list(backward_roots)
@@ -163,8 +163,8 @@ def emit(step: TracedStep, schedule: Schedule) -> tuple[fx.GraphModule, fx.Graph
 def _exempt_overwritten(primals: list[fx.Node]) -> None:
     """Save inputs that the step overwrites without autograd's version check.
 
-    Only the running statistics of normalizations in training mode are read again after their update, and no
-    result depends on them (the checker holds this); a second forward may update them before the backward.
+    Only running statistics of normalizations in training mode are read after their update, and no result
+    depends on them (the checker ensures it); a second forward may update them before the backward.
     """
     for node in primals:
         if any(is_mutation(user) and user.args[0] is node for user in node.users):
@@ -172,7 +172,7 @@ def _exempt_overwritten(primals: list[fx.Node]) -> None:
 
 
 def _drop_dead(module: fx.GraphModule, *, keep_random: bool) -> None:
-    """Remove dead nodes. fx itself keeps random ops, and so would draw the forward's again."""
+    """Remove dead nodes, random ones too unless ``keep_random``: fx would keep them all."""
 
     def must_stay(node: fx.Node) -> bool:
         if node.op in ("placeholder", "output") or is_mutation(node):

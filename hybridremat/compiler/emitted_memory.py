@@ -1,12 +1,12 @@
 """Exact memory of two emitted graphs, by the storages that are alive at each node.
 
-Written apart from :mod:`hybridremat.graph.memory`, which replays schedules: the two must agree.
+Shares no code with :mod:`hybridremat.graph.memory`, which counts schedules: the two must agree.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -35,8 +35,8 @@ class EmittedMemory:
 class _Storages:
     """Storages that nodes hold: for each node, joint value → storage number. ``size[s]`` in bytes.
 
-    Joint nodes that compute alike (outputs, which stay apart) have one term, and count as the first of them:
-    ``alike`` gives the value of the first for that of another.
+    Joint nodes with equal terms (several outputs) count as the first of them: ``alike`` maps a value to that
+    of the first.
     """
 
     step: TracedStep
@@ -51,8 +51,20 @@ class _Storages:
         self.size.append(size)
         return len(self.size) - 1
 
+    def read(self, module: fx.GraphModule, terms: Mapping[fx.Node, int]) -> None:
+        """Find what the nodes of a graph hold; its inputs may have been set."""
+        for node in module.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self.held.setdefault(node, {})
+            elif node.op != "output":
+                self.add(node, terms[node])
+
+    def of(self, nodes: Iterable[object]) -> set[int]:
+        """The storages that any of the nodes holds."""
+        return {s for node in nodes if isinstance(node, fx.Node) for s in self.held[node].values()}
+
     def add(self, node: fx.Node, term: int) -> None:
-        """Work out what a call node holds, and what it allocates while it runs."""
+        """Find what a call node holds, and what it allocates while it runs."""
         rng = self.step.graph.rng_state_bytes
         source = node.args[0] if node.target is operator.getitem else None
         if isinstance(source, fx.Node) and source.target is run_and_save_rng_state:
@@ -76,38 +88,34 @@ class _Storages:
             self.held[node][-1] = self.new(rng)
 
     def values(self, joint: fx.Node) -> list[int]:
-        """The values of a joint node, those of the first that computes alike."""
+        """The values of the first joint node with the same term."""
         return [self.alike.get(v, v) for v in self.step.node_values[joint]]
 
 
 def _peak(module: fx.GraphModule, storages: _Storages, start: set[int], stays: set[int]) -> int:
     """Highest bytes over the nodes; ``start`` is alive at first, ``stays`` to the end."""
-    nodes = list(module.graph.nodes)
-    last: dict[int, int] = {}
-    for position, node in enumerate(nodes):
+    last_use: dict[int, fx.Node] = {}
+    for node in module.graph.nodes:
         for used in (node, *node.all_input_nodes):
-            last.update(dict.fromkeys(storages.held.get(used, {}).values(), position))
+            last_use.update(dict.fromkeys(storages.held.get(used, {}).values(), node))
+    dying: dict[fx.Node, set[int]] = {}
+    for storage, node in last_use.items():
+        dying.setdefault(node, set()).add(storage)
     alive = set(start)
-    level = sum(storages.size[s] for s in alive)
-    dying: dict[int, list[int]] = {}
-    for storage, position in last.items():
-        dying.setdefault(position, []).append(storage)
-    highest = level
-    for position, node in enumerate(nodes):
-        for storage in storages.held.get(node, {}).values():
-            if storage not in alive:
-                alive.add(storage)
-                level += storages.size[storage]
+    highest = level = sum(storages.size[s] for s in alive)
+    for node in module.graph.nodes:
+        new = set(storages.held.get(node, {}).values()) - alive
+        alive |= new
+        level += sum(storages.size[s] for s in new)
         highest = max(highest, level + storages.temporary.get(node, 0))
-        for storage in dying.get(position, ()):
-            if storage not in stays and storage in alive:
-                alive.discard(storage)
-                level -= storages.size[storage]
+        gone = (dying.get(node, set()) & alive) - stays
+        alive -= gone
+        level -= sum(storages.size[s] for s in gone)
     return highest
 
 
 def _storages(step: TracedStep, joint_terms: Mapping[fx.Node, int]) -> _Storages:
-    """Nothing held yet, and which joint nodes compute alike."""
+    """No storages yet; joint nodes with equal terms are alike."""
     first: dict[int, fx.Node] = {}
     alike: dict[int, int] = {}
     for joint, term in joint_terms.items():
@@ -138,36 +146,21 @@ def emitted_memory(
 ) -> EmittedMemory:
     """Simulate both graphs.
 
-    The terms are the checker's: they say which joint node a node computes. A node that draws and saves the
-    generator's state has the term of what it draws.
+    The terms are the checker's, which tell the joint node that a node computes. A node that draws and saves
+    the generator's state has the term of what it draws.
     """
     storages = _storages(step, joint_terms)
-    for node in forward.graph.nodes:
-        if node.op in ("placeholder", "get_attr"):
-            storages.held[node] = {}
-        elif node.op != "output":
-            storages.add(node, forward_terms[node])
-    results = [node for node in joint_outputs(forward) if isinstance(node, fx.Node)]
-    after = {s for node in results for s in storages.held[node].values()}
-    forward_peak = _peak(forward, storages, set(), after)
+    storages.read(forward, forward_terms)
+    results = joint_outputs(forward)
+    between = storages.of(results)
+    forward_peak = _peak(forward, storages, set(), between)
 
-    saved = joint_outputs(forward)[step.num_outputs :]
     inputs = list(backward.graph.find_nodes(op="placeholder"))
-    for node, source in zip(inputs, saved, strict=False):
+    for node, source in zip(inputs, results[step.num_outputs :], strict=False):
         storages.held[node] = storages.held[source]
     tangents = sum(value.bytes for value in step.graph.values if value.tangent)
     stays = {storages.new(tangents), *_held_outputs(step, forward, storages)}
-    for node in backward.graph.nodes:
-        if node.op in ("placeholder", "get_attr"):
-            storages.held.setdefault(node, {})
-        elif node.op != "output":
-            storages.add(node, backward_terms[node])
-    start = stays | {s for node in inputs for s in storages.held[node].values()}
-    gradients = {
-        s
-        for node in joint_outputs(backward)
-        if isinstance(node, fx.Node)
-        for s in storages.held[node].values()
-    }
-    backward_peak = _peak(backward, storages, start, stays | gradients)
-    return EmittedMemory(forward_peak, backward_peak, sum(storages.size[s] for s in after))
+    storages.read(backward, backward_terms)
+    gradients = storages.of(joint_outputs(backward))
+    backward_peak = _peak(backward, storages, stays | storages.of(inputs), stays | gradients)
+    return EmittedMemory(forward_peak, backward_peak, sum(storages.size[s] for s in between))

@@ -1,4 +1,4 @@
-"""Which models and sample inputs can be planned: typed errors before anything is captured."""
+"""Checks of models and sample inputs before anything is captured."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def require_trainable(model: object) -> None:
 
 
 def require_traceable(model: nn.Module) -> None:
-    """Refuse modules that PyTorch does not trace, with a way out.
+    """Refuse ``nn.LSTM`` and its kind, which PyTorch does not trace.
 
-    Dynamo can be told to trace ``nn.LSTM`` and its kind (``allow_rnn``). Their fused kernels hand opaque
-    workspaces to their backward, which crash the process when they are tried alone on made-up numbers, and
-    dropout between layers draws other masks than plain PyTorch (torch 2.13).
+    Dynamo's ``allow_rnn`` is no way out: the fused kernels hand opaque workspaces to their backward, which
+    crash the process when timed alone on random numbers, and dropout between layers draws other masks than
+    plain PyTorch (torch 2.13).
 
     Raises
     ------
@@ -71,16 +71,15 @@ def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mappi
         inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(
-            f"the sample inputs do not fit {type(model).__name__}.forward: {error}. Pass what one "
-            "training step "
-            "passes: args=(…) and kwargs={…}."
+            f"the sample inputs do not fit {type(model).__name__}.forward: {error}. Pass what one training "
+            "step passes: args=(…) and kwargs={…}."
         ) from error
     except ValueError:
-        return  # a forward without a signature: the capture itself will tell
+        return  # a forward without a signature: capture tells
 
 
 def require_local(model: nn.Module) -> None:
-    """Refuse a model that is, or has in it, a module that spreads it over devices or processes.
+    """Refuse a model with a module that spreads it over devices or processes.
 
     Raises
     ------
@@ -104,7 +103,7 @@ def require_local(model: nn.Module) -> None:
 
 
 def _sharded_types() -> tuple[type, ...]:
-    """FSDP's classes, if anything has imported them: without that, no module is one of them."""
+    """FSDP's classes, if they have been imported: else no module is one of them."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     found = (getattr(fsdp, name, None) for name in ("FullyShardedDataParallel", "FSDPModule"))
     return tuple(kind for kind in found if isinstance(kind, type))

@@ -1,4 +1,4 @@
-"""Restore a model's state after it has been run on sample inputs, and notice what its own code changes."""
+"""Restore a model's state after trial runs, and tell whether its own code has changed anything."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hybridremat.compiler.sample_inputs import is_plain
+from hybridremat.compiler.sample_inputs import is_strided
 from hybridremat.errors import ModelError
 from hybridremat.graph.private_torch import _disable_current_modes, change_count, gradient_hooks
 
 
 @contextmanager
 def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Gradients, buffers and generators come back as they were.
+    """Restore gradients, buffers and random states at exit.
 
-    Inside, no parameter has a gradient, and hooks of parameters do not run.
+    Inside, parameters have no gradients, and their hooks do not run.
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     random = torch.random.fork_rng(devices=devices)
-    with _gradients_apart(model), _hooks_apart(model), _buffers_kept(model), random:
+    with _without_gradients(model), _without_hooks(model), _buffers_restored(model), random:
         yield
 
 
 @contextmanager
 def preserve_state_and_parameters(model: nn.Module) -> Iterator[None]:
-    """As :func:`preserve_state`, and parameters come back too, whatever the forward does to them.
+    """As :func:`preserve_state`, and restore parameters too.
 
-    Parameters have stand-ins of the same memory inside, so that a backward reaches none of them.
+    Inside, other parameters of the same memory take their places, so that no backward reaches them.
 
     Raises
     ------
     ModelError
-        If a parameter that was not copied has changed (see :func:`_kept_parameters`).
+        If a parameter that was not copied has changed (see :func:`_parameter_snapshots`).
     """
-    with preserve_state(model), _parameters_kept(model), _stand_ins(model):
+    with preserve_state(model), _parameters_restored(model), _stand_ins(model):
         yield
 
 
 @contextmanager
-def _gradients_apart(model: nn.Module) -> Iterator[None]:
+def _without_gradients(model: nn.Module) -> Iterator[None]:
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None
@@ -55,8 +55,8 @@ def _gradients_apart(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _hooks_apart(model: nn.Module) -> Iterator[None]:
-    """Take the hooks out of the dictionaries that autograd looks into; handles stay good."""
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    """Empty the dictionaries of hooks that autograd reads; handles stay valid."""
     hooks = [(found, dict(found)) for parameter in model.parameters() for found in gradient_hooks(parameter)]
     for found, _ in hooks:
         found.clear()
@@ -69,8 +69,8 @@ def _hooks_apart(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Values come back, and the tensors themselves where a module has been given others."""
+def _buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the values of buffers, and the tensors that modules hold."""
     kept = [
         (module, name, _Snapshot.of(buffer) if buffer is not None else None)
         for module in model.modules()
@@ -80,12 +80,12 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, name, before in kept:
-            module._buffers[name] = before.back() if before is not None else None
+            module._buffers[name] = before.restored() if before is not None else None
 
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """A tensor, its memory, and how often it had changed; with a copy of its values or without."""
+    """A tensor, its memory, its version counter, and a copy of its values unless that costs too much."""
 
     tensor: Tensor
     memory: Tensor
@@ -97,42 +97,42 @@ class _Snapshot:
         copy = tensor.detach().clone() if copied else None
         return _Snapshot(tensor, tensor.data, change_count(tensor), copy)
 
-    def back(self) -> Tensor:
-        """The tensor as it was; not written to if nothing has changed, as a waiting backward may read it."""
-        plain = is_plain(self.tensor)
-        if plain and self.tensor.data_ptr() != self.memory.data_ptr():
+    def restored(self) -> Tensor:
+        """Restore the tensor; without a change it is not written to, as a later backward may read it."""
+        strided = is_strided(self.tensor)
+        if strided and self.tensor.data_ptr() != self.memory.data_ptr():
             self.tensor.data = self.memory
-        if self.copy is not None and not (plain and torch.equal(self.memory, self.copy)):
+        if self.copy is not None and not (strided and torch.equal(self.memory, self.copy)):
             self.memory.copy_(self.copy)
         return self.tensor
 
     @property
     def lost(self) -> bool:
-        """Whether the values have changed with no copy of them."""
+        """Whether the values have changed and there is no copy."""
         return self.copy is None and change_count(self.tensor) != self.changes
 
 
 @contextmanager
-def _parameters_kept(model: nn.Module) -> Iterator[None]:
-    kept = _kept_parameters(model)
+def _parameters_restored(model: nn.Module) -> Iterator[None]:
+    kept = _parameter_snapshots(model)
     try:
         yield
     finally:
         for before in kept.values():
-            before.back()
+            before.restored()
     lost = [name for name, before in kept.items() if before.lost]
     if lost:
-        raise _lost(model, lost)
+        raise _not_restored(model, lost)
 
 
-def _kept_parameters(model: nn.Module) -> dict[str, _Snapshot]:
-    """Copies of trained parameters, as large as their gradients, and of at most as many frozen bytes."""
+def _parameter_snapshots(model: nn.Module) -> dict[str, _Snapshot]:
+    """Snapshots with copies of trained parameters, and of frozen ones unless these take more bytes."""
     parameters = {name: p for name, p in model.named_parameters() if not is_lazy(p)}
     frozen = [p for p in parameters.values() if not p.requires_grad]
     trained = [p for p in parameters.values() if p.requires_grad]
-    all_of_them = _bytes(frozen) <= _bytes(trained)
+    copy_frozen = _bytes(frozen) <= _bytes(trained)
     return {
-        name: _Snapshot.of(p, copied=is_plain(p) and (all_of_them or p.requires_grad))
+        name: _Snapshot.of(p, copied=is_strided(p) and (copy_frozen or p.requires_grad))
         for name, p in parameters.items()
     }
 
@@ -141,21 +141,21 @@ def _bytes(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _lost(model: nn.Module, names: Sequence[str]) -> ModelError:
+def _not_restored(model: nn.Module, names: Sequence[str]) -> ModelError:
     few = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return ModelError(
         f"the forward of {type(model).__name__} changes frozen parameters in place ({few}). It has been run "
         "on the sample inputs, and these parameters are not as they were: frozen parameters that take more "
-        "than the trained ones are not copied before. Load their values again, and make them buffers "
-        "(register_buffer), which come back, or change them outside of the forward."
+        "than the trained ones are not copied. Load their values again, and make them buffers "
+        "(register_buffer), which are restored, or change them outside of the forward."
     )
 
 
 @contextmanager
 def _stand_ins(model: nn.Module) -> Iterator[None]:
-    """Put parameters of the same memory into the modules: gradients, and DDP's hooks, stay with the real.
+    """Put parameters of the same memory into the modules, away from gradients and DDP's hooks.
 
-    Parameters of a class of their own stay where they are.
+    Parameters of a subclass stay.
     """
     shadows: dict[int, nn.Parameter] = {}
     with ExitStack() as back:
@@ -171,19 +171,19 @@ def _stand_ins(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def watch(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:
-    """A function that says whether, since now, no tensor was written to and no random number drawn."""
-    watched = tuple(tensors)
+def change_check(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:
+    """A function that tells whether no tensor has been written to and no random number drawn since now."""
+    tensors = tuple(tensors)
 
-    def marks() -> Hashable:
-        return _random_states(), tuple(map(change_count, watched))
+    def state() -> Hashable:
+        return _random_states(), tuple(map(change_count, tensors))
 
-    before = marks()
-    return lambda: marks() == before
+    before = state()
+    return lambda: state() == before
 
 
 def _random_states() -> tuple[bytes, ...]:
-    with _disable_current_modes():  # asked in the middle of a compile, too
+    with _disable_current_modes():  # also called in the middle of a compilation
         states = [torch.get_rng_state()]
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             states += torch.cuda.get_rng_state_all()

@@ -1,7 +1,9 @@
-"""Outputs that take no part in the loss: gradients for them are refused, and holding them is noticed.
+"""Outputs and their gradients: which take part in the loss, which are held, which gradients are undefined.
 
-They are taken to be gone once the forward has returned. What the model stores on itself (``self.last = x``)
-leaves the graph as an output too.
+If an output is a scalar, the loss is inside the model: the scalars carry gradients, and all other outputs are
+returned detached, so that no gradient of their size is ever made. A gradient for one of them raises
+:class:`~hybridremat.errors.PlanMismatchError`, and holding one through the backward warns, as plans take them
+to be dropped after the forward. What the model stores on itself (``self.last = x``) is an output too.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,13 +24,41 @@ from hybridremat.graph.private_torch import tangent_output
 from hybridremat.units import format_bytes
 
 
-class HeldOutputs:
-    """Follows the outputs of one compiled graph from its forward to its backward.
+@dataclass(frozen=True)
+class OutputRoles:
+    """The indices of outputs that are returned detached, and whether the loss is one of the outputs."""
 
-    Parameters
-    ----------
-    expected
-        Whether the plan counts them as held, so that there is nothing to notice.
+    detached: tuple[int, ...]
+    loss_inside: bool
+
+
+def _example(node: object) -> torch.Tensor | None:
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def assign_roles(module: fx.GraphModule, *, all_outputs: bool) -> OutputRoles:
+    """Detach the outputs of Dynamo's graph that take no part in the loss."""
+    output = next(iter(module.graph.find_nodes(op="output")))
+    results = list(output.args[0])
+    examples = [_example(node) for node in results]
+    differentiable = [i for i, e in enumerate(examples) if e is not None and e.requires_grad]
+    scalars = [i for i in differentiable if (e := examples[i]) is not None and e.dim() == 0]
+    if all_outputs or not scalars:
+        return OutputRoles((), loss_inside=False)
+    detached = tuple(i for i in differentiable if i not in scalars)
+    for index in detached:
+        with module.graph.inserting_before(output):
+            results[index] = module.graph.call_method("detach", (results[index],))
+    output.args = (tuple(results),)
+    module.recompile()
+    return OutputRoles(detached, loss_inside=True)
+
+
+class HeldOutputs:
+    """Warns of outputs of one compiled graph that are still alive in its backward.
+
+    ``expected``: the plan counts them as held, so there is no warning.
     """
 
     def __init__(self, *, expected: bool) -> None:
@@ -37,7 +68,7 @@ class HeldOutputs:
     def guard(
         self, outputs: Sequence[Any], detached: Sequence[int], inputs: Sequence[object]
     ) -> Sequence[Any]:
-        """Give detached outputs a gradient edge that raises, and follow what is more than a scalar."""
+        """Make gradients of detached outputs raise, and follow the outputs other than scalars."""
         results = list(outputs)
         for index in detached:
             tensor = results[index].detach().requires_grad_()
@@ -79,7 +110,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _refuse_gradient(index: int, shape: tuple[int, ...]) -> Callable[[torch.Tensor], None]:
     def hook(gradient: torch.Tensor | None) -> None:
-        if gradient is None:  # a node between here and the loss (DistributedDataParallel has one) passes none
+        if gradient is None:  # DistributedDataParallel's node between output and loss passes None
             return
         raise PlanMismatchError(
             f"a gradient reached output {index} of the model, of shape {shape}. The step was planned for a "
@@ -90,13 +121,16 @@ def _refuse_gradient(index: int, shape: tuple[int, ...]) -> Callable[[torch.Tens
     return hook
 
 
-class Arrivals:
-    """Follows the outputs of one compiled graph from the engine into the graph's backward."""
+class UndefinedGradients:
+    """Leaves gradients of one compiled graph undefined that come from undefined gradients of its outputs.
+
+    AOTAutograd passes zeros for these to the backward; plain autograd passes None on.
+    """
 
     def __init__(self) -> None:
         self._here = threading.local()  # the engine has a thread for each device
 
-    def watch(self, outputs: Iterable[object]) -> None:
+    def register(self, outputs: Iterable[object]) -> None:
         """Note, at the next backward through these outputs, which of them have no gradient."""
         for index, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.grad_fn is not None:
@@ -121,17 +155,12 @@ class Arrivals:
         missing: set[int] = self._here.missing
         return missing
 
-    def keep_reached(
+    def drop_unreached(
         self, backward: fx.Graph, run: Callable[[list[Any]], Sequence[Any]]
     ) -> Callable[[list[Any]], Sequence[Any]]:
-        """A compiled backward that leaves out gradients which come from none that arrived.
+        """``run``, the compiled ``backward``, with None for gradients that come from undefined ones alone.
 
-        Parameters
-        ----------
-        backward
-            The graph that ``run`` runs.
-        run
-            Takes its arguments boxed.
+        Both functions take their arguments boxed.
         """
         sources = gradient_sources(backward)
 
@@ -147,9 +176,9 @@ class Arrivals:
 
 
 def gradient_sources(backward: fx.Graph) -> list[frozenset[int | None]]:
-    """For each result of a backward graph: the outputs of the model through whose gradients it is made.
+    """For each result of a backward graph: the model's outputs whose gradients it depends on.
 
-    None stands for a tangent that is not an output's own (a base that several outputs are views of).
+    None stands for a tangent that belongs to no single output (a base that several outputs are views of).
     """
     found: dict[fx.Node, frozenset[int | None]] = {}
     for node in backward.nodes:

@@ -13,8 +13,8 @@ from hybridremat.graph.private_torch import arg_tree_leaves
 def replay(state: torch.Tensor, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run ``op`` from a saved generator state, and put the generator back where it was.
 
-    PyTorch's own ``run_with_rng_state`` does not put it back if the op fails, as it does when memory runs
-    out: later draws would then repeat earlier ones.
+    PyTorch's own ``run_with_rng_state`` does not put it back if the op fails (out of memory), so that later
+    draws would repeat earlier ones.
     """
     generator: Any = torch.cuda if _on_cuda(args, kwargs) else torch
     current = generator.get_rng_state()

@@ -1,4 +1,4 @@
-"""Copies of sample inputs for a forward to run on, which may change them."""
+"""Copies of sample inputs, for trial runs that may change them."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ _ALIGNMENT = 64  # bytes; of every copy, as of what PyTorch allocates
 
 
 def copied(inputs: T, model: nn.Module) -> T:
-    """The same structure with copies of its tensors, in containers of its own.
+    """The same structure, in new containers, with copies of its tensors.
 
-    Tensors that overlap in memory do so in the copy, strides stay, and what requires a gradient does, as a
-    leaf or not. Tensors in objects that PyTorch's pytree does not open, and those that live in the model's
-    own memory, stay as they are.
+    Overlaps, strides, ``requires_grad`` and being a leaf are kept. Tensors in the model's own memory,
+    or in objects that PyTorch's pytree does not open, are not copied.
     """
     own = {_memory(tensor) for tensor in (*model.parameters(), *model.buffers())}
     tensors = {id(leaf): leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
-    given = [tensor for tensor in tensors.values() if not is_plain(tensor) or _memory(tensor) not in own]
-    copies: dict[int, Tensor] = {id(tensor): _copy_alone(tensor) for tensor in given if not is_plain(tensor)}
-    for group in _overlapping([tensor for tensor in given if is_plain(tensor)]):
+    given = [tensor for tensor in tensors.values() if not is_strided(tensor) or _memory(tensor) not in own]
+    copies = {id(each): each.detach().clone() for each in given if not is_strided(each)}
+    for group in _overlapping([tensor for tensor in given if is_strided(tensor)]):
         copies.update(_copy_together(group))
     made = {key: _as_given(tensors[key], copy) for key, copy in copies.items()}
     result: T = tree_map(lambda leaf: made.get(id(leaf), leaf), inputs)
     return result
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether strides over a storage say all about a tensor."""
+def is_strided(tensor: Tensor) -> bool:
+    """Whether storage, offset, shape and strides describe a tensor fully."""
     usual = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
     return usual and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta)
 
 
 def _memory(tensor: Tensor) -> tuple[torch.device, int]:
-    """Names the storage of a tensor; an empty one has a name of its own."""
-    if not is_plain(tensor) or tensor.untyped_storage().nbytes() == 0:
+    """Identifies the storage of a tensor; an empty one is equal to no other."""
+    if not is_strided(tensor) or tensor.untyped_storage().nbytes() == 0:
         return tensor.device, -id(tensor)
     return tensor.device, tensor.untyped_storage().data_ptr()
 
@@ -57,7 +56,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 
 def _overlapping(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Groups of tensors that share bytes: a batch may be a few rows of a storage of many gigabytes."""
+    """Groups of tensors that share bytes, not storages: a batch may be a few rows of many gigabytes."""
     group: list[Tensor] = []
     memory, end = None, 0
     for tensor in sorted(tensors, key=lambda t: (str(t.device), _memory(t)[1], _extent(t))):
@@ -73,7 +72,7 @@ def _overlapping(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _copy_together(group: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Copies of tensors of one storage that lie in one copy of its bytes."""
+    """Copies of overlapping tensors, which overlap in the same way."""
     low = min(_extent(tensor)[0] for tensor in group) // _ALIGNMENT * _ALIGNMENT
     high = max(_extent(tensor)[1] for tensor in group)
     region = torch.empty(0, dtype=torch.uint8, device=group[0].device)
@@ -88,12 +87,8 @@ def _copy_together(group: Sequence[Tensor]) -> dict[int, Tensor]:
     return copies
 
 
-def _copy_alone(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
 def _as_given(tensor: Tensor, copy: Tensor) -> Tensor:
-    """The copy with the marks of the tensor, and with its place in autograd."""
+    """The copy with the tensor's attributes and its role in autograd."""
     if tensor.requires_grad:
         copy = copy.requires_grad_() if tensor.is_leaf else non_leaf(copy)
     if type(copy) is Tensor:

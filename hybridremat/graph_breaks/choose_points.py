@@ -1,4 +1,4 @@
-"""Choose a point for each graph of a step that comes in several, and add up the whole step."""
+"""Choose a frontier point for each graph of a step of several graphs, and add up the whole step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.memory import MemorySimulator
-from hybridremat.graph_breaks.limits import StepLimits, refusal
+from hybridremat.graph_breaks.limits import StepLimits, infeasible_error
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_frontier import Candidate, StepFrontier
@@ -32,9 +32,9 @@ class PathProblem:
     frontiers
         Of each distinct graph.
     offered
-        Points of each distinct graph: its frontier, or the one that it runs already.
-    between
-        The code before each graph of ``order``, and after the last one.
+        Points of each distinct graph: its frontier, or the one point it already runs.
+    eager_code
+        Memory of the eager code before each graph of ``order`` and after the last one.
     joined_bytes
         As in :class:`~hybridremat.sequence.joined_graphs.MultiGraphStep`.
     """
@@ -43,7 +43,7 @@ class PathProblem:
     order: tuple[int, ...]
     frontiers: tuple[StepFrontier, ...]
     offered: tuple[tuple[Candidate, ...], ...]
-    between: tuple[StepPart | None, ...]
+    eager_code: tuple[StepPart | None, ...]
     joined_bytes: int
 
     @staticmethod
@@ -51,7 +51,7 @@ class PathProblem:
         order: Sequence[str],
         frontiers: Mapping[str, StepFrontier],
         fixed: Mapping[str, Candidate],
-        between: tuple[StepPart | None, ...],
+        eager_code: tuple[StepPart | None, ...],
         joined_bytes: int,
     ) -> PathProblem:
         """The problem of a step whose graphs run in ``order``."""
@@ -61,15 +61,15 @@ class PathProblem:
             tuple(keys.index(key) for key in order),
             tuple(frontiers[key] for key in keys),
             tuple((fixed[key],) if key in fixed else frontiers[key].candidates for key in keys),
-            between,
+            eager_code,
             joined_bytes,
         )
 
     def step(self, offered: Sequence[Sequence[Candidate]]) -> MultiGraphStep:
-        """The integers of the problem for some points of each graph, which come first among its parts."""
+        """The problem as integers, for some points of each graph; the distinct graphs are its first parts."""
         parts = [_part(frontier, group) for frontier, group in zip(self.frontiers, offered, strict=True)]
         order = list(self.order)
-        for place, code in reversed(list(enumerate(self.between[: len(order) + 1]))):
+        for place, code in reversed(list(enumerate(self.eager_code[: len(order) + 1]))):
             if code is not None:
                 order.insert(place, len(parts))
                 parts.append(code)
@@ -87,7 +87,7 @@ class PathProblem:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Points of the distinct graphs, and bytes: what they keep to, what was asked, what is least."""
+    """Points of the distinct graphs; the limit they keep, the one asked for, and the least, in bytes."""
 
     points: tuple[int, ...]
     limit: int | None
@@ -117,7 +117,7 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Can
         needed=peak + asked.reserve,
         plain_peak=asked.plain_peak,
         least_peak=choice.least,
-        overhead=asked.takes(step, choice.points),
+        overhead=asked.overhead_of(step, choice.points),
         extra_flops=_extra_flops(problem, chosen),
         saved_bytes=sum(step.parts[g].points[choice.points[g]].saved for g in step.order),
         blocks=(),
@@ -138,8 +138,8 @@ def _choose(step: MultiGraphStep, asked: StepLimits, on_infeasible: OnInfeasible
     points = choose_points(step, limit=asked.memory, most_time=asked.most_time)
     if points is not None:
         return _Choice(points, asked.limit, asked.limit, least)
-    error = refusal(step, asked, least)
-    too_slow = asked.limit is None or least <= asked.limit  # only max_overhead cannot be kept
+    error = infeasible_error(step, asked, least)
+    too_slow = asked.limit is None or least <= asked.limit
     if on_infeasible == "error" or too_slow:
         raise error
     warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)

@@ -1,8 +1,8 @@
-"""Memory of the code that runs between the graphs of a step, op by op under plain autograd.
+"""Memory of the eager code between the graphs of a step, which runs under plain autograd.
 
-It is in no graph, so it is measured: the forward runs once more as a ``Survey`` left
-it, with what the graphs hand on kept alive, as in training. What happens between two graphs then shows in
-the allocation records; a backward through just that code, with gradients of ones, shows the rest.
+It is measured in one more run of a surveyed forward, in which the outputs of graphs are kept alive, as in
+training: allocations are recorded between the graphs, and in a backward through the eager code alone, with
+gradients of ones. A *section* is the eager code before one graph, or after the last.
 """
 
 from __future__ import annotations
@@ -31,21 +31,24 @@ def _unmarked(_: str) -> None:
 
 
 @dataclass
-class Recorder:
-    """Told when a graph of the step starts and ends, while the forward runs.
+class EagerCodeRecorder:
+    """Called when the graphs of a step start and end, while the forward runs.
 
     Attributes
     ----------
     starts
-        A number for the code before each graph, and after the last one: its autograd nodes are not below.
+        For each section, the least number that its autograd nodes have.
     results
-        For each such code, what is taken from it under autograd; None for what later such code alone takes.
+        For each section, its results that graphs or the caller use under autograd; None in place of a tensor
+        that only later sections use.
     waiting
-        For each such code, the results of earlier such code that its backward is the first to make gradients
-        for.
+        For each section, the results of earlier sections for which its backward is the first to make
+        gradients.
     uses
-        In how many graphs each leaf is used, and each tensor that a graph handed on. What the code between
-        graphs made is not counted: autograd adds up its gradients in place.
+        In how many graphs each leaf and each output of a graph is used. Results of eager code do not count:
+        autograd adds up their gradients in place.
+    held
+        Inputs and outputs of the graphs, kept alive.
     """
 
     device: str
@@ -92,18 +95,18 @@ class Recorder:
         return set(taken)
 
     def _note_root(self, edge: Edge, tensor: torch.Tensor | None) -> None:
-        """Note that a gradient arrives at a result of the code between graphs, in the code that made it."""
-        maker = bisect_right(self.starts, node_number(edge[0])) - 1
-        if maker >= 0 and not _ends(edge[0]):
-            self.results[maker].setdefault(edge, tensor)
+        """Note, for the section that made it, a result for which there is a gradient."""
+        section = bisect_right(self.starts, node_number(edge[0])) - 1
+        if section >= 0 and not _ends(edge[0]):
+            self.results[section].setdefault(edge, tensor)
 
     def backward(self) -> None:
-        """Go backward through the code before each graph, the last first."""
+        """Run the backward of each section, the last first."""
         for index in reversed(range(len(self.results))):
             roots = self.results[index]
             if not roots:
                 continue
-            earlier = {edge for edge in _leaving(roots, self.starts[index]) if not _ends(edge[0])}
+            earlier = {edge for edge in _used_before(roots, self.starts[index]) if not _ends(edge[0])}
             self.waiting[index] = earlier.difference(*self.waiting)
             for edge in earlier:
                 self._note_root(edge, None)
@@ -114,7 +117,7 @@ class Recorder:
             self.mark("")
 
     def waiting_bytes(self, index: int) -> int:
-        """Gradients that wait, while graphs go backward, for the code before them that made the tensors."""
+        """Bytes of gradients that a section makes for earlier ones, alive while graphs between them run."""
         return sum(ones_for_result(*edge).nbytes for edge in self.waiting[index])
 
     @property
@@ -124,12 +127,12 @@ class Recorder:
 
 
 def _ends(node: Node) -> bool:
-    """Whether a backward through the code between graphs ends here: at a leaf, or where a graph handed on."""
+    """Whether a backward through eager code ends here: at a leaf, or at an output of a graph."""
     return not node.next_functions or is_non_leaf_source(node)
 
 
-def _leaving(roots: Iterable[Edge], start: int) -> set[Edge]:
-    """The results from before ``start`` that the nodes made since then, up to these roots, have used."""
+def _used_before(roots: Iterable[Edge], start: int) -> set[Edge]:
+    """The results from before ``start`` that the nodes since then, up to these roots, depend on."""
     left: set[Edge] = set()
     seen = {node for node, _ in roots}
     stack = list(seen)
@@ -145,13 +148,10 @@ def _leaving(roots: Iterable[Edge], start: int) -> set[Edge]:
     return left
 
 
-def measure_between(recorder: Recorder, forward: Callable[[], Any]) -> list[StepPart | None]:
-    """The code before each graph and after the last one, as parts with one point; None where nothing is.
+def measure_eager_code(recorder: EagerCodeRecorder, forward: Callable[[], Any]) -> list[StepPart | None]:
+    """Each section as a part with one point; None if it allocates nothing.
 
-    Parameters
-    ----------
-    forward
-        Runs the surveyed forward and returns the model's output.
+    ``forward`` runs the surveyed forward and returns the model's output.
     """
 
     def run(mark: Mark) -> None:

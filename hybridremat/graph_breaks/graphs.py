@@ -1,4 +1,4 @@
-"""The distinct graphs of the steps of one input shape, and the point of its frontier that each runs."""
+"""The distinct graphs of one input shape, and the point of its frontier that each runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph_breaks.choose_points import PathProblem, choose_path
-from hybridremat.graph_breaks.paths import Path, Paths
+from hybridremat.graph_breaks.paths import GraphPath, Paths
 from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.pipeline import make_frontier
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepGraphs:
-    """Plans paths through graphs; a graph that is on several keeps the point that the first one gave it.
+    """Plans paths through graphs; a graph on several paths keeps the point that it got on the first.
 
     Attributes
     ----------
@@ -36,8 +36,8 @@ class StepGraphs:
         self.chosen: dict[str, Candidate] = {}
         self.plans: dict[str, Plan] = {}
 
-    def plan(self, order: Path, paths: Paths, settings: Settings) -> Plan:
-        """Choose a point for each graph of a step that has none, and make the plan of the whole.
+    def plan(self, order: GraphPath, paths: Paths, settings: Settings) -> Plan:
+        """Choose a point for each graph of a path that has none, and make the plan of the whole step.
 
         Raises
         ------
@@ -65,39 +65,37 @@ class StepGraphs:
             blocks=self._blocks(order),
         )
 
-    def _choose(self, order: Path, paths: Paths, settings: Settings) -> tuple[dict[str, Candidate], Plan]:
-        """Points for the graphs of a step; those with options of other shapes are solved anew if none fit."""
-        reused = [key for key in dict.fromkeys(order) if self._may_be_better(key)]
-        if reused:
+    def _choose(
+        self, order: GraphPath, paths: Paths, settings: Settings
+    ) -> tuple[dict[str, Candidate], Plan]:
+        """Points for the graphs of a path; those with reused options are solved again if nothing fits."""
+        new = [key for key in dict.fromkeys(order) if key not in self.chosen]
+        if reused := [self.frontiers[key] for key in new if self.frontiers[key].reused_options]:
             try:
-                problem = self._problem(order, paths)
-                return choose_path(problem, replace(settings, on_infeasible="error"))
+                return choose_path(self._problem(order, paths), replace(settings, on_infeasible="error"))
             except InfeasibleLimitError:
                 logger.info("the options of other shapes do not fit this one; its blocks are solved anew")
-                self.frontiers |= {key: self._solved_anew(self.frontiers[key]) for key in reused}
+                for old in reused:
+                    self.frontiers[old.graph.fingerprint] = make_frontier(
+                        old.graph, old.timings, self._context
+                    )
         return choose_path(self._problem(order, paths), settings)
 
-    def _solved_anew(self, frontier: StepFrontier) -> StepFrontier:
-        return make_frontier(frontier.graph, frontier.timings, self._context)
-
-    def _may_be_better(self, key: str) -> bool:
-        return key not in self.chosen and self.frontiers[key].reused_options
-
-    def _problem(self, order: Path, paths: Paths) -> PathProblem:
-        between, joined = paths.surroundings(order)
+    def _problem(self, order: GraphPath, paths: Paths) -> PathProblem:
+        eager_code, joined = paths.eager_code(order)
         if joined is None:
             joined = max(_largest_gradient(self.frontiers[key]) for key in order)
-        return PathProblem.of(order, self.frontiers, self.chosen, between, joined)
+        return PathProblem.of(order, self.frontiers, self.chosen, eager_code, joined)
 
-    def _breaks(self, order: Path, paths: Paths) -> tuple[GraphBreak, ...]:
+    def _breaks(self, order: GraphPath, paths: Paths) -> tuple[GraphBreak, ...]:
         return tuple(
             GraphBreak(*ending, crossing_bytes=_output_bytes(self.frontiers[key]))
             for key, ending in zip(order, paths.breaks(order), strict=False)
             if ending is not None
         )
 
-    def _blocks(self, order: Path) -> tuple[PlannedBlock, ...]:
-        """The blocks of all graphs in the order of the forward, numbered through."""
+    def _blocks(self, order: GraphPath) -> tuple[PlannedBlock, ...]:
+        """The blocks of all graphs, numbered in the order of the forward."""
         blocks = [block for key in order for block in self.plans[key].blocks]
         return tuple(replace(block, index=index) for index, block in enumerate(blocks))
 

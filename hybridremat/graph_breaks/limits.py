@@ -1,4 +1,4 @@
-"""The limits of a step of several graphs, and the errors where they cannot be kept."""
+"""The limits of a step of several graphs, and the errors if they cannot be kept."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The limits of one step: ``limit`` and ``reserve`` in bytes, ``overhead`` a fraction; None: any.
+    """The limits of one step: ``limit`` and ``reserve`` in bytes, ``overhead`` as a fraction; None: any.
 
-    ``plain_peak`` (bytes) and ``plain_time`` (nanoseconds) are those of the step with each graph plain;
-    ``pinned`` says whether a policy is to be kept too.
+    ``plain_peak`` (bytes) and ``plain_time`` (ns) are the plain step's; ``pinned``: there is a policy.
     """
 
     limit: int | None
@@ -51,20 +50,20 @@ class StepLimits:
         """Most nanoseconds of the step."""
         return None if self.overhead is None else int(self.plain_time * (1 + self.overhead))
 
-    def takes(self, step: MultiGraphStep, points: Sequence[int]) -> float:
+    def overhead_of(self, step: MultiGraphStep, points: Sequence[int]) -> float:
         """Extra time of some points, as a fraction of the plain step's."""
         return step.time(points) / self.plain_time - 1.0 if self.plain_time else 0.0
 
 
-def refusal(step: MultiGraphStep, asked: StepLimits, least: int) -> InfeasibleLimitError:
-    """The error for a step without points within its limits; ``least`` bytes are feasible."""
+def infeasible_error(step: MultiGraphStep, asked: StepLimits, least: int) -> InfeasibleLimitError:
+    """The error for a step with no points within its limits; ``least`` is the least feasible limit."""
     if asked.limit is not None and asked.limit < least:
         return _no_memory(asked, asked.limit, least, len(step.order))
     assert asked.overhead is not None, "a step that fits in memory can only take too long"
     within = choose_points(step, most_time=asked.most_time)
     fastest = choose_points(step, limit=step.peak_bound() if asked.memory is None else asked.memory)
     assert fastest is not None, "a step that fits in memory has a fastest way to run"
-    takes = asked.takes(step, fastest)
+    takes = asked.overhead_of(step, fastest)
     if within is None:
         return _no_time(asked, asked.overhead, takes, least)
     assert asked.limit is not None, "only a limit can exclude points within the overhead"

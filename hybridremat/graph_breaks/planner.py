@@ -1,8 +1,8 @@
 """Steps that come in several graphs (``graph_breaks="plan"``): one plan for all of them together.
 
-A :mod:`~hybridremat.graph_breaks.survey` finds the graphs, one point of each graph's frontier is chosen so
-that the whole step keeps the limit (:mod:`hybridremat.sequence.joined_graphs`), and each graph then runs its
-point. All outputs of a graph are taken to be held to the end of the step, and to carry gradients.
+A :mod:`~hybridremat.graph_breaks.survey` finds the graphs, and one point of each frontier is chosen so that
+the whole step keeps the limit (:mod:`hybridremat.sequence.joined_graphs`). All outputs of a graph are assumed
+to be held to the end of the step, and to carry gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.errors import HybridRematError, InfeasibleLimitError, PlanError, UnsurveyedPathWarning
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.graph_breaks.graphs import StepGraphs
-from hybridremat.graph_breaks.paths import Path, Paths, SurveyedPath
+from hybridremat.graph_breaks.paths import GraphPath, Paths, SurveyedPath
 from hybridremat.graph_breaks.survey import Survey, frontier_of
 from hybridremat.planning.one_graph import with_policy_fingerprint
 from hybridremat.planning.pipeline import Chosen, costed
@@ -26,9 +26,9 @@ from hybridremat.planning.settings import OnInfeasible, Settings
 
 
 class SurveyNeededError(HybridRematError):
-    """A step starts with a graph that no survey saw, and nothing of it has run. Never leaves hybridremat.
+    """A step starts with a graph that no survey has seen, and nothing has run. Never leaves hybridremat.
 
-    An error is the only way out of the compilation in which this shows.
+    An error is the only way out of the running compilation.
     """
 
 
@@ -39,16 +39,16 @@ class _Run:
     Attributes
     ----------
     path
-        The path that it takes, as far as is known.
+        The path that it is expected to take.
     ran
-        The graphs that have run of it.
+        The graphs that have run.
     unchanged
-        Until the first graph runs: whether the model's own code has changed nothing yet. None: it may have.
+        Until the first graph runs: tells whether the model's own code has changed nothing. None: it may have.
     growing
-        Whether the path was extended in the middle of this run.
+        Whether the path was extended during this run.
     """
 
-    path: Path
+    path: GraphPath
     ran: list[str] = field(default_factory=list)
     unchanged: Callable[[], bool] | None = None
     growing: bool = False
@@ -57,8 +57,8 @@ class _Run:
 class GraphBreakPlanner:
     """Chooses the schedules of the graphs of one input shape.
 
-    A graph that no survey saw (the model took another path) is planned when it comes, beside what has run of
-    this step by then; where nothing has, the path is surveyed first, and its graphs are planned together.
+    A graph that no survey has seen (the model took another path) is planned when it is compiled, together
+    with the graphs that have run before it. If none has, the path is surveyed first and planned as a whole.
     """
 
     def __init__(self, survey: Survey) -> None:
@@ -73,12 +73,12 @@ class GraphBreakPlanner:
         self._adopt(surveyed.order, self._context.settings)
 
     def begin(self) -> None:
-        """Start a run: take the path of the last one until the graphs show another."""
+        """Start a run, expecting the path of the last one."""
         self._run = _Run(self._run.path)
         self._follow(self._run.path)
 
     def enter(self, unchanged: Callable[[], bool]) -> None:
-        """Start the forward; ``unchanged`` says whether the model's own code has changed nothing since."""
+        """Start the forward; ``unchanged`` tells whether the model's own code has changed nothing since."""
         self._run.unchanged = unchanged
 
     def choose(self, traced: TracedStep) -> Chosen:
@@ -87,7 +87,7 @@ class GraphBreakPlanner:
         Raises
         ------
         SurveyNeededError
-            If the path had better be surveyed; :meth:`add_path` is to follow.
+            If the path should be surveyed, and then be given to :meth:`add_path`.
         """
         step, timings = costed(with_policy_fingerprint(traced, self._context), self._context)
         self._last = key = step.graph.fingerprint
@@ -111,14 +111,14 @@ class GraphBreakPlanner:
         Parameters
         ----------
         survey
-            Of that path; None if it is the graph that came last, alone.
+            Of that path; None if it is the one graph that was compiled last.
         on_infeasible
             As in :class:`~hybridremat.planning.settings.Settings`.
 
         Raises
         ------
         InfeasibleLimitError
-            If it does not fit beside the other paths.
+            If it does not fit with the points that other paths have fixed.
         """
         self._run.unchanged = None
         path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
@@ -135,7 +135,7 @@ class GraphBreakPlanner:
             raise
 
     def ended(self) -> None:
-        """The forward is over: the plan of the step is that of the graphs that ran."""
+        """End the forward: the plan of the step is that of the graphs that ran."""
         self._run.unchanged = None
         ran = tuple(self._run.ran)
         if ran and not self.paths.is_surveyed(ran):
@@ -143,11 +143,11 @@ class GraphBreakPlanner:
         if ran in self.paths.plans:
             self._follow(ran)
         elif ran:
-            with suppress(InfeasibleLimitError):  # it has run; the plan of the longer path stays
+            with suppress(InfeasibleLimitError):  # the step has run; its plan stays
                 self._adopt(ran, replace(self._context.settings, on_infeasible="error"))
 
     def _started(self, key: str) -> None:
-        """A graph starts: follow the path that the step takes."""
+        """Follow the path that the step takes, when a graph starts."""
         run = self._run
         run.unchanged = None
         run.ran.append(key)
@@ -158,7 +158,7 @@ class GraphBreakPlanner:
         if known in self.paths.plans:
             self._follow(known)
         else:
-            self._extend(known)  # another path: refused here if the step would pass the limit
+            self._extend(known)  # raises if the step would exceed the limit
 
     def _warn_once(self) -> None:
         if self._warned:
@@ -173,26 +173,23 @@ class GraphBreakPlanner:
             stacklevel=2,
         )
 
-    def _follow(self, path: Path) -> None:
-        """Take a path that has a plan for the one of this step."""
+    def _follow(self, path: GraphPath) -> None:
+        """Expect a path that has a plan."""
         self._run.path = path
         self.paths.remember(path, self.paths.plans[path])
         self._context.store.resume(self.paths.plans[path])
 
-    def _extend(self, order: Path) -> None:
-        """Adopt a path found in the middle of a step, in place of what was found of it before."""
+    def _extend(self, order: GraphPath) -> None:
+        """Adopt a path found during a step, in place of its shorter beginning."""
         run, before = self._run, self._run.path
         self._adopt(order, self._context.settings)
-        if run.growing and len(before) < len(order) and before == order[: len(before)]:
-            self._drop(before)
+        beginning = len(before) < len(order) and before == order[: len(before)]
+        if run.growing and beginning and before in self.paths.plans:
+            self._context.store.drop(self.paths.plans.pop(before))
         run.growing = True
 
-    def _drop(self, path: Path) -> None:
-        if path in self.paths.plans:
-            self._context.store.drop(self.paths.plans.pop(path))
-
-    def _adopt(self, order: Path, settings: Settings) -> None:
-        """Plan a path, and take it for the one of this step."""
+    def _adopt(self, order: GraphPath, settings: Settings) -> None:
+        """Plan a path, and expect it."""
         whole = self._graphs.plan(order, self.paths, settings)
         self._run.path = order
         self.paths.remember(order, whole)
@@ -200,7 +197,7 @@ class GraphBreakPlanner:
 
 
 def _require_as_planned(plan: Plan, memory: EmittedMemory) -> None:
-    """Hold a graph's figures against those of its emitted graphs."""
+    """Compare a graph's figures with those counted on its emitted graphs."""
     if memory.peak != plan.predicted_peak:
         raise PlanError(
             f"a part of the emitted plan has not been run: its peak is {memory.peak} bytes, where "

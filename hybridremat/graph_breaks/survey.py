@@ -1,8 +1,8 @@
-"""Find the graphs of a step that breaks: run its forward, graphs without gradients, and trace each graph.
+"""Find the graphs of a step with graph breaks, by running its forward without gradients.
 
-Which graph comes after a break can depend on values, so it has to be run: once to trace the graphs, and once
-more to measure the code between them, which nothing else may disturb. Both runs are trials: they get copies
-of the inputs, and leave nothing changed.
+Which graph follows a break can depend on values, so the forward runs: once to trace the graphs, and once more
+to measure the eager code between them, without tracing. Both runs are trials on copies of the inputs, and
+leave nothing changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.graph.tracing.trace import TracedStep
-from hybridremat.graph_breaks.eager_code import Recorder, measure_between
+from hybridremat.graph_breaks.eager_code import EagerCodeRecorder, measure_eager_code
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.one_graph import with_policy_fingerprint
 from hybridremat.planning.pipeline import Chosen, PlannedPartition, costed, make_frontier
@@ -29,19 +29,19 @@ from hybridremat.planning.progress import Timings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.sequence.joined_graphs import StepPart
 
-# A run of the forward on copies of the inputs, with everything as it was once the context is left.
+# Yields the forward on copies of the inputs; at exit the model's state is restored.
 Trial = AbstractContextManager[Callable[[], Any]]
 
-_TRIALS = 3  # pairs of runs for a model that does not take the same path twice
+_TRIALS = 3  # pairs of runs, for models that change their path
 
 
 class NewPathError(CaptureError):
-    """A graph came in the run that measures which has not been traced before."""
+    """The run that measures has met a graph that has not been traced."""
 
 
 @dataclass
 class Survey:
-    """What a run of the forward showed.
+    """What trial runs of the forward have found.
 
     Attributes
     ----------
@@ -50,33 +50,39 @@ class Survey:
     order
         Fingerprints in the order in which the graphs ran.
     breaks
-        Place and reason of the break that ends each run, None where there is none.
-    between
-        What the code before each run takes, and after the last one, if that has been measured.
+        Place and reason of the break after each of these, None without a break.
+    eager_code
+        Memory of the eager code before each graph of ``order`` and after the last one, if measured.
     joined_bytes
         The largest gradient that several graphs make and autograd adds up.
     refused
-        Why a graph cannot be planned as a part.
+        Why the policy cannot be kept in one of the graphs.
+    latest
+        Fingerprint of the graph that was traced last.
+    recorder
+        Of the run that measures, while it runs.
+    traced
+        The distinct graphs with costs, by fingerprint.
     """
 
     context: PlanContext
     frontiers: dict[str, StepFrontier] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
-    between: list[StepPart | None] = field(default_factory=list)
+    eager_code: list[StepPart | None] = field(default_factory=list)
     joined_bytes: int = 0
     refused: PolicyError | None = None
     latest: str | None = None
-    recorder: Recorder | None = None
+    recorder: EagerCodeRecorder | None = None
     traced: dict[str, JointGraph] = field(default_factory=dict)
 
     def choose(self, traced: TracedStep) -> Chosen:
-        """Keep the frontier of a graph; its plain schedule stands in, and never runs.
+        """Compute the frontier of a graph; the plain schedule that is returned never runs.
 
         Raises
         ------
         NewPathError
-            If the graph is new in the run that measures: nothing else can be measured within.
+            If the graph is new in the run that measures: its kernels cannot be measured then.
         """
         step = with_policy_fingerprint(traced, self.context)
         key = step.graph.fingerprint
@@ -94,16 +100,16 @@ class Survey:
     def _plan(self, key: str, timings: Timings) -> None:
         try:
             self.frontiers[key] = frontier_of(self.traced[key], timings, self.context)
-        except PolicyError as error:  # a step of one graph holds fewer outputs, and may obey
+        except PolicyError as error:  # matters only if there are breaks: one graph holds fewer outputs
             self.refused = self.refused or error
 
     def enter(self, key: str, ending: tuple[str, str] | None) -> None:
-        """Note that a graph runs."""
+        """Note that a graph runs; ``ending`` is the break after it."""
         self.order.append(key)
         self.breaks.append(ending)
 
     def run(self, trial: Callable[[], Trial], device: str) -> None:
-        """Trace the graphs, and, unless the step is one graph, measure the code between them.
+        """Trace the graphs and, if there are breaks, measure the eager code between them.
 
         Raises
         ------
@@ -133,11 +139,11 @@ class Survey:
         self.breaks.clear()
 
     def _measure(self, run: Callable[[], Any], device: str) -> None:
-        """Run the step once more; the path of this run is the one that is kept."""
+        """Run once more; the survey keeps the path of this run."""
         self._forget_path()
-        self.recorder = Recorder(device)
+        self.recorder = EagerCodeRecorder(device)
         try:
-            self.between = measure_between(self.recorder, run)
+            self.eager_code = measure_eager_code(self.recorder, run)
             self.joined_bytes = self.recorder.joined_bytes
         finally:
             self.recorder = None
@@ -149,24 +155,22 @@ class Survey:
 
 
 def frontier_of(graph: JointGraph, timings: Timings, context: PlanContext) -> StepFrontier:
-    """The frontier of one of several graphs; in training, options of other shapes will do."""
+    """The frontier of one of several graphs; in training, options of other shapes are reused."""
     return make_frontier(graph, timings, context, reuse=len(context.store) > 0)
 
 
 class SurveyBackend(Backend):
-    """Traces each graph, and runs it as Dynamo left it, without gradients."""
+    """Traces each graph, and runs Dynamo's graph without gradients."""
 
     def __init__(self, survey: Survey) -> None:
-        super().__init__(
-            PlannedPartition(survey.choose), hold_outputs=True, all_outputs=True, several_graphs=True
-        )
+        super().__init__(PlannedPartition(survey.choose), several_graphs=True)
         self.survey = survey
 
     def __call__(
         self, module: fx.GraphModule, example_inputs: Sequence[Any], **_: object
     ) -> Callable[..., Any]:
         """Trace one graph; see :class:`~hybridremat.compiler.backend.Backend`."""
-        traced = [_requires_grad(node) for node in joint_outputs(module)]
+        differentiable = [_requires_grad(node) for node in joint_outputs(module)]
         super().__call__(module, example_inputs)
         key, ending = self.survey.latest, break_after(module)
         assert key is not None
@@ -177,7 +181,7 @@ class SurveyBackend(Backend):
             if recorder is not None:
                 recorder.enter(args)
             with torch.no_grad():
-                outputs = tuple(map(_as_traced, module(*args), traced))
+                outputs = tuple(map(_as_in_training, module(*args), differentiable))
             if recorder is not None:
                 recorder.leave(outputs)
             return outputs
@@ -191,6 +195,6 @@ def _requires_grad(node: object) -> bool:
     return isinstance(example, torch.Tensor) and example.requires_grad
 
 
-def _as_traced(output: Any, traced: bool) -> Any:
-    """The output as the next graph would see it in training: requiring a gradient or not."""
-    return output if not traced or output.requires_grad else non_leaf(output)
+def _as_in_training(output: Any, differentiable: bool) -> Any:
+    """The output, requiring a gradient if it would in training."""
+    return output if not differentiable or output.requires_grad else non_leaf(output)

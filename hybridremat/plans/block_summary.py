@@ -1,4 +1,4 @@
-"""What a schedule does with each block, and the figures of blocks that nothing was decided for."""
+"""What a schedule does with each block, and the figures of blocks without a decision."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from hybridremat.sequence.decisions import BlockDecision, Decision, block_decisi
 
 @dataclass(frozen=True)
 class _Executions:
-    """What a schedule does, op by op and value by value.
-
-    ``runs`` counts executions, ``crossing`` holds the values whose forward version the backward reads, and
-    ``read`` all values that some op reads.
-    """
+    """The executions of each op, the values that cross into the backward, and those that any op reads."""
 
     graph: JointGraph
     runs: Counter[int]
@@ -123,17 +119,10 @@ def _record(graph: JointGraph, value: int) -> ValueRecord:
 
 
 def option_of_schedule(binding: BlockBinding, schedule: Schedule, crossing: Collection[int]) -> Option | None:
-    """A block as a schedule runs it, with exact figures, as if it had been one of its options.
+    """The option, with exact figures, by which a schedule runs a block; None if it needs other blocks.
 
-    Parameters
-    ----------
-    crossing
-        Values (ids of the graph) that the backward reads as the forward left them.
-
-    Returns
-    -------
-    Option | None
-        None where the block cannot run so by itself: it reads what another block made again.
+    ``crossing``: values (ids of the graph) whose forward version the backward reads. A block needs others if
+    it reads what they recompute.
     """
     ops = {op: c for c, op in enumerate(binding.ops)}
     step_of = {op: j for j, group in enumerate(binding.steps) for op in group}

@@ -1,4 +1,4 @@
-"""Plans as plain JSON types, and back. Ops, values and options are rows; ``columns`` names them."""
+"""Plans as plain JSON types, and back. Ops, values and options are rows with named ``columns``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plan_from_dict(data: object, kind: type[P]) -> P:
     Raises
     ------
     PlanFormatError
-        If something is missing, has the wrong type or has been changed, or the schema version is another.
+        If something is missing, mistyped or changed, or the schema version is another.
     """
     if not isinstance(data, Mapping) or "schema" not in data:
         raise PlanFormatError("not a plan: there is no schema version in it")

@@ -1,4 +1,4 @@
-"""What a plan was made for and where, as its file records it; and how two such records differ."""
+"""The record of what a plan is for (model, inputs, device), and how two records differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SPEC_MARK = " (spec)"
-"""Ends the device name of a plan that was made for a device without having one."""
+"""Ends the device name of a plan that was made from a device spec."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a plan was made for, and where.
+    """What a plan is for.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Origin:
     parameters, parameter_bytes
         How many numbers the model's parameters hold, and their bytes.
     device, device_name
-        Kind of device that the plan is for, and what its figures depend on: name, instruction set, threads.
+        Kind of device, and what its figures depend on: name, instruction set, threads.
     hybridremat, torch
         Versions.
     """
@@ -50,12 +50,12 @@ class Origin:
 
     @property
     def from_spec(self) -> bool:
-        """Whether the figures were computed from a device's data sheet, without running anything."""
+        """Whether the figures were computed from a device spec."""
         return self.device_name.endswith(SPEC_MARK)
 
 
 def origin_differences(planned: Origin, here: Origin) -> list[str]:
-    """What tells two records apart, most telling first: model, inputs, parameters, device, versions."""
+    """The differences of two records in words: model, inputs, parameters, device, versions."""
     found = []
     if planned.model != here.model:
         found.append(f"it is for {planned.model or 'another model'}, and this is {here.model}")

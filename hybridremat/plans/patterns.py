@@ -14,7 +14,7 @@ SUGGESTED = 5  # names that an error shows
 
 @dataclass(frozen=True)
 class Pattern:
-    """Two globs, case-sensitive; ``*`` matches dots too. ``op`` is None where the text has no ``:OP``."""
+    """Two case-sensitive globs; ``*`` matches dots too. ``op`` is None without ``:OP``."""
 
     module: str
     op: str | None
@@ -26,7 +26,7 @@ class Pattern:
         return Pattern(module, op if colon else None)
 
     def matches(self, op: Op) -> bool:
-        """Whether an op is in a module that matches, or below one, and is of a kind that matches."""
+        """Whether the op's name and its module, or one above it, match."""
         return any(fnmatchcase(path, self.module) for path in ancestors(op.module)) and self._is_kind(op)
 
     def _is_kind(self, op: Op) -> bool:
@@ -41,12 +41,12 @@ def ancestors(module: str) -> list[str]:
 
 
 def pinnable(graph: JointGraph) -> list[Op]:
-    """The ops that patterns are held against: those of the forward."""
+    """The ops that patterns can match: those of the forward."""
     return [op for op in graph.ops if op.phase is not Phase.BACKWARD]
 
 
 def needed_values(graph: JointGraph) -> frozenset[int]:
-    """Values that the backward reads, or may need to make one that it reads."""
+    """Values that the backward reads, directly or to recompute others."""
     needed: set[int] = set()
     for op in reversed(graph.ops):
         wanted = op.phase is not Phase.FORWARD or (op.recomputable and not needed.isdisjoint(op.writes))
@@ -56,7 +56,7 @@ def needed_values(graph: JointGraph) -> frozenset[int]:
 
 
 def near_misses(text: str, ops: Iterable[Op]) -> str:
-    """What there is that looks like a pattern which matches nothing, in words."""
+    """The names closest to a pattern that matches nothing, as a clause of an error."""
     pattern, ops = Pattern.of(text), tuple(ops)
     below = [op for op in ops if Pattern(pattern.module, None).matches(op)]
     if pattern.op is not None and below:
@@ -69,7 +69,7 @@ def near_misses(text: str, ops: Iterable[Op]) -> str:
 
 
 def _some(names: list[str], like: str) -> str:
-    """The names most alike, or the first ones where none is."""
+    """The closest names, or the first ones if none is close."""
     close = get_close_matches(like, names, SUGGESTED, cutoff=0.5)
     shown = close or names[:SUGGESTED]
     more = len(names) - len(shown)

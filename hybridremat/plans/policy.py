@@ -1,4 +1,4 @@
-"""``policy=``: what the user wants saved or recomputed, by module path and op, turned into pins."""
+"""``policy=``: what to save or recompute, by module path and op, turned into pins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLE = '{"transformer.h.*.mlp.act": "must_recompute", "transformer.h.*:addmm"
 
 @dataclass(frozen=True)
 class Pinned:
-    """A policy in one graph; one record for each pattern, of no values where it matches nothing here."""
+    """A policy in one graph: its pins, and a record for each pattern, empty if it matches nothing."""
 
     pins: Pins = NO_PINS
     records: tuple[PinRecord, ...] = ()
@@ -56,18 +56,18 @@ def policy_of(plan: PlanData) -> Policy | None:
 
 
 def under_policy(graph: JointGraph, policy: Policy | None) -> JointGraph:
-    """The graph, with a fingerprint that says which ops a policy speaks of.
+    """The graph, with a fingerprint that depends on the ops that a policy matches.
 
-    Equal graphs may call their modules otherwise, and a policy then pins other ops in each of them.
+    Equal graphs may have other module names, so that a policy pins other ops.
     """
     if not policy:
         return graph
-    spoken_of = [
+    matched = [
         (action, [op.id for op in pinnable(graph) if Pattern.of(text).matches(op)])
         for text, action in sorted(policy.items())
     ]
-    name = hashlib.sha256((graph.fingerprint + repr(spoken_of)).encode()).hexdigest()[:32]
-    return replace(graph, fingerprint=name)
+    fingerprint = hashlib.sha256((graph.fingerprint + repr(matched)).encode()).hexdigest()[:32]
+    return replace(graph, fingerprint=fingerprint)
 
 
 def resolve_policy(graph: JointGraph, policy: Policy | None) -> Pinned:
@@ -100,12 +100,12 @@ def resolve_policy(graph: JointGraph, policy: Policy | None) -> Pinned:
 
 
 def require_matches(graphs: Sequence[JointGraph], policy: Policy | None) -> None:
-    """Every pattern has to pin something in one graph of the step at least.
+    """Every pattern has to pin something in at least one graph of the step.
 
     Raises
     ------
     PolicyError
-        For the first pattern that does not, naming what there is.
+        For the first pattern that does not, with names that would match.
     """
     ops = [op for graph in graphs for op in pinnable(graph)]
     for text, action in (policy or {}).items():

@@ -1,4 +1,4 @@
-"""The parts of a plan, as plain data: what it was made for, its decisions, and what they were made from."""
+"""The parts of a plan as plain data: request, decisions, and what they were chosen from."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hybridremat.units import format_bytes
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked, as it was written, beside reserve and forwards; see :func:`hybridremat.wrap`.
+    """The settings of :func:`hybridremat.wrap` that a plan was made for, as the caller wrote them.
 
-    ``reckoning`` says how ``memory_limit="auto"`` came to its bytes; empty for a limit that was given.
+    ``reckoning`` says how ``memory_limit="auto"`` was computed; empty otherwise.
     """
 
     memory_limit: int | str | None = None
@@ -46,7 +46,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class PlanDetails:
-    """What a plan was chosen from: all that is shown about it can be worked out again, without the model.
+    """What a plan was chosen from: enough to explain it without the model.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class PlanDetails:
     frontier
         All points that could have been chosen, by rising peak.
     checkpointed
-        For orientation: every block keeps only its input, as per-layer checkpointing does.
+        For comparison: the figures if every block saves only its input, as per-layer checkpointing does.
     """
 
     chain: Chain
@@ -129,16 +129,16 @@ class PlannedBlock:
     forward_ops, backward_ops
         How many kernels it has in each phase.
     option, option_count, solo
-        Number of the option that its backward uses, among how many; ``solo``: its output is not made
-        again and nothing of it was saved.
+        Index of the option that its backward uses, and how many there are; ``solo``: nothing of the block is
+        saved and its output is not recomputed.
     forward_runs
         How often its whole forward runs (1: no re-run).
     saved
         Values alive between its forward and its backward.
     recomputed
-        Values made more than once, with the number of extra times; further outputs of an op if they are read.
+        Values made more than once, with the number of extra times; further outputs of an op only if read.
     freed
-        The other values: neither the backward reads them nor are they made again.
+        The other values, neither saved nor recomputed.
     saved_bytes, forward_peak, backward_peak
         Bytes of the option, without what other blocks hold.
     forward_time, extra_time
@@ -179,7 +179,7 @@ class PlannedBlock:
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where the model's graph breaks, why, and the bytes that are handed across and so kept to the end."""
+    """Place and reason of a graph break, and the bytes that cross it, which are held to the end."""
 
     place: str
     reason: str

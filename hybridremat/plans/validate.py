@@ -1,6 +1,6 @@
-"""Whether a plan that was read holds together: its blocks, options and decisions fit its graph and schedule.
+"""Checks of a plan that was read: blocks, options and decisions have to fit its graph and schedule.
 
-What is shown about a plan is worked out from these, without the model, and must not meet what cannot be.
+Explanations and reports are computed from these without the model, and rely on it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from hybridremat.plans.records import PlanDetails
 
 
 def require_sound(plan: PlanData) -> None:
-    """Hold every part of a plan against the others.
-
-    Raises
-    ------
-    ValueError, LookupError
-        Naming what does not fit.
-    """
+    """Raise ValueError or LookupError if the parts of a plan do not fit together."""
     for part in plan.parts:
         require_sound(part)
     validated_policy(policy_of(plan) or {})
@@ -47,7 +41,7 @@ def _require_sound_details(plan: PlanData, details: PlanDetails) -> None:
 
 
 def _require_options_run(problem: BlockProblem, options: OptionSet) -> None:
-    """Figures are not compared: they are those of the device that the plan was made on."""
+    """Simulate each option. Figures are not compared: they belong to the device that the plan was made on."""
     for family, solo in ((options.options, False), (options.solo, True)):
         for option in family:
             simulate_option(

@@ -1,15 +1,14 @@
 """``memory_limit="auto"``: what a CUDA device has left for the training step, computed before planning.
 
-What is left is what the driver calls free, and what PyTorch's allocator holds without using it. From that go
-a margin, and the optimizer's state, which the first ``optimizer.step()`` allocates and which is resident from
-then on. Parameter gradients do not: they are step memory.
+That is what the driver reports as free plus what PyTorch's allocator holds unused, less a margin and the
+optimizer's state, which the first ``optimizer.step()`` allocates and keeps. Parameter gradients are step
+memory.
 
-The margin is the larger of 2 % and 256 MiB. A plan counts bytes as the allocator hands them out; the device
-loses more than that. The allocator takes memory from the driver in segments: 2 MiB for what is up to 1 MiB,
-20 MiB for what is up to 10 MiB, multiples of 2 MiB beyond, and a segment that is used in part cannot serve a
-larger request. cuBLAS and cuBLASLt take workspaces at their first call (on Hopper 32 MiB each, for each
-stream), CUDA loads kernels at their first launch, and the driver does not promise that all it calls free can
-be had (``cudaMemGetInfo``).
+The margin is the larger of 2 % and 256 MiB, as the device loses more than the bytes that a plan counts. The
+allocator takes memory from the driver in segments: 2 MiB for requests up to 1 MiB, 20 MiB up to 10 MiB,
+multiples of 2 MiB beyond; a segment in partial use cannot serve a larger request. cuBLAS and cuBLASLt take
+workspaces at their first call (on Hopper 32 MiB each, for each stream), CUDA loads kernels at their first
+launch, and the driver does not guarantee what it reports as free (``cudaMemGetInfo``).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class AutoLimit:
     device
         As PyTorch names it.
     free
-        What the driver calls free, no more than the process may take
+        What the driver reports as free, no more than the process may take
         (``torch.cuda.set_per_process_memory_fraction``).
     cached
         What the allocator holds unused.
@@ -74,15 +73,15 @@ def auto_limit(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     margin: int | str | None = None,
 ) -> AutoLimit:
-    """Reckon the step memory that a model's CUDA device has left.
+    """Compute the step memory that a model's CUDA device has left.
 
     Parameters
     ----------
     model
-        On its device, with everything else there that is to stay: inputs, other models.
+        On its device, together with everything else that is to stay there: inputs, other models.
     optimizer
-        The optimizer, or several: state that it has takes no more, and what it will allocate is found exactly
-        where its step can be tried. None: twice the trained parameters, as Adam needs, none of it there yet.
+        The optimizer, or several. The state that it has yet to allocate is exact if its step runs on meta
+        tensors. None: twice the trained parameters, as Adam needs, all yet to be allocated.
     margin
         Bytes or a size; by default the larger of 2 % of what is left and 256 MiB.
 
@@ -96,7 +95,7 @@ def auto_limit(
     Notes
     -----
     ``wrap(model, kwargs=batch, memory_limit=auto_limit(model, optimizer).limit)`` is ``memory_limit="auto"``
-    with an optimizer that is known.
+    for a given optimizer.
     """
     require_trainable(model)
     device = _one_cuda_device(model)
@@ -114,7 +113,7 @@ def auto_limit(
 
 
 def with_auto_limit(settings: Settings, model: nn.Module) -> Settings:
-    """The settings with ``"auto"`` as bytes, and how they were found; other settings are unchanged.
+    """The settings with ``memory_limit="auto"`` replaced by bytes, and how these were computed.
 
     Raises
     ------

@@ -1,7 +1,4 @@
-"""Notice forwards whose backward has not run when the next forward comes.
-
-Their saved values add up: a plan made for one forward at a time then takes more than its limit.
-"""
+"""Warn when more forwards wait for their backward than planned: their saved values add up."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from hybridremat.units import format_bytes
 
 
 class _Token:
-    """Lives as long as the autograd graph of one forward; ``spent`` once a backward has gone through it."""
+    """Lives as long as the autograd graph of a forward; ``spent`` once a backward has run through it."""
 
     def __init__(self) -> None:
         self.spent = False
@@ -27,7 +24,7 @@ class _Token:
 
 
 class ForwardsInFlight:
-    """Counts the forwards of one wrapped model that wait for their backward."""
+    """Counts the forwards of a wrapped model that wait for their backward."""
 
     def __init__(self, context: PlanContext) -> None:
         self._context = context
@@ -35,7 +32,7 @@ class ForwardsInFlight:
         self._warned = False
 
     def before_forward(self) -> None:
-        """Warn, once, if this forward is one more than was planned for."""
+        """Warn, once, if this forward is one more than planned."""
         waiting = sum(not token.spent for token in self._tokens)
         planned = self._context.settings.forwards
         plan = self._context.store.current
@@ -53,7 +50,7 @@ class ForwardsInFlight:
         )
 
     def after_forward(self, outputs: object) -> None:
-        """Follow the autograd graph of what a forward returned."""
+        """Follow the autograd graph of a forward's outputs."""
         token = _Token()
         for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor) and output.grad_fn is not None:

@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def without_caches(configs: Sequence[Any]) -> Iterator[None]:
-    """Switch ``use_cache`` off in these configurations inside."""
+    """Switch ``use_cache`` off in these configurations until exit."""
     switched = [config for config in configs if config.use_cache is True]
     for config in switched:
         config.use_cache = False
@@ -23,6 +23,6 @@ def without_caches(configs: Sequence[Any]) -> Iterator[None]:
 
 
 def caching_configs(model: nn.Module) -> list[Any]:
-    """The distinct ``config`` objects of the modules that say ``use_cache``, as transformers has them."""
+    """The distinct ``config`` objects with ``use_cache`` of the modules, as in transformers."""
     configs = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), "use_cache")}
     return list(configs.values())

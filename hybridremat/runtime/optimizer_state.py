@@ -1,4 +1,4 @@
-"""Bytes that an optimizer allocates for its state: its twin takes a step on tensors without memory."""
+"""Bytes that an optimizer allocates for its state, found by a step of a copy on meta tensors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SLOTS = 2  # of a parameter's size: Adam's two moments, the most that common opt
 def state_to_come(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of state that the next step of ``optimizer`` allocates on its parameters' device.
 
-    Parameters that have state already need no more. For the others a twin of the optimizer takes a step on
-    meta tensors; where it cannot (its step reads values), two slots of their size are taken.
+    Parameters that have state need no more. For the others a copy of the optimizer takes a step on meta
+    tensors; if it cannot (its step reads values), two slots of their size are assumed.
     """
     fresh = [_without_state(optimizer, group) for group in optimizer.param_groups]
     try:

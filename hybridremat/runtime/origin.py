@@ -1,4 +1,4 @@
-"""What a plan is made for and where, as its file records it; and how two such records differ."""
+"""Make the record of what a plan is for: model, inputs and device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def origin_of(
 
 
 def graph_origin(inputs: Sequence[Any]) -> Origin:
-    """The record of a graph that Dynamo captured: its inputs and parameters alike are ``inputs``."""
+    """The record of a graph that Dynamo captured, whose parameters are among its ``inputs``."""
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
     device = next((tensor.device.type for tensor in tensors), "cpu")
     return Origin(
@@ -50,6 +50,6 @@ def graph_origin(inputs: Sequence[Any]) -> Origin:
 def _specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[TensorSpec]:
     for path, leaf in tree_flatten_with_path((list(args), dict(kwargs)))[0]:
         if isinstance(leaf, torch.Tensor):
-            (_, *below) = path  # the first step chooses between args and kwargs
+            (_, *below) = path  # the first key chooses between args and kwargs
             name = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in below)
             yield TensorSpec(name, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))

@@ -1,4 +1,4 @@
-"""What stands in for a wrapped model's call: planned steps, one for each input shape."""
+"""The call of a wrapped model: planned steps, one for each input shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import no_backward, translated_errors
-from hybridremat.compiler.model_state import preserve_state_and_parameters, watch
+from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, InfeasibleLimitError
 from hybridremat.graph.private_torch import tree_leaves
@@ -26,20 +26,19 @@ from hybridremat.runtime.steps import Step, StepMaker, conditions, input_key
 
 logger = logging.getLogger(__name__)
 
-SLOT = "_compiled_call_impl"  # where nn.Module.compile puts a compiled call; not copied or pickled
-MANY_CAPTURES = 8  # of one input shape: modes, frozen layers and autocast switched to and fro are fewer
+SLOT = "_compiled_call_impl"  # where nn.Module.compile puts its call; not copied or pickled
+MANY_CAPTURES = 8  # of one input shape; switching modes, frozen layers and autocast takes fewer
 
 
 class PlannedCall:
-    """Stands in for a module's call: planned in training, plain otherwise.
+    """Replaces a module's call: planned in training, plain otherwise.
 
-    Steps are kept by input shape, the least recently used is dropped for a new one beyond
-    ``Settings.max_plans``.
+    Steps are kept by input shape; beyond ``Settings.max_plans``, the least recently used is dropped.
 
     Attributes
     ----------
     around_forward
-        What is entered around each planned forward, once its step is planned. For those who watch.
+        Makes a context manager that is entered around each planned forward, once its step is planned.
     """
 
     def __init__(self, model: nn.Module, context: PlanContext, *, show: bool = False) -> None:
@@ -69,7 +68,7 @@ class PlannedCall:
 
     @property
     def captures(self) -> int:
-        """How many graphs have come for the steps that are kept: it changes when something is planned."""
+        """The number of graphs compiled for the steps that are kept; it changes when a step is planned."""
         return sum(step.backend.graphs for step in self._steps.values())
 
     def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -96,10 +95,10 @@ class PlannedCall:
             )
 
     def _run(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a step; where breaks are planned, a step whose graphs have changed is surveyed again first."""
+        """Run a step; with planned breaks, it is surveyed again first if its graphs have changed."""
         if step.breaks is not None:
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            step.breaks.enter(watch([*self.model.parameters(), *self.model.buffers(), *inputs]))
+            step.breaks.enter(change_check([*self.model.parameters(), *self.model.buffers(), *inputs]))
         try:
             return self._compiled(step, args, kwargs)
         except SurveyNeededError:
@@ -117,7 +116,7 @@ class PlannedCall:
         return output
 
     def _surveyed_again(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
-        """A step that knows the graphs of these inputs: one path more, or else all of it planned anew."""
+        """The step with the path of these inputs added, or a new one if that does not fit."""
         if step.breaks is not None:
             with suppress(InfeasibleLimitError):
                 step.breaks.add_path(self._maker.path(args, kwargs), on_infeasible="error")
@@ -126,7 +125,7 @@ class PlannedCall:
         return anew
 
     def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise what the plain model raises on these inputs, if it does: the caller may count on it."""
+        """Raise what the plain model raises on these inputs, if it does: callers may catch it."""
         with preserve_state_and_parameters(self.model), torch.no_grad():
             given, named = copied((args, kwargs), self.model)
             self.model._call_impl(*given, **named)
@@ -156,12 +155,12 @@ class PlannedCall:
             self._steps.move_to_end(key)
             return self._steps[key]
         step = self._maker.planned(args, kwargs)
-        self._make_room()  # not before: a shape that cannot be planned must not cost another one its plan
+        self._make_room()  # not earlier: a shape that cannot be planned must not cost another its plan
         self._steps[key] = step
         return step
 
     def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-        """Names a step. Where breaks are planned, the model's state decides too: it may touch no graph."""
+        """The key of a step; with planned breaks it has the model's state, as eager code may depend on it."""
         breaks = self.context.settings.graph_breaks == "plan"
         return input_key(args, kwargs), conditions(self.model) if breaks else None
 
@@ -181,6 +180,6 @@ class PlannedCall:
 
 
 def planned_call(model: nn.Module) -> PlannedCall | None:
-    """What stands in for a wrapped module's call; None if it is not wrapped."""
+    """The planned call of a wrapped module; None if it is not wrapped."""
     call = getattr(model, SLOT, None)
     return call if isinstance(call, PlannedCall) else None

@@ -1,4 +1,4 @@
-"""Wrap, plan and take frontiers: checks first, then the call that stands in for the model's."""
+"""Wrap and plan models, and compute frontiers: checks first, then the planned call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wrap_planned(
     progress: bool = False,
     across_ranks: bool = False,
 ) -> None:
-    """Plan a model for sample inputs, and let the planned call stand in for its own.
+    """Plan a model for sample inputs, and replace its call by the planned one.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def remove_call(model: nn.Module) -> None:
 
 
 def require_planned_call(model: nn.Module) -> PlannedCall:
-    """What stands in for a wrapped model's call.
+    """The planned call of a wrapped model.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def make_planned_call(
     progress: bool = False,
     across_ranks: bool = False,
 ) -> PlannedCall:
-    """A call with the plan for these inputs, to stand in for the model's own; the model is as it was.
+    """A planned call with the plan for these inputs; the model is unchanged.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def step_frontier(
     *,
     progress: bool,
 ) -> tuple[StepFrontier, Settings, Origin]:
-    """The frontier of a model's step, with the validated settings and the record of what it is for.
+    """The frontier of a model's step, with the validated settings and its origin.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def step_frontier(
 def capture_only(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], settings: Settings, choose: Choose
 ) -> None:
-    """Hand the traced step of a model to ``choose``; nothing is run or wrapped.
+    """Call ``choose`` with the traced step of a model; nothing is run or wrapped.
 
     Raises
     ------
@@ -151,13 +151,7 @@ def capture_only(
 
 
 def _new_call(model: nn.Module, context: PlanContext, *, progress: bool) -> PlannedCall:
-    """A call to stand in for the model's, with nothing planned yet.
-
-    Raises
-    ------
-    ModelError, CaptureError
-        If the model cannot be planned.
-    """
+    """A planned call without plans, for a model that has been checked."""
     _require_unwrapped(model)
     require_capturable(model)
     return PlannedCall(model, context, show=progress)
@@ -177,14 +171,14 @@ def _require_unwrapped(model: nn.Module) -> None:
 
 
 def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
-    """A plan that is to be applied, read if it is a file.
+    """The plan of ``plan=``, read if it is a file.
 
     Raises
     ------
-    LimitError
-        If the settings name a limit beside it, or ask for something else that it was not made for.
-    PlanFormatError
-        If the file cannot be read.
+    LimitError, PolicyError
+        If the settings have a limit or a policy too, or something else that the plan was not made for.
+    PlanFormatError, PlanMismatchError
+        If the file cannot be read, or the plan cannot be applied.
     """
     if settings.memory_limit is not None or settings.max_overhead is not None:
         raise LimitError(
@@ -195,19 +189,19 @@ def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
         raise PolicyError("plan= brings the policy that it was made for: pass plan= or policy=, not both")
     given = plan if isinstance(plan, Plan) else Plan.load(plan)
     applicable(given)
-    _require_asked_for(given, settings)
+    _require_same_request(given, settings)
     return given
 
 
-def _require_asked_for(given: Plan, settings: Settings) -> None:
-    """Refuse settings that would make another plan than the one that is given: they would change nothing."""
-    brings, usual = settings.following(given), Settings()
+def _require_same_request(given: Plan, settings: Settings) -> None:
+    """Refuse settings that differ from those of the given plan: they would have no effect."""
+    planned, default = settings.following(given), Settings()
     for name in ("reserve", "forwards", "hold_outputs", "grad_outputs"):
-        asked, brought = getattr(settings, name), getattr(brings, name)
-        same = settings.reserve_bytes() == given.reserve if name == "reserve" else asked == brought
-        if not same and asked != getattr(usual, name):
+        asked, was = getattr(settings, name), getattr(planned, name)
+        same = settings.reserve_bytes() == given.reserve if name == "reserve" else asked == was
+        if not same and asked != getattr(default, name):
             raise LimitError(
-                f"{name}={asked!r} beside plan=, which was made with {name}={brought!r}: leave it out, or "
+                f"{name}={asked!r} beside plan=, which was made with {name}={was!r}: leave it out, or "
                 f"make a plan with {name}={asked!r}"
             )
 
@@ -215,15 +209,15 @@ def _require_asked_for(given: Plan, settings: Settings) -> None:
 def wrap_at_first_step(
     model: nn.Module, settings: Settings, *, given: Plan | None = None, progress: bool = True
 ) -> PlannedCall:
-    """Wrap without sample inputs: the first training step is planned for what it is given.
+    """Wrap without sample inputs: the first training step is planned for its own inputs.
 
-    Returns what stands in for the model's call. Ranks of a process group do not wait for one another.
+    Returns the planned call. Ranks of a process group do not wait for one another.
 
     Raises
     ------
     LimitError, CostModelError, ModelError, CaptureError
-        As :func:`hybridremat.wrap`, before anything has changed. What needs inputs to be known, an
-        infeasible limit among it, comes out of the first step.
+        As :func:`hybridremat.wrap`, before anything has changed. Errors that depend on inputs, such as an
+        infeasible limit, are raised by the first step.
     """
     context = PlanContext.of(settings.validated(need_limit=True), given=given)
     call = _new_call(model, context, progress=progress)
@@ -232,5 +226,5 @@ def wrap_at_first_step(
 
 
 def require_wrappable(model: nn.Module, settings: Settings) -> None:
-    """Raise what :func:`wrap_at_first_step` would raise; nothing is changed."""
+    """Raise what :func:`wrap_at_first_step` would raise, without wrapping."""
     _new_call(model, PlanContext.of(settings.validated(need_limit=True)), progress=False)

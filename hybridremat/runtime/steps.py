@@ -1,4 +1,4 @@
-"""The planned steps of a wrapped model: how each is made, and what it is kept by."""
+"""Make the planned steps of a wrapped model, and the keys that they are kept by."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hybridremat.runtime.origin import origin_of
 
 @dataclass(frozen=True)
 class Step:
-    """The compiled step of one input shape; Dynamo's guards still decide whether it fits a call.
+    """The compiled step of one input shape; Dynamo's guards decide whether it fits a call.
 
-    ``plan_key`` is the fingerprint of the plan made for it, and ``breaks`` plans a step of several graphs.
+    ``plan_key`` is the fingerprint of its plan; ``breaks`` plans a step of several graphs.
     """
 
     backend: Backend
@@ -40,13 +40,13 @@ class Step:
 
 
 class StepMaker:
-    """Plans steps for sample inputs. ``show``: whether a person sees the progress."""
+    """Plans steps for sample inputs. ``show``: whether to show a progress bar."""
 
     def __init__(self, model: nn.Module, context: PlanContext, *, show: bool) -> None:
         self.model, self.context, self.show = model, context, show
 
     def planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
-        """Capture and plan the step for these inputs; nothing of it is run."""
+        """Capture and plan the step for these inputs, without running it."""
         started = time.perf_counter()
         with self._context_for(args, kwargs) as context:
             survey = self._survey(args, kwargs, context)
@@ -56,7 +56,7 @@ class StepMaker:
         return replace(step, plan_key=store.current.fingerprint if store.current is not None else None)
 
     def path(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
-        """A survey of the path that these inputs take in a step that is planned already."""
+        """A survey of the path that these inputs take; None if the step has no graph breaks."""
         with self._context_for(args, kwargs) as context:
             return self._survey(args, kwargs, context)
 
@@ -73,7 +73,7 @@ class StepMaker:
     def _survey(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], context: PlanContext
     ) -> Survey | None:
-        """The graphs of the step; None for a step of one graph, and where breaks are errors."""
+        """A survey of the step; None if it is one graph, or if breaks are errors."""
         if context.settings.graph_breaks == "error":
             return None
         survey = Survey(context)
@@ -97,20 +97,17 @@ class StepMaker:
         return survey
 
     def _of_several(self, survey: Survey) -> Step:
-        """The graphs that a survey found, planned together; they are compiled as they first run."""
+        """The step of a survey's graphs, planned together; each is compiled when it first runs."""
         planner = GraphBreakPlanner(survey)
-        backend = Backend(
-            PlannedPartition(planner.choose), hold_outputs=True, all_outputs=True, several_graphs=True
-        )
+        backend = Backend(PlannedPartition(planner.choose), several_graphs=True)
         backend.captured = True
         return Step(backend, compile_step(self.model, backend), breaks=planner)
 
 
 def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-    """Shapes, dtypes and devices of the tensors in a call, and the plain values beside them.
+    """Shapes, dtypes and devices of the tensors in a call, and its plain values.
 
-    Two calls with one key may still need two graphs (Dynamo's guards see everything); two calls with
-    different keys always do.
+    Calls with different keys need different graphs; calls with equal keys may (Dynamo's guards decide).
     """
 
     def entry(leaf: object) -> Hashable:
@@ -128,7 +125,7 @@ def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 
 
 def conditions(model: nn.Module) -> Hashable:
-    """Autocast, the modules in eval mode, and of each parameter its dtype and whether it is trained."""
+    """Autocast, the modules in eval mode, and dtype and ``requires_grad`` of each parameter."""
     device = model_device(model)
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return (
