@@ -27,6 +27,7 @@ class Flattener:
         self._option_sets = option_sets
         self._remove_dead = DeadCodeElimination(chain.graph, chain.rebuilt)
         self._known: dict[tuple[Decision, bool], tuple[int, ...]] = {}
+        self._read_ahead = _optional_ops_that_read_ahead(chain)
 
     def __call__(self, decisions: Sequence[Decision]) -> Schedule:
         """The schedule that carries out ``decisions`` (not empty), dead executions removed."""
@@ -42,7 +43,29 @@ class Flattener:
             if key not in self._known:
                 self._known[key] = self._executions(*key)
             steps.extend(self._known[key])
-        return self._remove_dead(Schedule(tuple(steps), num_forward or 0))
+        split = num_forward or 0
+        if self._read_ahead:
+            steps[:split] = self._delayed(steps[:split])
+        return self._remove_dead(Schedule(tuple(steps), split))
+
+    def _delayed(self, forward: Sequence[int]) -> list[int]:
+        """A forward in which optional ops that read ahead follow what they read."""
+        graph, made, steps, waiting = self._chain.graph, set[int](), list[int](), list[int]()
+
+        def ready(op: int) -> bool:
+            producers = (graph.values[value].producer for value in graph.ops[op].reads)
+            return all(producer is None or producer in made for producer in producers)
+
+        for op in forward:
+            now = [op]
+            if op in self._read_ahead and not ready(op):
+                waiting, now = [*waiting, op], []
+            while now:
+                steps += now
+                made.update(now)
+                now = [other for other in waiting if ready(other)][:1]
+                waiting = [other for other in waiting if other not in now]
+        return [*steps, *waiting]
 
     def _executions(self, decision: Decision, first: bool) -> tuple[int, ...]:
         match decision:
@@ -95,3 +118,18 @@ class Flattener:
             steps.extend(binding.ops[local] for local in locals_)
             steps.extend(ops)
         return tuple(steps)
+
+
+def _optional_ops_that_read_ahead(chain: Chain) -> frozenset[int]:
+    """Optional ops of a block that read, directly or not, an always-saved value of a later block's forward.
+
+    All are there when the backward runs, so the block may make them; in its own forward they are not yet.
+    """
+    home = {op: index for index, block in enumerate(chain.blocks) for op in block.forward}
+    ahead: set[int] = set()
+    for index, block in enumerate(chain.blocks):
+        for op in sorted(block.optional):
+            producers = [chain.graph.values[value].producer for value in chain.graph.ops[op].reads]
+            if any(home.get(made, -1) > index or made in ahead for made in producers if made is not None):
+                ahead.add(op)
+    return frozenset(ahead)

@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridremat.blocks.pareto import enumerate_options
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.types import BlockBinding, BlockProblem, Option, OptionSet
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
 from hybridremat.graph.memory import schedule_time, step_memory
+from hybridremat.graph.pins import Pins
 from hybridremat.graph.segmentation.chain import Block, Chain
+from hybridremat.graph.segmentation.segment import segment
 from hybridremat.sequence.backtrack import Backtracker
 from hybridremat.sequence.baselines import per_block_checkpoint
 from hybridremat.sequence.chain_problem import chain_problem
@@ -249,3 +252,27 @@ def test_copies_of_a_rebuilt_op_stay_where_they_are_read() -> None:
     # a checkpoint after block 0, whose copy for its own backward is not made before it is needed
     checkpoint = Forward(0), ForwardOption(1, 0), Backward(1, 0), ForwardOption(0, 0), Backward(0, 0)
     assert flatten(checkpoint) == Schedule((0, 1, 0, 2, 3, 0, 4), 4)
+
+
+def test_an_optional_op_that_reads_a_later_block_waits_for_it_in_the_forward() -> None:
+    """Block 0 makes ``late`` from its own value and an always-saved one of the last block."""
+    forward = [Op(i, f"f{i}", Phase.FORWARD, (i,), (i + 1,), time=5) for i in range(6)]
+    late = Op(6, "late", Phase.OPTIONAL, (1, 6), (7,), time=50)
+    backward = Op(7, "b", Phase.BACKWARD, (7, 8), (9,), time=1)
+    values = [Value(i, 100, i - 1 if i else None) for i in range(7)]
+    values += [Value(7, 10, 6), Value(8, 1, None, tangent=True), Value(9, 100, 7)]
+    graph = JointGraph((*forward, late, backward), tuple(values), gradients=frozenset({9}))
+    pins = Pins(must_save=frozenset({5}))
+    chain = segment(graph, max_ops=2, pins=pins)
+    assert late.id in chain.blocks[0].optional and 6 in chain.always and len(chain.blocks) > 1
+    bindings = [bind_block(chain, index) for index in range(len(chain.blocks))]
+    options = [enumerate_options(binding.problem) for binding in bindings]
+    early = [number for number, option in enumerate(options[0].options) if option.optional_forward]
+    assert early
+    for number in early:
+        rest = range(1, len(chain.blocks))
+        decisions = [ForwardOption(0, number), *(ForwardOption(s, 0) for s in rest)]
+        decisions += [Backward(s, 0) for s in reversed(rest)] + [Backward(0, number)]
+        schedule = Flattener(chain, bindings, options)(decisions)
+        step_memory(graph, schedule)  # raises if a value is read before it is made
+        assert schedule.steps.index(late.id) > schedule.steps.index(5)

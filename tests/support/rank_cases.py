@@ -140,7 +140,7 @@ def machine(name: str, more: int):
 
     def measure(kernels, missing):
         found = measured(kernels, missing)
-        return {key: replace(item, temporary=item.temporary + more) for key, item in found.items()}
+        return {key: replace(item, workspace=item.workspace + more) for key, item in found.items()}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_store, "device_description", lambda device: name)
