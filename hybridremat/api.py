@@ -14,13 +14,7 @@ from hybridremat.errors import ModelError
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import CurveSettings, PlanSettings, WrapSettings, settings_of
 from hybridremat.planning.step_costs import warn_beyond
-from hybridremat.runtime.prepare import (
-    make_planned_call,
-    remove_call,
-    require_planned_call,
-    step_frontier,
-    wrap_planned,
-)
+from hybridremat.runtime.prepare import make_planned_call, require_planned_call, step_frontier
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -123,7 +117,9 @@ def wrap(
     True
     """
     asked = settings_of("wrap", WrapSettings.__optional_keys__, settings)
-    wrap_planned(model, args, kwargs, asked, plan=plan, progress=progress, across_ranks=across_ranks)
+    make_planned_call(
+        model, args, kwargs, asked, plan=plan, progress=progress, across_ranks=across_ranks
+    ).install()
     return model
 
 
@@ -135,7 +131,7 @@ def unwrap(model: M) -> M:
     ModelError
         If the model is not wrapped.
     """
-    remove_call(model)
+    require_planned_call(model).remove()
     return model
 
 

@@ -41,7 +41,7 @@ def solved(monkeypatch):
         def solve(self, problems, *_):
             calls.append(1)
             for problem in problems:
-                self._alike.setdefault(block_structure(problem), problem)
+                self._by_structure.setdefault(block_structure(problem), problem)
             solved_now = {problem: enumerate_options(problem, LITTLE) for problem in problems}
             self._known = solved_now  # for shapes that come later in the same session
             return solved_now

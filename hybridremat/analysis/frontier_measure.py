@@ -18,7 +18,7 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.records import FrontierPoint
-from hybridremat.runtime.prepare import wrap_planned
+from hybridremat.runtime.prepare import make_planned_call
 from hybridremat.units import require_count
 
 PAIRS = 3  # of a plain and a planned step, in turn: a machine that slows down slows both
@@ -52,7 +52,7 @@ def measure_points(
 
 def _measured(point: FrontierPoint, plan: Plan, plain: Subject, model: nn.Module) -> MeasuredPoint:
     wrapped = _copy(model)
-    wrap_planned(wrapped, plain.args, plain.batch, Settings(cache=False), plan=plan)
+    make_planned_call(wrapped, plain.args, plain.batch, Settings(cache=False), plan=plan).install()
     planned = Subject(wrapped, plain.batch, plain.loss_fn, plain.args)
     figures = _measure(planned)
     ratio = time_ratio(plain, planned, PAIRS, lambda: None)

@@ -46,25 +46,6 @@ class PathProblem:
     eager_code: tuple[StepPart | None, ...]
     joined_bytes: int
 
-    @staticmethod
-    def of(
-        order: Sequence[str],
-        frontiers: Mapping[str, StepFrontier],
-        fixed: Mapping[str, Candidate],
-        eager_code: tuple[StepPart | None, ...],
-        joined_bytes: int,
-    ) -> PathProblem:
-        """The problem of a step whose graphs run in ``order``."""
-        keys = tuple(dict.fromkeys(order))
-        return PathProblem(
-            keys,
-            tuple(keys.index(key) for key in order),
-            tuple(frontiers[key] for key in keys),
-            tuple((fixed[key],) if key in fixed else frontiers[key].candidates for key in keys),
-            eager_code,
-            joined_bytes,
-        )
-
     def step(self, offered: Sequence[Sequence[Candidate]]) -> MultiGraphStep:
         """The problem as integers, for some points of each graph; the distinct graphs are its first parts."""
         parts = [_part(frontier, group) for frontier, group in zip(self.frontiers, offered, strict=True)]

@@ -85,7 +85,18 @@ class StepGraphs:
         eager_code, joined = paths.eager_code(order)
         if joined is None:
             joined = max(_largest_gradient(self.frontiers[key]) for key in order)
-        return PathProblem.of(order, self.frontiers, self.chosen, eager_code, joined)
+        keys = tuple(dict.fromkeys(order))
+        return PathProblem(
+            keys,
+            tuple(keys.index(key) for key in order),
+            tuple(self.frontiers[key] for key in keys),
+            tuple(self._offered(key) for key in keys),
+            eager_code,
+            joined,
+        )
+
+    def _offered(self, key: str) -> tuple[Candidate, ...]:
+        return (self.chosen[key],) if key in self.chosen else self.frontiers[key].candidates
 
     def _breaks(self, order: GraphPath, paths: Paths) -> tuple[GraphBreak, ...]:
         return tuple(

@@ -19,7 +19,7 @@ from hybridremat.integrations.loop_figures import StepFigures, StepLog
 from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
 from hybridremat.integrations.loop_options import LoopOptions, find_target
 from hybridremat.runtime.planned_call import PlannedCall, planned_call
-from hybridremat.runtime.prepare import remove_call, require_wrappable, wrap_at_first_step
+from hybridremat.runtime.prepare import require_wrappable, wrap_at_first_step
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class LoopWatch:
             call.around_forward = nullcontext
             # Someone may have unwrapped the model meanwhile, or wrapped it anew.
             if self._wrapped_here and planned_call(call.model) is call:
-                remove_call(call.model)
+                call.remove()
         self.target = None
 
     def step_begins(self) -> None:

@@ -30,8 +30,6 @@ from hybridremat.plans.policy import policy_of, resolve_policy
 from hybridremat.plans.records import PlanDetails
 from hybridremat.units import format_bytes
 
-_AGAIN = "Make a plan for this model and these inputs, or pass memory_limit= instead of plan=."
-
 
 def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], TracedStep]) -> Plan:
     """``plan`` with its memory on this device; times are still those of where it was made.
@@ -54,9 +52,14 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
     elsewhere = plan.origin.device_name != here.device_name
     if plan.fingerprint != step.graph.fingerprint:
         if not elsewhere:
-            raise PlanMismatchError(_mismatch(plan, details.graph, step.graph, here))
+            found = origin_differences(plan.origin, here) or [_difference(plan, details.graph, step.graph)]
+            raise _mismatch("the plan was not made for this step", found)
         if found := _obstacles(plan, details.graph, step.graph, here):
-            raise PlanMismatchError(_not_portable(found, plan.origin, here))
+            made_for = plan.origin.device_name or "another device"
+            raise _mismatch(
+                f"the plan was made for {made_for}, and its schedule does not fit this step on {here.device}",
+                found,
+            )
     if not elsewhere:
         return with_local_names(plan, step.graph, here)
     return _recounted(plan, details, _with_times(measured().graph, details.graph), here)
@@ -107,10 +110,10 @@ def _obstacles(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin)
     return []
 
 
-def _not_portable(found: list[str], origin: Origin, here: Origin) -> str:
-    return (
-        f"the plan was made for {origin.device_name or 'another device'}, and its schedule does not fit this "
-        f"step on {here.device}: {'; '.join(found)}. Nothing has changed. {_AGAIN}"
+def _mismatch(what: str, reasons: list[str]) -> PlanMismatchError:
+    return PlanMismatchError(
+        f"{what}: {'; '.join(reasons)}. Nothing has changed. Make a plan for this model and these inputs, or "
+        "pass memory_limit= instead of plan=."
     )
 
 
@@ -131,17 +134,12 @@ def applicable(plan: Plan) -> PlanDetails:
     return plan.details
 
 
-def _mismatch(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> str:
-    found = origin_differences(plan.origin, here) or [_difference(planned, graph, pinned=bool(plan.pins))]
-    return f"the plan was not made for this step: {'; '.join(found)}. Nothing has changed. {_AGAIN}"
-
-
-def _difference(planned: JointGraph, graph: JointGraph, *, pinned: bool) -> str:
-    """How two graphs differ that belong to equal origins; ``pinned``: whether module names matter."""
+def _difference(plan: Plan, planned: JointGraph, graph: JointGraph) -> str:
+    """How two graphs differ that belong to equal origins; module names matter under a policy."""
     if (difference := first_difference(planned, graph, kernels=True)) is not None:
         return difference
     for ours, theirs in zip(graph.ops, planned.ops, strict=True):
-        if pinned and ours.module != theirs.module:
+        if plan.pins and ours.module != theirs.module:
             names = f"{ours.module!r}, and was in {theirs.module!r}"
             return f"its policy goes by modules, and op {ours.id} ({ours.target}) is in {names}"
     return "its graph connects the same ops differently (layouts, edges or outputs differ)"

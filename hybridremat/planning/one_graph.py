@@ -10,16 +10,15 @@ from functools import partial
 
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.errors import InfeasibleLimitError, PlanError
-from hybridremat.graph.joint import JointGraph, plain_schedule
+from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.apply import applied
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.pipeline import Chosen, costed, make_frontier, make_plan
+from hybridremat.planning.pipeline import Chosen, costed, make_plan
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.plan_cache import plan_key
 from hybridremat.planning.port import with_local_names
 from hybridremat.planning.progress import Timings
-from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.outside_memory import OutsideMemory, PhasePeaks, needed_bytes
 from hybridremat.plans.policy import require_matches, resolve_policy, under_policy
 
@@ -34,8 +33,7 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
     HybridRematError
         As :func:`hybridremat.wrap`.
     """
-    step = with_policy_fingerprint(traced, context)
-    require_policy([step.graph], context)
+    step = under_checked_policy(traced, context)
     ready = _ready(step, context)
     if ready is not None and ready.details is not None:
         plan, step = ready, replace(step, graph=ready.details.graph)
@@ -53,20 +51,11 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
     )
 
 
-class FrontierOnly:
-    """Keeps the frontier of a traced step, and chooses the plain schedule, which never runs."""
-
-    def __init__(self, context: PlanContext) -> None:
-        self.context = context
-        self.frontier: StepFrontier | None = None
-
-    def choose(self, traced: TracedStep) -> Chosen:
-        """See :data:`~hybridremat.planning.pipeline.Choose`."""
-        step = with_policy_fingerprint(traced, self.context)
-        require_policy([step.graph], self.context)
-        step, timings = costed(step, self.context)
-        self.frontier = make_frontier(step.graph, timings, self.context)
-        return Chosen(step, plain_schedule(step.graph))
+def under_checked_policy(traced: TracedStep, context: PlanContext) -> TracedStep:
+    """:func:`with_policy_fingerprint` of a step of one graph, after :func:`require_policy`."""
+    step = with_policy_fingerprint(traced, context)
+    require_policy([step.graph], context)
+    return step
 
 
 def with_policy_fingerprint(traced: TracedStep, context: PlanContext) -> TracedStep:

@@ -26,14 +26,8 @@ P = TypeVar("P", bound=PlanData)
 
 SCHEMA = 3  # version of what plan_to_dict returns
 _UNREADABLE = (
-    BaseValidationError,
-    ForbiddenExtraKeysError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
+    *(BaseValidationError, ForbiddenExtraKeysError),
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
 )
 _ROWS = (Op, Value, Option)
 _DECISIONS = {kind.__name__: kind for kind in (Forward, ForwardOption, Backward, Solo)}

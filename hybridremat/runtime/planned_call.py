@@ -61,6 +61,14 @@ class PlannedCall:
                 self._raise_as_plain(args, kwargs)
                 raise
 
+    def install(self) -> None:
+        """Replace the model's own call."""
+        setattr(self.model, SLOT, self)
+
+    def remove(self) -> None:
+        """Give the model its own call back."""
+        delattr(self.model, SLOT)
+
     @property
     def plan(self) -> Plan | None:
         """The plan of the step that ran or was compiled last."""

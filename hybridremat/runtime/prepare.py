@@ -11,10 +11,12 @@ from torch import nn
 from hybridremat.compiler.capture import no_backward
 from hybridremat.compiler.model_checks import require_capturable, require_matching_inputs, require_trainable
 from hybridremat.errors import LimitError, ModelError, PolicyError
+from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.apply import applicable
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.one_graph import FrontierOnly
-from hybridremat.planning.pipeline import Choose, backend_for, captured_call
+from hybridremat.planning.one_graph import under_checked_policy
+from hybridremat.planning.pipeline import Choose, Chosen, backend_for, captured_call, costed, make_frontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.rank_agreement import plan_digest
@@ -26,41 +28,6 @@ from hybridremat.runtime.auto_limit import with_auto_limit
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
 from hybridremat.runtime.origin import origin_of
 from hybridremat.runtime.planned_call import SLOT, PlannedCall, planned_call
-
-
-def wrap_planned(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    settings: Settings,
-    *,
-    plan: Plan | str | Path | None = None,
-    progress: bool = False,
-    across_ranks: bool = False,
-) -> None:
-    """Plan a model for sample inputs, and replace its call by the planned one.
-
-    Raises
-    ------
-    HybridRematError
-        As :func:`hybridremat.wrap`, before anything has changed.
-    """
-    call = make_planned_call(
-        model, args, kwargs, settings, plan=plan, progress=progress, across_ranks=across_ranks
-    )
-    setattr(model, SLOT, call)
-
-
-def remove_call(model: nn.Module) -> None:
-    """Give a wrapped model its own call back.
-
-    Raises
-    ------
-    ModelError
-        If the model is not wrapped.
-    """
-    require_planned_call(model)
-    delattr(model, SLOT)
 
 
 def require_planned_call(model: nn.Module) -> PlannedCall:
@@ -124,11 +91,17 @@ def step_frontier(
     """
     settings = settings.validated(need_limit=False)
     origin = origin_of(model, args, kwargs or {}, settings.spec)
+    found: list[StepFrontier] = []
     with planning_progress(show=progress) as shown:
-        chooser = FrontierOnly(PlanContext.of(settings).at(origin, shown))
-        capture_only(model, args, kwargs or {}, settings, chooser.choose)
-    assert chooser.frontier is not None
-    return chooser.frontier, settings, origin
+        context = PlanContext.of(settings).at(origin, shown)
+
+        def choose(traced: TracedStep) -> Chosen:
+            step, timings = costed(under_checked_policy(traced, context), context)
+            found.append(make_frontier(step.graph, timings, context))
+            return Chosen(step, plain_schedule(step.graph))
+
+        capture_only(model, args, kwargs or {}, settings, choose)
+    return found[-1], settings, origin
 
 
 def capture_only(
@@ -221,7 +194,7 @@ def wrap_at_first_step(
     """
     context = PlanContext.of(settings.validated(need_limit=True), given=given)
     call = _new_call(model, context, progress=progress)
-    setattr(model, SLOT, call)
+    call.install()
     return call
 
 
