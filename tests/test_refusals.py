@@ -90,6 +90,8 @@ def test_no_trainable_parameters():
 def test_no_module():
     with pytest.raises(hybridremat.ModelError, match=r"expected a torch.nn.Module, got function"):
         hybridremat.wrap(lambda x: x, memory_limit="50%")
+    with pytest.raises(hybridremat.ModelError, match=r"expected a torch.nn.Module, got function"):
+        hybridremat.frontier(lambda x: x)
 
 
 def test_a_missing_argument():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,9 @@ def step_frontier(
         As :func:`hybridremat.frontier`.
     """
     settings = settings.validated(need_limit=False)
-    origin = origin_of(model, args, kwargs or {}, settings.spec)
     found: list[StepFrontier] = []
     with planning_progress(show=progress) as shown:
-        context = PlanContext.of(settings).at(origin, shown)
+        context = replace(PlanContext.of(settings), progress=shown)
 
         def choose(traced: TracedStep) -> Chosen:
             step, timings = costed(under_checked_policy(traced, context), context)
@@ -101,7 +101,7 @@ def step_frontier(
             return Chosen(step, plain_schedule(step.graph))
 
         capture_only(model, args, kwargs or {}, settings, choose)
-    return found[-1], settings, origin
+    return found[-1], settings, origin_of(model, args, kwargs or {}, settings.spec)
 
 
 def capture_only(
