@@ -90,7 +90,8 @@ def test_several_in_a_row_change_nothing(slow):
         assert_ended(process, slow)
 
 
-@pytest.mark.parametrize("swallow", ["__del__", pytest.param("import", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("swallow", ["__del__", "import"])
 def test_an_interrupt_that_is_swallowed_comes_again(slow, swallow):
     raising = "import signal\n        signal.raise_signal(signal.SIGINT)"
     if swallow == "__del__":

@@ -98,6 +98,7 @@ def test_what_cannot_be_had_is_said(curve):
         curve.at(memory_limit="much")
 
 
+@pytest.mark.slow
 def test_measured_peaks_are_the_predicted_ones(step, curve, no_solving):
     model, batch = step
     before = state_of(model)

@@ -104,6 +104,7 @@ def test_no_example_of_a_docstring_is_skipped():
     assert [path.name for path in sources if "+SKIP" in path.read_text(encoding="utf-8")] == []
 
 
+@pytest.mark.slow
 def test_examples_of_docstrings_run(own_folder):
     torch.manual_seed(0)
     net = importlib.import_module("net")

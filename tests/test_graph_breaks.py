@@ -86,6 +86,7 @@ def test_planning_leaves_buffers_gradients_and_random_state_alone(given):
     assert not given or all(map(torch.equal, values, gradients))
 
 
+@pytest.mark.slow
 def test_another_path_is_planned_beside_what_has_run():
     torch.manual_seed(0)
     model, inputs, shifted = Reader(), batch(), batch(shift=50.0)

@@ -103,7 +103,7 @@ def assert_plain(model):
         assert module._compiled_call_impl is None and "_compiled_call_impl" not in vars(module)
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_training_is_equal_and_measured(whole, tmp_path):
     """Accumulation, clipping, validation between steps, a smaller last batch, two epochs, a checkpoint."""
     many = {

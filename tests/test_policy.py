@@ -144,6 +144,7 @@ def test_a_pattern_has_to_match_in_one_graph_of_several():
         require_matches([graph], {"blocks": "must_save"})
 
 
+@pytest.mark.slow
 def test_limits_that_only_the_policy_excludes():
     model, batch = small("transformer")
     free = least_limit(model, batch)

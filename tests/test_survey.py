@@ -191,13 +191,14 @@ class Inside(nn.Module):
         return self.inner(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(InPlace, id="in place", marks=pytest.mark.slow),
+        pytest.param(InPlace, id="in place"),
         pytest.param(lambda: Inside(EagerWide(reads="gp")), id="graph, then plain"),
-        pytest.param(lambda: Inside(EagerWide(reads="gg")), id="two graphs", marks=pytest.mark.slow),
-        pytest.param(lambda: Inside(EagerWide(reads="pg")), id="plain, then graph", marks=pytest.mark.slow),
+        pytest.param(lambda: Inside(EagerWide(reads="gg")), id="two graphs"),
+        pytest.param(lambda: Inside(EagerWide(reads="pg")), id="plain, then graph"),
     ],
 )
 def test_bit_equal_at_the_least_limit(make):
@@ -231,9 +232,8 @@ class Turning(nn.Module):
         return x.mul(x.detach().mean().item()).pow(2).mean()
 
 
-@pytest.mark.parametrize(
-    "paths", [(0, 1), *(pytest.param(paths, marks=pytest.mark.slow) for paths in ((3, 2), (0, 1, 0)))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("paths", [(0, 1), (3, 2), (0, 1, 0)])
 def test_the_path_that_is_measured_is_the_one_that_is_planned(paths):
     torch.manual_seed(0)
     model, inputs = Turning(paths), {"x": torch.randn(32, 16)}

@@ -15,7 +15,7 @@ from support.wrapping import HOW, assert_untouched, least_limit, state_of, three
 
 
 @pytest.mark.parametrize(
-    "name", ["convnet", "running", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mlp", "transformer"))]
+    "name", ["running", *(pytest.param(n, marks=pytest.mark.slow) for n in ("convnet", "mlp", "transformer"))]
 )
 def test_training_is_bit_equal_under_three_limits(name):
     model, batch = small(name)
