@@ -134,7 +134,7 @@ def format_share_up(size: int, of: int) -> str:
 
     Taken as a limit (:func:`resolve_limit` with ``plain_peak=of``), the text gives ``size`` bytes or more.
     """
-    return f"{_tenths_up(Fraction(100 * size, max(1, of)))} %"
+    return f"{_of_tenths(math.ceil(Fraction(1000 * size, max(1, of))))} %"
 
 
 def format_overhead_up(overhead: float) -> str:
@@ -142,11 +142,13 @@ def format_overhead_up(overhead: float) -> str:
 
     :func:`parse_overhead` reads the text as ``overhead`` or more.
     """
-    return f"{_tenths_up(100 * Fraction(overhead))}%"
+    tenths = math.floor(1000 * overhead)
+    while float(Fraction(tenths, 1000)) < overhead:  # as the text is read: 0.1 is "10.0%"
+        tenths += 1
+    return f"{_of_tenths(tenths)}%"
 
 
-def _tenths_up(number: Fraction) -> str:
-    tenths = math.ceil(10 * number)
+def _of_tenths(tenths: int) -> str:
     return f"{tenths // 10}.{tenths % 10}"
 
 

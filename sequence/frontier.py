@@ -6,7 +6,6 @@ figures of flat schedules, to the byte and nanosecond.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -108,9 +107,9 @@ def evenly_spaced(slots: Sequence[int], most: int) -> tuple[int, ...]:
     """At most ``most`` of the ascending ``slots``, evenly over memory, the first and the last included."""
     if len(slots) <= most:
         return tuple(slots)
-    width = (slots[-1] - slots[0]) / (most - 1)
-    # of every interval the last slot, which is the fastest
-    chosen = {math.ceil((slot - slots[0]) / width): slot for slot in slots}
+    first, span = slots[0], slots[-1] - slots[0]
+    # of every interval the last slot, which is the fastest; the interval's number is rounded up
+    chosen = {-(-(slot - first) * (most - 1) // span): slot for slot in slots}
     return tuple(sorted(chosen.values()))
 
 

@@ -91,11 +91,14 @@ def test_several_in_a_row_change_nothing(slow):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("swallow", ["__del__", "import"])
+@pytest.mark.parametrize("swallow", ["__del__", "import", "except"])
 def test_an_interrupt_that_is_swallowed_comes_again(slow, swallow):
     raising = "import signal\n        signal.raise_signal(signal.SIGINT)"
     if swallow == "__del__":
         code = f"class C:\n    def __del__(self):\n        {raising}\n\ndef make():\n    C()\n"
+    elif swallow == "except":  # the program ends as interrupted all the same
+        code = f"def make():\n    try:\n        {raising}\n    except BaseException:\n        pass\n"
+        code += "    from mymodels import make\n    return make()\n\ndef rest():\n"
     else:  # as bindings in C++ do
         code = f"def make():\n    try:\n        {raising}\n    except BaseException as e:\n"
         code += "        raise ImportError('initialization failed') from e\n"

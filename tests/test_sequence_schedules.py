@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hybridremat.blocks.pareto import enumerate_options
@@ -210,12 +211,13 @@ def test_one_binding_and_option_set_for_each_block() -> None:
         chain_problem(chain, bindings[1:], options)
 
 
+@example([5, 6, 72, 139, 206, 272, 339, 406, 472], 8)  # in floating point, nine intervals
 @given(st.lists(st.integers(0, 500), min_size=1, unique=True).map(sorted), st.integers(2, 40))
 def test_spread_keeps_the_ends_and_the_speed_for_a_little_more_memory(slots: list[int], most: int) -> None:
     kept = evenly_spaced(slots, most)
     assert len(kept) <= most and set(kept) <= set(slots)
     assert kept[0] == slots[0] and kept[-1] == slots[-1]
-    width = (slots[-1] - slots[0]) / (most - 1)
+    width = Fraction(slots[-1] - slots[0], most - 1)
     for slot in slots:
         assert any(0 <= other - slot < width or other == slot for other in kept)
 

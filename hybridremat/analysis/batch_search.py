@@ -10,7 +10,7 @@ from hybridremat.analysis.batch_size import BatchSize
 from hybridremat.analysis.batch_steps import Batches, Factory
 from hybridremat.errors import InfeasibleLimitError, LimitError, TargetError
 from hybridremat.planning.settings import BatchSettings, settings_of
-from hybridremat.units import format_bytes, require_count
+from hybridremat.units import format_bytes, is_count
 
 GROWTH = 32  # a secant may reach this many times the largest batch that fits
 PATIENCE = 3  # steps that may fail to halve the bracket before it is bisected
@@ -103,8 +103,9 @@ def _validate(model_factory: Factory, memory_limit: int | str, start: int, most:
             f"memory_limit={memory_limit!r} is a share of the plain step's memory, which grows with the "
             'batch: give bytes (6442450944) or a size ("6GiB")'
         )
-    require_count("start", start, "of samples")
-    require_count("most", most, "of samples")
+    for name, size in (("start", start), ("most", most)):
+        if not is_count(size):
+            raise LimitError(f"{name}={size!r} is out of range: give a batch size ≥ 1")
     if start > most:
         raise LimitError(f"start={start} is beyond most={most}: give a start of at most that, or raise most")
 

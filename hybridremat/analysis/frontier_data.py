@@ -51,7 +51,7 @@ class FrontierData:
     checkpointed: FrontierPoint | None = None
     measurements: tuple[MeasuredPoint, ...] = ()
     origin: Origin = field(default_factory=Origin)
-    cost_model: str = ""
+    cost_model: str = field(default="", compare=False, kw_only=True)
 
     @property
     def least(self) -> FrontierPoint:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hybridremat.analysis.frontier_data import FrontierData, MeasuredPoint
 from hybridremat.plans.records import FrontierPoint
-from hybridremat.units import format_bytes, format_share_up
+from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 
 SHOWN = 25  # points in the text
 Row = dict[str, Any]
@@ -87,7 +87,7 @@ def _lines(frontier: FrontierData, shown: Iterable[FrontierPoint]) -> Iterator[s
 
 
 def _line(point: FrontierPoint, plain_peak: int) -> str:
-    return f"{_memory(point.peak, plain_peak)}  overhead {100 * point.overhead:6.1f} %"
+    return f"{_memory(point.peak, plain_peak)}  overhead {_overhead(point):>8}"
 
 
 def _measured_line(each: MeasuredPoint, plain_peak: int) -> str:
@@ -95,9 +95,16 @@ def _measured_line(each: MeasuredPoint, plain_peak: int) -> str:
     if each.predicted is None:
         return f"{line}   plain, no plan"
     if each.agrees:
-        return f"{line}   as predicted ({100 * each.predicted.overhead:.1f} %)"
+        return f"{line}   as predicted ({_overhead(each.predicted)})"
     outside = f", {format_bytes(each.outside)} of it outside the model" if each.outside else ""
     return f"{line}   ! {format_bytes(each.predicted.peak)} was predicted{outside}"
+
+
+def _overhead(point: FrontierPoint) -> str:
+    """A predicted overhead, rounded up: what is shown can be handed back as ``max_overhead``."""
+    if point.overhead <= 0:
+        return f"{100 * point.overhead:.1f} %"
+    return format_overhead_up(point.overhead).replace("%", " %")
 
 
 def _memory(size: int, plain_peak: int) -> str:

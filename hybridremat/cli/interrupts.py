@@ -32,31 +32,38 @@ def prompt_interrupts() -> Iterator[None]:
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    last = -CLEANUP  # when one was raised
+    came, last = False, -CLEANUP  # when one was raised
+    again: threading.Timer | None = None
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal last
+        nonlocal came, last
+        came = True
         if time.monotonic() - last >= CLEANUP:
             last = time.monotonic()
             warnings.simplefilter("ignore")  # autograd warns of a backward that did not end well
             raise KeyboardInterrupt
 
     def send_again(lost: UnraisableHookArgs) -> None:
-        nonlocal last
+        nonlocal again, last
         if not isinstance(lost.exc_value, KeyboardInterrupt):
             hook(lost)
             return
         last = -CLEANUP
-        threading.Timer(RETRY, os.kill, (os.getpid(), signal.SIGINT)).start()
+        again = threading.Timer(RETRY, os.kill, (os.getpid(), signal.SIGINT))
+        again.start()
 
     hook, sys.unraisablehook = sys.unraisablehook, send_again
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     except Exception as error:
-        if last >= 0:
+        if came:
             raise KeyboardInterrupt from error
         raise
     finally:
+        if again is not None:
+            again.cancel()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.unraisablehook = hook
+    if came:  # some code caught it
+        raise KeyboardInterrupt

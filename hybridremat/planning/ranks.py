@@ -128,6 +128,7 @@ class Ranks:
             messages = self.exchange(_Message("done", plan))
             if all(sent.state == "done" for sent in messages):
                 self._over = self._finished = True
+                self._store = None  # it must not outlive the process group
                 plans = {sent.key for sent in messages}
                 if len(plans) > 1 and self.rank == 0:
                     logger.warning(_MANY_PLANS, self.size, len(plans))

@@ -68,8 +68,9 @@ class CurveSettings(FrontierSettings, _Elsewhere, total=False):
 
 # Fields of Settings. ``decides``: plans depend on it, so it is part of a plan's key on disk and of what ranks
 # compare. ``of_wrap``: it is a keyword of wrap. ``option``: the parsed option of the command line, if it has
-# another name.
+# another name. ``of_plan``: a given plan brings its own, so it must not differ beside ``plan=``.
 _DECIDES = {"decides": True, "of_wrap": True}
+_OF_PLAN = {"decides": True, "of_wrap": True, "of_plan": True}
 _HOW = {"decides": False, "of_wrap": True}
 _NOT_OF_WRAP = {"decides": True, "of_wrap": False}
 
@@ -83,11 +84,11 @@ class Settings:
 
     memory_limit: int | str | None = field(default=None, metadata=_DECIDES | {"option": "limit"})
     max_overhead: float | str | None = field(default=None, metadata=_DECIDES)
-    reserve: int | str = field(default=0, metadata=_DECIDES)
+    reserve: int | str = field(default=0, metadata=_OF_PLAN)
     cost_model: str | CostModel = field(default="profile", metadata=_DECIDES)
-    hold_outputs: bool = field(default=False, metadata=_DECIDES)
-    grad_outputs: GradOutputs = field(default="auto", metadata=_DECIDES)
-    forwards: int = field(default=1, metadata=_DECIDES)
+    hold_outputs: bool = field(default=False, metadata=_OF_PLAN)
+    grad_outputs: GradOutputs = field(default="auto", metadata=_OF_PLAN)
+    forwards: int = field(default=1, metadata=_OF_PLAN)
     on_infeasible: OnInfeasible = field(default="error", metadata=_DECIDES)
     max_plans: int = field(default=64, metadata=_HOW)
     graph_breaks: GraphBreaks = field(default="error", metadata=_DECIDES)

@@ -154,7 +154,7 @@ class PlannedCall:
         if not step.backend.captured:
             raise no_backward(self.model)
         if step.breaks is None:
-            self.context.store.use(step.plan_key)
+            self.context.store.use(step.fingerprint)
         return self.plan
 
     def _step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def capture_only(
     ModelError, CaptureError, InputError
         If the step cannot be captured.
     """
-    _require_unwrapped(model)
+    _require_plannable(model)
     require_matching_inputs(model, args, kwargs)
     backend = backend_for(settings, choose)
     with without_caches(caching_configs(model)):
@@ -125,12 +125,11 @@ def capture_only(
 
 def _new_call(model: nn.Module, context: PlanContext, *, progress: bool) -> PlannedCall:
     """A planned call without plans, for a model that has been checked."""
-    _require_unwrapped(model)
-    require_capturable(model)
+    _require_plannable(model)
     return PlannedCall(model, context, show=progress)
 
 
-def _require_unwrapped(model: nn.Module) -> None:
+def _require_plannable(model: nn.Module) -> None:
     require_trainable(model)
     if planned_call(model) is not None:
         raise ModelError(
@@ -141,6 +140,7 @@ def _require_unwrapped(model: nn.Module) -> None:
             f"this {type(model).__name__} is already compiled (model.compile(), or torch_compile=True of a "
             "training loop), and a call is either compiled or planned: leave that out"
         )
+    require_capturable(model)
 
 
 def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
@@ -169,7 +169,7 @@ def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
 def _require_same_request(given: Plan, settings: Settings) -> None:
     """Refuse settings that differ from those of the given plan: they would have no effect."""
     planned, default = settings.following(given), Settings()
-    for name in ("reserve", "forwards", "hold_outputs", "grad_outputs"):
+    for name in (item.name for item in fields(Settings) if item.metadata.get("of_plan")):
         asked, was = getattr(settings, name), getattr(planned, name)
         same = settings.reserve_bytes() == given.reserve if name == "reserve" else asked == was
         if not same and asked != getattr(default, name):

@@ -30,12 +30,12 @@ from hybridremat.runtime.origin import origin_of
 class Step:
     """The compiled step of one input shape; Dynamo's guards decide whether it fits a call.
 
-    ``plan_key`` is the fingerprint of its plan; ``breaks`` plans a step of several graphs.
+    ``fingerprint`` is that of its plan; ``breaks`` plans a step of several graphs.
     """
 
     backend: Backend
     compiled: Callable[..., Any]
-    plan_key: str | None = None
+    fingerprint: str | None = None
     breaks: GraphBreakPlanner | None = None
 
 
@@ -53,7 +53,7 @@ class StepMaker:
             step = self._of_one_graph(args, kwargs, context) if survey is None else self._of_several(survey)
         store = self.context.store
         store.note_total(time.perf_counter() - started)
-        return replace(step, plan_key=store.current.fingerprint if store.current is not None else None)
+        return replace(step, fingerprint=store.current.fingerprint if store.current is not None else None)
 
     def path(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
         """A survey of the path that these inputs take; None if the step has no graph breaks."""
