@@ -1,0 +1,51 @@
+"""Outside memory to the byte, worked out by hand for a tangent of 3 bytes and a gradient of 5."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridremat.errors import InfeasibleLimitError
+from hybridremat.graph.joint import plain_schedule
+from hybridremat.planning.option_cache import OptionCache
+from hybridremat.planning.pipeline import plan_graph
+from hybridremat.plans.outside_memory import OutsideMemory, PhasePeaks, needed_bytes, schedule_needs
+from support.random_steps import small_graph
+
+PEAKS = PhasePeaks(forward=100, backward=90, between=40)
+
+
+@pytest.mark.parametrize(
+    ("reserve", "forwards", "needed"),
+    [
+        (0, 1, 100),  # the forward's own peak
+        (13, 1, 100),  # between: 40 + 13; backward: 90 + 13, of which 3 are the tangents
+        (14, 1, 101),  # backward: 90 + 14 − 3
+        (61, 1, 148),
+        (0, 2, 140),  # a second forward beside the first: 100 + 40; backward: 90 + 40 + 5 + 5
+        (1, 2, 140),
+        (4, 2, 141),  # backward: 90 + 40 + 4 − 3 + 5 + 5
+        (0, 3, 180),
+    ],
+)
+def test_each_phase_is_charged_what_the_caller_takes_in_it(reserve, forwards, needed):
+    graph = small_graph(gradients=frozenset({5}))
+    assert needed_bytes(graph, PEAKS, OutsideMemory(reserve, forwards)) == needed
+
+
+@pytest.mark.parametrize("reserve", [1, 50, 200])
+def test_between_the_phases_the_whole_reserve_counts(reserve):
+    graph = small_graph(gradients=frozenset({5}))
+    peaks = PhasePeaks(forward=0, backward=0, between=40)
+    assert needed_bytes(graph, peaks, OutsideMemory(reserve)) == 40 + reserve
+
+
+@pytest.mark.parametrize("reserve", [0, 40, 500])
+def test_the_least_limit_is_exact(reserve):
+    graph, outside = small_graph(gradients=frozenset({5})), OutsideMemory(reserve)
+    frontier = plan_graph(graph, cache=OptionCache(), workers=1)
+    least = min(schedule_needs(graph, each.point.schedule, outside) for each in frontier.candidates)
+    assert frontier.needs(frontier.choose(least, None, outside), outside) == least
+    assert least <= schedule_needs(graph, plain_schedule(graph), outside)
+    with pytest.raises(InfeasibleLimitError) as refused:
+        frontier.choose(least - 1, None, outside)
+    assert refused.value.least == least
