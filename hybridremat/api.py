@@ -8,13 +8,13 @@ from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
-from hybridremat.analysis.frontier import Frontier, make_frontier
+from hybridremat.analysis.frontier import Frontier, frontier_of
 from hybridremat.compiler.model_checks import require_matching_inputs
 from hybridremat.errors import ModelError
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.settings import CurveSettings, PlanSettings, WrapSettings, settings_of
+from hybridremat.planning.settings import FrontierSettings, PlanSettings, WrapSettings, settings_of
 from hybridremat.planning.step_costs import warn_beyond
-from hybridremat.runtime.prepare import make_planned_call, require_planned_call, step_frontier
+from hybridremat.runtime.prepare import make_planned_call, model_frontier, require_planned_call
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -205,11 +205,11 @@ def frontier(
     kwargs: Mapping[str, Any] | None = None,
     *,
     progress: bool = True,
-    **settings: Unpack[CurveSettings],
+    **settings: Unpack[FrontierSettings],
 ) -> Frontier:
     """The Pareto frontier of step memory and overhead, from one planning run.
 
     Parameters and errors as in :func:`plan`, without those that choose a point; the model does not change.
     """
-    asked = settings_of("frontier", CurveSettings.__optional_keys__, settings)
-    return make_frontier(*step_frontier(model, args, kwargs, asked, progress=progress))
+    asked = settings_of("frontier", FrontierSettings.__optional_keys__, settings)
+    return frontier_of(*model_frontier(model, args, kwargs, asked, progress=progress))

@@ -6,8 +6,6 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from torch.profiler import record_function
-
 from hybridremat.graph.costs.cpu_recorder import CpuRecorder
 from hybridremat.graph.costs.cuda_recorder import CudaRecorder
 from hybridremat.graph.costs.recorder import Mark, MemoryRecorder, Recording
@@ -68,10 +66,3 @@ def peaks_of(prepared: Sequence[Callable[[], Callable[[], object]]], device: str
 
     segments = record(device, run).segments
     return [segment.above_start for segment in segments if segment.name == "call"]
-
-
-@contextmanager
-def span(name: str) -> Iterator[None]:
-    """Name a stretch of code in the profiler's records."""
-    with record_function("##hybridremat:" + name):
-        yield

@@ -12,7 +12,7 @@ from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.choose import choose_plan
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.pipeline import Chosen, costed, make_frontier
+from hybridremat.planning.pipeline import Chosen, costed, graph_frontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import Progress, Timings, planning_progress
 from hybridremat.planning.settings import Settings
@@ -57,7 +57,7 @@ class BatchStep:
         """The frontier of the graph; ``reuse``: options of other batches will do."""
         with planning_progress(show=show) as progress:
             context = replace(self.context, progress=_named(progress, self.batch))
-            return make_frontier(self.graph, self.timings, context, reuse=reuse)
+            return graph_frontier(self.graph, self.timings, context, reuse=reuse)
 
 
 def _named(progress: Progress, batch: int) -> Progress:

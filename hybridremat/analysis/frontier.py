@@ -192,7 +192,7 @@ class Frontier(FrontierData):
         return frontier_text(self)
 
 
-def make_frontier(frontier: StepFrontier, settings: Settings, origin: Origin) -> Frontier:
+def frontier_of(frontier: StepFrontier, settings: Settings, origin: Origin) -> Frontier:
     """The frontier of a planning run."""
     return Frontier(
         points=frontier.points(),

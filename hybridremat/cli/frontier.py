@@ -15,7 +15,7 @@ from hybridremat.cli.inputs import limit_value, load, overhead_value, settings_g
 from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
 from hybridremat.errors import LimitError, PlotError, UsageError
 from hybridremat.files import write_atomic
-from hybridremat.planning.settings import CurveSettings
+from hybridremat.planning.settings import FrontierSettings
 from hybridremat.units import format_bytes, format_share_up, parse_overhead, resolve_limit
 
 DATA = (".csv", ".json")
@@ -41,7 +41,7 @@ def run_frontier(options: Namespace) -> int:
     target = load(options)
     step = target.model, target.args, target.kwargs
     with stdout_to_stderr(active=options.json):
-        settings = settings_given(options, CurveSettings.__optional_keys__)
+        settings = settings_given(options, FrontierSettings.__optional_keys__)
         frontier = make_frontier(*step, progress=not options.quiet, **settings)
         chosen = _chosen_row(frontier, choice)
         if options.measure is not None:

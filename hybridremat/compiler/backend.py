@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import fx
+from torch.profiler import record_function
 
 from hybridremat.compiler.output_hooks import HeldOutputs, UndefinedGradients, assign_roles
 from hybridremat.errors import CaptureError, HybridRematError
-from hybridremat.graph.costs.allocations import span
 from hybridremat.graph.private_torch import (
     allow_second_backward,
     aot_autograd,
@@ -193,7 +193,7 @@ class _Graphs:
             if not backend.armed:
                 raise CaptureComplete
             before()
-            with span(name):
+            with record_function("##hybridremat:" + name):
                 return run(args)
 
         call._boxed_call = True  # type: ignore[attr-defined]

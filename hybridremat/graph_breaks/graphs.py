@@ -11,7 +11,7 @@ from hybridremat.graph_breaks.choose_points import PathProblem, choose_path
 from hybridremat.graph_breaks.paths import GraphPath, Paths
 from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.pipeline import make_frontier
+from hybridremat.planning.pipeline import graph_frontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_frontier import Candidate, StepFrontier
@@ -76,7 +76,7 @@ class StepGraphs:
             except InfeasibleLimitError:
                 logger.info("the options of other shapes do not fit this one; its blocks are solved anew")
                 for old in reused:
-                    self.frontiers[old.graph.fingerprint] = make_frontier(
+                    self.frontiers[old.graph.fingerprint] = graph_frontier(
                         old.graph, old.timings, self._context
                     )
         return choose_path(self._problem(order, paths), settings)

@@ -18,7 +18,7 @@ from hybridremat.errors import HybridRematError, InfeasibleLimitError, PlanError
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.graph_breaks.graphs import StepGraphs
 from hybridremat.graph_breaks.paths import GraphPath, Paths, SurveyedPath
-from hybridremat.graph_breaks.survey import Survey, frontier_of
+from hybridremat.graph_breaks.survey import Survey, path_frontier
 from hybridremat.planning.one_graph import with_policy_fingerprint
 from hybridremat.planning.pipeline import Chosen, costed
 from hybridremat.planning.plan import Plan
@@ -92,7 +92,7 @@ class GraphBreakPlanner:
         step, timings = costed(with_policy_fingerprint(traced, self._context), self._context)
         self._last = key = step.graph.fingerprint
         if key not in self._graphs.plans:
-            self._graphs.frontiers[key] = frontier_of(step.graph, timings, self._context)
+            self._graphs.frontiers[key] = path_frontier(step.graph, timings, self._context)
             if self._run.unchanged is not None and self._run.unchanged():
                 raise SurveyNeededError
             self._extend((*self._run.ran, key))

@@ -24,7 +24,7 @@ from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.graph_breaks.eager_code import EagerCodeRecorder, measure_eager_code
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.one_graph import with_policy_fingerprint
-from hybridremat.planning.pipeline import Chosen, PlannedPartition, costed, make_frontier
+from hybridremat.planning.pipeline import Chosen, PlannedPartition, costed, graph_frontier
 from hybridremat.planning.progress import Timings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.sequence.joined_graphs import StepPart
@@ -99,7 +99,7 @@ class Survey:
 
     def _plan(self, key: str, timings: Timings) -> None:
         try:
-            self.frontiers[key] = frontier_of(self.traced[key], timings, self.context)
+            self.frontiers[key] = path_frontier(self.traced[key], timings, self.context)
         except PolicyError as error:  # matters only if there are breaks: one graph holds fewer outputs
             self.refused = self.refused or error
 
@@ -154,9 +154,9 @@ class Survey:
         return len(self.order) > 1 or any(ending is not None for ending in self.breaks)
 
 
-def frontier_of(graph: JointGraph, timings: Timings, context: PlanContext) -> StepFrontier:
+def path_frontier(graph: JointGraph, timings: Timings, context: PlanContext) -> StepFrontier:
     """The frontier of one of several graphs; in training, options of other shapes are reused."""
-    return make_frontier(graph, timings, context, reuse=len(context.store) > 0)
+    return graph_frontier(graph, timings, context, reuse=len(context.store) > 0)
 
 
 class SurveyBackend(Backend):

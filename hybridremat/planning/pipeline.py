@@ -107,7 +107,7 @@ def costed(traced: TracedStep, context: PlanContext) -> tuple[TracedStep, Timing
     return with_costs(traced, context.settings, context.agreement, context.progress)  # cost
 
 
-def make_frontier(
+def graph_frontier(
     graph: JointGraph, timings: Timings, context: PlanContext, *, reuse: bool = False
 ) -> StepFrontier:
     """The frontier of a graph with costs, under the context's policy; ``timings`` of earlier stages."""
@@ -132,7 +132,7 @@ def make_plan(
     InfeasibleLimitError, PolicyError
         If no plan satisfies the request.
     """
-    frontier = make_frontier(graph, timings, context, reuse=reuse)
+    frontier = graph_frontier(graph, timings, context, reuse=reuse)
     return choose_plan(frontier, context.settings, context.origin, on_infeasible=on_infeasible)  # choose
 
 

@@ -23,8 +23,8 @@ OnInfeasible = Literal["error", "least"]
 GraphBreaks = Literal["error", "plan"]
 
 
-class FrontierSettings(TypedDict, total=False):
-    """Keywords that decide on the frontier; see :func:`hybridremat.wrap`."""
+class CommonSettings(TypedDict, total=False):
+    """Keywords of all planning; see :func:`hybridremat.wrap`."""
 
     cost_model: str | CostModel
     hold_outputs: bool
@@ -34,7 +34,7 @@ class FrontierSettings(TypedDict, total=False):
     policy: Policy | None
 
 
-class BatchSettings(FrontierSettings, total=False):
+class BatchSettings(CommonSettings, total=False):
     """Keywords of :func:`hybridremat.max_batch_size`."""
 
     max_overhead: float | str | None
@@ -42,7 +42,7 @@ class BatchSettings(FrontierSettings, total=False):
     forwards: int
 
 
-class WrapSettings(FrontierSettings, total=False):
+class WrapSettings(CommonSettings, total=False):
     """Keywords of :func:`hybridremat.wrap` that say what to plan."""
 
     memory_limit: int | str | None
@@ -62,7 +62,7 @@ class PlanSettings(WrapSettings, _Elsewhere, total=False):
     """Keywords of :func:`hybridremat.plan`: what runs nowhere can be planned for any device."""
 
 
-class CurveSettings(FrontierSettings, _Elsewhere, total=False):
+class FrontierSettings(CommonSettings, _Elsewhere, total=False):
     """Keywords of :func:`hybridremat.frontier`."""
 
 

@@ -17,7 +17,7 @@ from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.apply import applicable
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.one_graph import under_checked_policy
-from hybridremat.planning.pipeline import Choose, Chosen, backend_for, captured_call, costed, make_frontier
+from hybridremat.planning.pipeline import Choose, Chosen, backend_for, captured_call, costed, graph_frontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.rank_agreement import plan_digest
@@ -75,7 +75,7 @@ def make_planned_call(
     return call
 
 
-def step_frontier(
+def model_frontier(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
@@ -97,7 +97,7 @@ def step_frontier(
 
         def choose(traced: TracedStep) -> Chosen:
             step, timings = costed(under_checked_policy(traced, context), context)
-            found.append(make_frontier(step.graph, timings, context))
+            found.append(graph_frontier(step.graph, timings, context))
             return Chosen(step, plain_schedule(step.graph))
 
         capture_only(model, args, kwargs or {}, settings, choose)
