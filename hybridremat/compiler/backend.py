@@ -1,27 +1,29 @@
 """The torch.compile backend: what happens between Dynamo's graph and the two graphs that run.
 
 Dynamo hands over a graph; AOTAutograd makes the joint graph of it and asks for a partition, which a
-:class:`Partitioner` makes (``planning/pipeline.py``); its two graphs run op by op.
+:class:`Partitioner` makes (``planning/pipeline.py``); an inner compiler runs its two graphs.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import fx
 from torch.profiler import record_function
 
-from hybridremat.compiler.output_hooks import HeldOutputs, UndefinedGradients, assign_roles
-from hybridremat.errors import CaptureError, HybridRematError
-from hybridremat.graph.private_torch import (
-    allow_second_backward,
-    aot_autograd,
-    boxed_nop,
-    inductor_config,
+from hybridremat.compiler.inner import Compiled, Finish, InnerCompiler, run_op_by_op
+from hybridremat.compiler.output_hooks import (
+    HeldOutputs,
+    UndefinedGradients,
+    assign_roles,
+    gradient_sources,
 )
+from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.tracing.alias_analysis import TraceError
 
 
@@ -38,11 +40,18 @@ REMOVE_BREAK = (
 
 @dataclass(frozen=True)
 class Partition:
-    """The two graphs that run in place of a joint graph; ``started`` is called when the forward starts."""
+    """The two graphs that run in place of a joint graph.
+
+    ``started`` is called when the forward starts, ``accept`` with the code that the inner compiler makes of
+    both graphs, unless it was cached; it raises PlanError if that is not what was planned. ``lean``: whether
+    a compiler has to keep the order of the graphs and free every buffer at once.
+    """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     started: Callable[[], None]
+    accept: Callable[[object, object], None] = lambda *_: None
+    lean: bool = False
 
 
 class Partitioner(Protocol):
@@ -71,6 +80,10 @@ class Backend:
     several_graphs
         Whether a step may have several graphs, some without a backward. All outputs of each may carry
         gradients and are held.
+    inner
+        Compiles and runs the graphs.
+    build
+        Whether graphs are compiled. Otherwise :class:`CaptureComplete` is raised once a step is planned.
 
     Attributes
     ----------
@@ -83,6 +96,8 @@ class Backend:
         Whether a graph with a backward has been compiled.
     graphs
         How many graphs have been compiled.
+    compile_seconds
+        What the inner compiler took to build code.
     """
 
     def __init__(
@@ -92,14 +107,18 @@ class Backend:
         hold_outputs: bool = False,
         all_outputs: bool = False,
         several_graphs: bool = False,
+        inner: InnerCompiler = run_op_by_op,
+        build: bool = True,
     ) -> None:
         self.partitioner = partitioner
+        self.inner, self.build = inner, build
         self.hold_outputs, self.all_outputs = hold_outputs, all_outputs or several_graphs
         self.several_graphs = several_graphs
         self.armed = True
         self.error: HybridRematError | None = None
         self.captured = False
         self.graphs = 0
+        self.compile_seconds = 0.0
         self._lock = threading.RLock()
 
     def __call__(
@@ -122,15 +141,7 @@ class Backend:
             hold_outputs = self.hold_outputs or not roles.loss_inside
             held, undefined = HeldOutputs(expected=hold_outputs), UndefinedGradients()
             graphs = _Graphs(self, held, undefined, hold_outputs=hold_outputs)
-            compile_graphs = aot_autograd(
-                fw_compiler=graphs.compile_forward,
-                bw_compiler=graphs.compile_backward,
-                inference_compiler=graphs.compile_inference,
-                partition_fn=graphs.partition,
-                keep_inference_input_mutations=True,
-            )
-            with inductor_config.patch(fallback_random=True):  # as in eager mode, unread draws stay
-                compiled = compile_graphs(module, example_inputs)
+            compiled = self.inner(module, example_inputs, graphs)
             _forget_examples(module)
 
         def run(*args: object) -> Any:
@@ -142,7 +153,7 @@ class Backend:
 
 
 class _Graphs:
-    """AOTAutograd's callbacks for one of Dynamo's graphs: partition it, and compile what runs."""
+    """What the inner compiler asks for, for one of Dynamo's graphs (``inner.Callbacks``)."""
 
     def __init__(
         self, backend: Backend, held: HeldOutputs, undefined: UndefinedGradients, *, hold_outputs: bool
@@ -150,44 +161,63 @@ class _Graphs:
         self._backend, self._held, self._undefined = backend, held, undefined
         self._hold_outputs = hold_outputs
         self._started: Callable[[], None] = lambda: None
+        self._accept: Callable[[object, object], None] = lambda *_: None
+        self._forward_code: object = None
+        self.lean = False
 
     def partition(
-        self, joint: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: object
+        self, joint: fx.GraphModule, inputs: object, *, num_fwd_outputs: int, **_: object
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The forward and backward graph of a joint graph."""
         backend = self._backend
         backend.captured = True
-        try:
+        with self._noting_errors():
             made = backend.partitioner.split(joint, num_fwd_outputs, hold_outputs=self._hold_outputs)
-        except TraceError as error:
-            backend.error = CaptureError(str(error))
-            raise backend.error from error
-        except HybridRematError as error:
-            backend.error = error
-            raise
-        self._started = made.started
+        self._started, self._accept, self.lean = made.started, made.accept, made.lean
         return made.forward, made.backward
 
-    def compile_forward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """The forward that runs."""
-        allow_second_backward()
-        return self._runnable(graph, inputs, self._started, "forward")
-
-    def compile_inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    def begin_inference(self, graph: fx.GraphModule) -> None:
         """A graph without a backward, which is part of a step of several graphs."""
         if self._backend.several_graphs:
             self._started = self._backend.partitioner.forward_only(graph)
-        return self.compile_forward(graph, inputs)
 
-    def compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """The backward that runs."""
-        run = self._runnable(graph, inputs, self._held.warn_once, "backward")
-        return self._undefined.drop_unreached(graph.graph, run)
+    def begin(self, graph: fx.GraphModule, *, backward: bool) -> Finish:
+        """Read what is needed of a graph before it is compiled."""
+        if not self._backend.build:
+            raise CaptureComplete
+        sources = gradient_sources(graph.graph) if backward else []
 
-    def _runnable(
-        self, graph: fx.GraphModule, inputs: Sequence[Any], before: Callable[[], None], name: str
-    ) -> Any:
-        backend, run = self._backend, boxed_nop(graph, list(inputs))
+        started = time.perf_counter()
+
+        def finish(run: Compiled, code: object = None) -> Compiled:
+            if self._backend.inner is not run_op_by_op:
+                self._backend.compile_seconds += time.perf_counter() - started
+            if not backward:
+                self._forward_code = code
+                return self._runnable(run, self._started, "forward")
+            if code is not None and self._forward_code is not None:
+                with self._noting_errors():
+                    self._accept(self._forward_code, code)
+            return self._undefined.drop_unreached(
+                sources, self._runnable(run, self._held.warn_once, "backward")
+            )
+
+        return finish
+
+    @contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        """Keep errors of planning, which Dynamo would wrap."""
+        try:
+            yield
+        except TraceError as error:
+            self._backend.error = CaptureError(str(error))
+            raise self._backend.error from error
+        except HybridRematError as error:
+            self._backend.error = error
+            raise
+
+    def _runnable(self, run: Compiled, before: Callable[[], None], name: str) -> Compiled:
+        backend = self._backend
 
         def call(args: list[Any]) -> Any:
             if not backend.armed:

@@ -156,13 +156,12 @@ class UndefinedGradients:
         return missing
 
     def drop_unreached(
-        self, backward: fx.Graph, run: Callable[[list[Any]], Sequence[Any]]
+        self, sources: Sequence[frozenset[int | None]], run: Callable[[list[Any]], Sequence[Any]]
     ) -> Callable[[list[Any]], Sequence[Any]]:
-        """``run``, the compiled ``backward``, with None for gradients that come from undefined ones alone.
+        """``run``, a backward, with None for gradients that come from undefined ones alone.
 
-        Both functions take their arguments boxed.
+        ``sources`` are its :func:`gradient_sources`. Both functions take their arguments boxed.
         """
-        sources = gradient_sources(backward)
 
         def call(args: list[Any]) -> Sequence[Any]:
             gradients, missing = run(args), self._missing()
