@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from hybridremat.errors import CostModelError
-from hybridremat.graph.costs.kernel_benchmarks import measure_footprints, measure_times
+from hybridremat.graph.costs.kernel_benchmarks import copy_rate, measure_footprints, measure_times
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import Kernels, distinct_kernels
 from hybridremat.graph.joint import Op
@@ -101,7 +101,8 @@ class ProfileCost:
         measured = measure_times(kernels, missing, roofline, known, progress)
         store.add_times(measured.kept)
         times = {"": 1, **roofline, **known, **measured.doubtful, **measured.kept}
-        return [times[key] for key in kernels.key_of]
+        fused = generated_times(step, kernels.device)
+        return [fused.get(op, times[key]) for op, key in enumerate(kernels.key_of)]
 
 
 def _sum_time(op: Op, rates: DeviceRates) -> int:
@@ -111,6 +112,15 @@ def _sum_time(op: Op, rates: DeviceRates) -> int:
 def roofline_time(op: Op, rates: DeviceRates) -> int:
     """Nanoseconds of an op: the larger of both terms, and a call's overhead."""
     return max(1, round(1e9 * max(op.flops / rates.flops, op.io_bytes / rates.bytes) + rates.call_ns))
+
+
+def generated_times(step: TracedStep, device: str) -> dict[int, int]:
+    """Nanoseconds of the kernels that a compiler generates: they move bytes, at the rate measured here."""
+    fused = step.fused_ops
+    if not fused:
+        return {}
+    rate = copy_rate(device)
+    return {op: max(1, round(1e9 * step.graph.ops[op].io_bytes / rate)) for op in fused}
 
 
 def device_rates(device: str) -> DeviceRates:

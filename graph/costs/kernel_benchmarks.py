@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import count
 
 import torch
@@ -22,8 +22,11 @@ from hybridremat.graph.costs.kernel_times import PASSES, KernelTimes, Neighbours
 from hybridremat.graph.costs.kernels import Kernels, prepared
 from hybridremat.graph.private_torch import _disable_current_modes, arg_tree_leaves
 from hybridremat.graph.tracing.fx_nodes import storage_bytes, tensors
+from hybridremat.graph.tracing.signature import kernel_signature
 
 logger = logging.getLogger(__name__)
+
+_COPIED = 32 << 20  # bytes: beyond what caches hold
 
 
 @contextmanager
@@ -177,3 +180,46 @@ def _op(node: fx.Node) -> str:
     """The op and the type that it computes in: kernels of the same op are alike."""
     dtype = next((tensor.dtype for tensor in tensors(node.meta.get("val"))), None)
     return f"{node.target} {dtype}"
+
+
+@cache
+def copy_rate(device: str) -> float:
+    """Bytes that the device moves in a second, read and written, measured once a process."""
+    with _outside_tracing():
+        source = torch.zeros(_COPIED, dtype=torch.uint8, device=device)
+        target = torch.ones_like(source)
+        return 2e9 * _COPIED / clock_for(device).least(partial(target.copy_, source))
+
+
+_workspaces: dict[str, int | None] = {}
+
+
+def workspace_of(node: fx.Node, layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> int | None:
+    """Workspace bytes of a kernel on tensors of these sizes and strides, measured once a process.
+
+    None for a kernel that cannot be tried on them.
+    """
+    key = f"{kernel_signature(node)} {layouts}"
+    if key not in _workspaces:
+        device = next((part.device.type for part in tensors(node.meta.get("val"))), "cpu")
+        outputs: list[tuple[int, ...]] = []
+
+        def trial() -> Callable[[], object]:
+            call = prepared(node, layouts)
+            given = arg_tree_leaves(*call.args, **call.keywords)
+
+            def run() -> object:
+                result = call()
+                outputs.append(_storages(result, given))
+                return result
+
+            return run
+
+        try:
+            with _outside_tracing(), _memory_errors():
+                ((peak, _),) = peaks_of([trial], device)
+            _workspaces[key] = max(0, peak - sum(outputs[0]))
+        except RuntimeError as error:
+            logger.warning("%s cannot be tried on other strides: %s", node, error)
+            _workspaces[key] = None
+    return _workspaces[key]

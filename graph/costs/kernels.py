@@ -6,6 +6,7 @@ tensors are equal. A model has some tens of distinct kernels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -55,10 +56,11 @@ def distinct_kernels(step: TracedStep) -> Kernels:
     """Group the ops of a step by kernel.
 
     In-place updates are left out, since they only touch residents, and ops with effects: they run in the
-    step alone, never to be measured.
+    step alone, never to be measured. So are kernels that a compiler generates.
     """
+    fused = step.fused_ops
     keys = tuple(
-        "" if op.mutates or has_effects(node) else kernel_signature(node)
+        "" if op.mutates or op.id in fused or has_effects(node) else kernel_signature(node)
         for op, node in zip(step.graph.ops, step.op_nodes, strict=True)
     )
     nodes: dict[str, fx.Node] = {}
@@ -69,13 +71,20 @@ def distinct_kernels(step: TracedStep) -> Kernels:
     return Kernels(keys, nodes, next(iter(sorted(devices - {"cpu"})), "cpu"))
 
 
-def prepared(node: fx.Node) -> partial[object]:
-    """Make real inputs; the result calls the node's kernel on them."""
+def prepared(node: fx.Node, layouts: Sequence[tuple[Sequence[int], Sequence[int]]] = ()) -> partial[object]:
+    """Make real inputs; the result calls the node's kernel on them.
+
+    ``layouts``: size and strides of tensor inputs that are laid out in another way than they were traced.
+    """
     assert callable(node.target)
     ends = group_ends(node)
+    other = {tuple(size): tuple(strides) for size, strides in layouts}
 
     def made(source: fx.Node) -> Any:
-        real = _real(fake_value(source))
+        value = fake_value(source)
+        if isinstance(value, torch.Tensor) and (strides := other.get(tuple(value.shape))) is not None:
+            value = value.new_empty_strided(value.shape, strides)
+        real = _real(value)
         return real.fill_(grouped_rows(node)) if source is ends else real
 
     args: Any = fx.map_arg(node.args, made)

@@ -27,9 +27,12 @@ class AliasAnalysis:
     """Filled by :meth:`add`, called once for each node in order.
 
     ``op_nodes`` are the calls, ``node_values[n]`` the storages that node n's tensors live in, ``backward[n]``
-    whether it depends on a tangent.
+    whether it depends on a tangent. Nodes that are ``inlined`` have no storage: they live in what they are
+    computed from, as views do. ``compiled``: whether a compiler runs the graph, and not op by op.
     """
 
+    inlined: frozenset[fx.Node] = frozenset()
+    compiled: bool = False
     values: list[Value] = field(default_factory=list)
     storages: dict[int, int] = field(default_factory=dict)
     node_values: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
@@ -56,6 +59,8 @@ class AliasAnalysis:
         if is_mutation(node):
             self._add_op(node, ())
             self.node_values[node] = self.node_values[node.all_input_nodes[0]]
+        elif node in self.inlined:
+            self.node_values[node] = self.input_values(node)
         elif node.target is operator.getitem or self._is_view(node):
             self.node_values[node] = self._aliased(node)
         else:
@@ -123,6 +128,18 @@ class AliasAnalysis:
         )
         self.values.append(value)
         return value.id
+
+    def read_nodes(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """The nodes that the node reads from memory: its inputs, or what inlined ones are computed from."""
+        found: dict[fx.Node, None] = {}
+        stack = list(node.all_input_nodes)
+        while stack:
+            source = stack.pop()
+            if source in self.inlined:
+                stack.extend(source.all_input_nodes)
+            else:
+                found[source] = None
+        return tuple(found)
 
     def input_values(self, node: fx.Node) -> tuple[int, ...]:
         """The storages that the node reads."""

@@ -27,6 +27,7 @@ from hybridremat.graph.private_torch import (
 from hybridremat.graph.tracing.alias_analysis import AliasAnalysis, TraceError
 from hybridremat.graph.tracing.cse import merge_common_subexpressions
 from hybridremat.graph.tracing.flops import node_flops
+from hybridremat.graph.tracing.fusion import NO_FUSION, Fusion, FusionRules, find_fusion
 from hybridremat.graph.tracing.fx_nodes import (
     ignored_statistics,
     is_mutation,
@@ -60,6 +61,8 @@ class TracedStep:
         For every node, the values (storages) that its tensors live in.
     num_outputs
         How many of the joint outputs belong to the forward.
+    fusion
+        What a compiler computes without memory, and in kernels of its own.
     """
 
     module: fx.GraphModule
@@ -67,6 +70,12 @@ class TracedStep:
     op_nodes: tuple[fx.Node, ...]
     node_values: Mapping[fx.Node, tuple[int, ...]]
     num_outputs: int
+    fusion: Fusion = NO_FUSION
+
+    @property
+    def fused_ops(self) -> frozenset[int]:
+        """The ops whose kernels a compiler generates, and may fuse with their neighbours."""
+        return frozenset(op for op, node in enumerate(self.op_nodes) if node in self.fusion.kernels)
 
     @property
     def op_of(self) -> dict[fx.Node, int]:
@@ -105,6 +114,8 @@ def _mutated_values(groups: AliasAnalysis, module: fx.GraphModule) -> set[int]:
 def _runs_once(groups: AliasAnalysis, node: fx.Node, mutated: set[int]) -> bool:
     """Whether a second run of the node would be wrong, or is forbidden."""
     if is_mutation(node) or node.target is with_effects:
+        return True
+    if groups.compiled and is_random(node):  # its generator's state cannot be replayed
         return True
     if isinstance(node.target, HigherOrderOperator):
         return True
@@ -147,7 +158,7 @@ def _make_op(groups: AliasAnalysis, index: int, needed: set[fx.Node], mutated: s
         phase = Phase.FORWARD
     else:
         phase = Phase.OPTIONAL
-    tensors_used = [t for n in (node, *node.all_input_nodes) for t in tensors(n.meta.get("val"))]
+    tensors_used = [t for n in (node, *groups.read_nodes(node)) for t in tensors(n.meta.get("val"))]
     return Op(
         id=index,
         name=node.name,
@@ -170,7 +181,13 @@ def _made(groups: AliasAnalysis, nodes: Iterable[fx.Node]) -> frozenset[int]:
     return frozenset(v for n in nodes for v in groups.node_values[n] if groups.values[v].producer is not None)
 
 
-def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool) -> TracedStep:
+def trace_joint(
+    module: fx.GraphModule,
+    num_outputs: int,
+    *,
+    hold_outputs: bool,
+    rules: FusionRules | None = None,
+) -> TracedStep:
     """Read a joint graph.
 
     Parameters
@@ -182,6 +199,9 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
     hold_outputs
         Whether the caller keeps all outputs to the end of the step. Otherwise only the scalar ones
         (losses) are kept, and the others are dropped once the forward has returned.
+    rules
+        What the compiler that runs it fuses; None if it runs op by op. A compiled random op is never
+        repeated.
 
     Raises
     ------
@@ -190,7 +210,8 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
         together with a new tensor.
     """
     prepare_joint_graph(module, num_outputs)
-    groups = AliasAnalysis()
+    fusion = NO_FUSION if rules is None else find_fusion(module, rules)
+    groups = AliasAnalysis(fusion.inlined, compiled=rules is not None)
     for node in module.graph.nodes:
         if node.op != "output":
             groups.add(node)
@@ -217,4 +238,4 @@ def trace_joint(module: fx.GraphModule, num_outputs: int, *, hold_outputs: bool)
         rng_state_bytes=RNG_STATE_BYTES.get(groups.device, RNG_STATE_BYTES["cpu"]),
     )
     graph = replace(graph, fingerprint=fingerprint(graph, groups.op_nodes))
-    return TracedStep(module, graph, tuple(groups.op_nodes), groups.node_values, num_outputs)
+    return TracedStep(module, graph, tuple(groups.op_nodes), groups.node_values, num_outputs, fusion)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -25,12 +25,16 @@ from hybridremat.graph.private_torch import (
 from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs, tensors
 from hybridremat.graph.tracing.trace import TracedStep
 
+OP: Final = "hybridremat_op"
+"""The key of a node's ``meta`` under which the number of its op stands."""
+
 
 class _Writer:
     """Writes executions into a new joint graph.
 
     ``current`` maps a node of the old graph to its latest version in the new one, ``first`` to the version of
-    the forward. Views are written where they are first read.
+    the forward. Views are written where they are first read. Nodes that the compiler inlines are written anew
+    for each run of kernels that it may fuse, so that it never keeps one from one run to another.
     """
 
     def __init__(self, step: TracedStep, runs: Counter[int]) -> None:
@@ -39,6 +43,9 @@ class _Writer:
         self.current: dict[fx.Node, fx.Node] = {}
         self.first: dict[fx.Node, fx.Node] = {}
         self.views: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}
+        self.inlined: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}
+        self.fused = step.fused_ops
+        self.last: tuple[bool, bool] = (True, False)  # the last execution: forward, a kernel of the compiler
         self.states: dict[int, fx.Node] = {}
         self.forward_nodes: set[fx.Node] = set()
         self.items: dict[fx.Node, list[fx.Node]] = {}
@@ -56,20 +63,26 @@ class _Writer:
             return versions[node]
         sources = tuple(self.resolve(source, versions) for source in node.all_input_nodes)
         key = (node, sources)
-        if key not in self.views:
+        written = self.inlined if node in self.step.fusion.inlined else self.views
+        if key not in written:
             mapping = dict(zip(node.all_input_nodes, sources, strict=True))
-            self.views[key] = self.graph.node_copy(node, lambda source: mapping[source])
-        return self.views[key]
+            written[key] = self.graph.node_copy(node, lambda source: mapping[source])
+        return written[key]
 
     def execute(self, op: int, *, forward: bool) -> None:
         """Write one execution of an op."""
         node = self.step.op_nodes[op]
+        now = forward, op in self.fused
+        if now != self.last or not now[1]:
+            self.inlined = {}
+        self.last = now
         mapping = {source: self.resolve(source, self.current) for source in node.all_input_nodes}
         if is_random(node) and self.runs[op] > 1:
             call = self._random_call(op, node, mapping)
         else:
             call = self.graph.node_copy(node, lambda source: mapping[source])
         call.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
+        call.meta[OP] = op
         written = {node: call}
         for item in self.items.get(node, ()):
             copy = self.graph.create_node("call_function", operator.getitem, (call, item.args[1]))

@@ -67,10 +67,13 @@ class ExtremePlanner(FixedPlanner):
         assert memory.peak == self.predicted
 
 
-def run_extremely(model, batch, seed: int, share: float):
-    """A copy of the model that trains by an extreme schedule, and the planner that knows its peak."""
+def run_extremely(model, batch, seed: int, share: float, *, fused: bool = False):
+    """A copy of the model that trains by an extreme schedule, and the planner that knows its peak.
+
+    ``fused``: the graphs are emitted as for Inductor, but run op by op.
+    """
     model, planner = copy.deepcopy(model), ExtremePlanner(seed, share)
-    backend = Backend(PlannedPartition(planner.choose))
+    backend = Backend(PlannedPartition(planner.choose, compiled=fused))
     compiled = compile_step(model, backend)
     capture(model, compiled, backend, (), batch)
     model._compiled_call_impl = compiled
