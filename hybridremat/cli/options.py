@@ -65,6 +65,7 @@ def limit_options() -> Parser:
     step = parser.add_argument_group("step")
     step.add_argument("--hold-outputs", action="store_true", help="your code keeps all outputs")
     step.add_argument("--forwards", type=int, metavar="N", default=1, help="forwards that wait at one time")
+    step.add_argument("--compiler", metavar="NAME", default="eager", help="eager (default), or inductor")
     step.add_argument("--graph-breaks", metavar="WHAT", default="error", help="error (default), or plan")
     return parser
 

@@ -61,7 +61,7 @@ def hybridremat_backend(
         context = PlanContext.of(settings).at(graph_origin(example_inputs), progress)
         backend = backend_for(settings, partial(choose_schedule, context=context))
         compiled = backend(module, example_inputs)
-    context.store.note_total(time.perf_counter() - started)
+    context.store.note_total(time.perf_counter() - started, backend.compile_seconds)
     if on_plan is not None and context.store.current is not None:
         on_plan(context.store.current)
     return compiled

@@ -50,6 +50,11 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
     """
     details = applicable(plan)
     elsewhere = plan.origin.device_name != here.device_name
+    if elsewhere and plan.compiler != "eager":
+        raise _mismatch(
+            "a compiled plan is for the device that it was made on",
+            [f"it was made on {plan.origin.device_name or 'another device'}, and this is {here.device_name}"],
+        )
     if plan.fingerprint != step.graph.fingerprint:
         if not elsewhere:
             found = origin_differences(plan.origin, here) or [_difference(plan, details.graph, step.graph)]

@@ -34,6 +34,8 @@ class PlanContext:
         Model, inputs and device of the step.
     progress
         Called with (stage, done, total).
+    build
+        Whether the step is going to run: otherwise it is planned, and not compiled.
     """
 
     settings: Settings
@@ -43,9 +45,12 @@ class PlanContext:
     given: Plan | None = None
     origin: Origin = field(default_factory=Origin)
     progress: Progress = no_progress
+    build: bool = True
 
     @staticmethod
-    def of(settings: Settings, *, given: Plan | None = None, ranks: Ranks = ALONE) -> PlanContext:
+    def of(
+        settings: Settings, *, given: Plan | None = None, ranks: Ranks = ALONE, build: bool = True
+    ) -> PlanContext:
         """The context of a model that has no plans yet."""
         return PlanContext(
             settings,
@@ -53,6 +58,7 @@ class PlanContext:
             RankAgreement(settings, ranks),
             PlanCache.for_settings(settings),
             given,
+            build=build,
         )
 
     def at(self, origin: Origin, progress: Progress = no_progress) -> PlanContext:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.lowered_memory import LoweredMemory
 from hybridremat.errors import InfeasibleLimitError, PlanError
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.tracing.trace import TracedStep
@@ -39,15 +40,19 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
         plan, step = ready, replace(step, graph=ready.details.graph)
     else:
         step, timings = costed(step, context)
-        plan = context.agreement.on_plan(lambda: ready or _made(step.graph, timings, context))
+        plan = context.agreement.on_plan(lambda: ready or _made(step, timings, context))
         _keep(plan, context)
     context.store.add(plan)
+    started = partial(context.store.use, plan.fingerprint)
+    if plan.compiler == "inductor":
+        accept_code = partial(_require_code_within_limit, plan, step.graph)
+        return Chosen(step, plan.schedule, started=started, accept_code=accept_code, lean=plan.lean)
     return Chosen(
         step,
         plan.schedule,
         plan.memory_limit,
         accept=partial(_require_as_planned, plan, step.graph),
-        started=partial(context.store.use, plan.fingerprint),
+        started=started,
     )
 
 
@@ -92,7 +97,7 @@ def _ready(step: TracedStep, context: PlanContext) -> Plan | None:
     return None
 
 
-def _made(graph: JointGraph, timings: Timings, context: PlanContext) -> Plan:
+def _made(step: TracedStep, timings: Timings, context: PlanContext) -> Plan:
     """A new plan. The first of a model solves every block.
 
     Later ones are made in the middle of training, and reuse options of blocks that differ in sizes alone,
@@ -100,10 +105,10 @@ def _made(graph: JointGraph, timings: Timings, context: PlanContext) -> Plan:
     """
     if len(context.store):
         try:
-            return make_plan(graph, timings, context, reuse=True, on_infeasible="error")
+            return make_plan(step, timings, context, reuse=True, on_infeasible="error")
         except InfeasibleLimitError:
             logger.info("the options of other shapes do not fit this one; its blocks are solved anew")
-    return make_plan(graph, timings, context, reuse=False, on_infeasible=context.settings.on_infeasible)
+    return make_plan(step, timings, context, reuse=False, on_infeasible=context.settings.on_infeasible)
 
 
 def _keep(plan: Plan, context: PlanContext) -> None:
@@ -123,6 +128,17 @@ def _require_as_planned(plan: Plan, graph: JointGraph, memory: EmittedMemory) ->
             f"the emitted plan has not been run: its peak is {memory.peak} bytes, where "
             f"{plan.predicted_peak} were planned"
         )
+    _require_within_limit(plan, graph, memory)
+
+
+def _require_code_within_limit(plan: Plan, graph: JointGraph, memory: LoweredMemory) -> None:
+    """Compare the memory of the code that has been built with the plan's limit."""
+    if memory.peak != plan.predicted_peak:
+        logger.info("the code takes %s bytes, and %s were planned", memory.peak, plan.predicted_peak)
+    _require_within_limit(plan, graph, memory)
+
+
+def _require_within_limit(plan: Plan, graph: JointGraph, memory: EmittedMemory | LoweredMemory) -> None:
     peaks = PhasePeaks(memory.forward_peak, memory.backward_peak, memory.saved)
     needed = needed_bytes(graph, peaks, OutsideMemory(plan.reserve, plan.forwards))
     if plan.memory_limit is not None and needed > plan.memory_limit:

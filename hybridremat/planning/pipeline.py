@@ -19,11 +19,15 @@ from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.inductor import Inductor, code_memory, inductor_fusion
+from hybridremat.compiler.inner import run_op_by_op
+from hybridremat.compiler.lowered_memory import LoweredMemory
 from hybridremat.compiler.model_checks import require_capturable
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
 from hybridremat.planning.choose import choose_plan
+from hybridremat.planning.choose_lowered import choose_lowered
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.option_cache import OPTIONS, OptionCache
 from hybridremat.planning.plan import Plan
@@ -33,6 +37,7 @@ from hybridremat.planning.stages import compose, forward_frontier, plain_point, 
 from hybridremat.planning.step_costs import with_costs
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.policy import Pinned, resolve_policy
+from hybridremat.version import __version__
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,10 @@ class Chosen:
         Raises :class:`~hybridremat.PlanError` if their memory is not what was planned.
     started
         Called when the forward starts.
+    accept_code
+        As ``accept``, for the code that a compiler generates of the graphs; None if they run op by op.
+    lean
+        Whether the compiler keeps the order of the schedule and frees every buffer at once.
     """
 
     step: TracedStep
@@ -58,17 +67,22 @@ class Chosen:
     limit: int | None = None
     accept: Callable[[EmittedMemory], None] = lambda _: None
     started: Callable[[], None] = lambda: None
+    accept_code: Callable[[LoweredMemory], None] | None = None
+    lean: bool = False
 
 
 Choose = Callable[[TracedStep], Chosen]
 
 
-def backend_for(settings: Settings, choose: Choose) -> Backend:
-    """The backend of steps of one graph."""
+def backend_for(settings: Settings, choose: Choose, *, build: bool = True) -> Backend:
+    """The backend of steps of one graph; without ``build`` they are planned and never run."""
+    compiled = settings.compiler == "inductor"
     return Backend(
-        PlannedPartition(choose),
+        PlannedPartition(choose, compiled=compiled),
         hold_outputs=settings.hold_outputs,
         all_outputs=settings.grad_outputs == "all",
+        inner=Inductor(f"hybridremat {__version__} {settings.deciding()}") if compiled else run_op_by_op,
+        build=build,
     )
 
 
@@ -83,19 +97,28 @@ def captured_call(
 
 
 class PlannedPartition:
-    """A partitioner (``compiler/backend.py``) that emits the schedule that ``choose`` returns."""
+    """A partitioner (``compiler/backend.py``) that emits the schedule that ``choose`` returns.
 
-    def __init__(self, choose: Choose) -> None:
-        self.choose = choose
+    ``compiled``: whether Inductor compiles the two graphs.
+    """
+
+    def __init__(self, choose: Choose, *, compiled: bool = False) -> None:
+        self.choose, self.compiled = choose, compiled
 
     def split(self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool) -> Partition:
         """See :class:`~hybridremat.compiler.backend.Partitioner`."""
-        traced = trace_joint(joint, num_outputs, hold_outputs=hold_outputs)  # trace
+        rules = inductor_fusion() if self.compiled else None
+        traced = trace_joint(joint, num_outputs, hold_outputs=hold_outputs, rules=rules)  # trace
         chosen = self.choose(traced)  # an existing plan, or make_plan
         forward, backward = emit(chosen.step, chosen.schedule)  # emit
         memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
         chosen.accept(memory)
-        return Partition(forward, backward, chosen.started)
+        if (accept := chosen.accept_code) is None:
+            return Partition(forward, backward, chosen.started)
+        code = code_memory(chosen.step, forward, backward)
+        return Partition(
+            forward, backward, chosen.started, lambda *codes: accept(code(*codes)), chosen.lean
+        )
 
     def forward_only(self, graph: fx.GraphModule) -> Callable[[], None]:
         """See :class:`~hybridremat.compiler.backend.Partitioner`."""
@@ -123,17 +146,22 @@ def graph_frontier(
 
 
 def make_plan(
-    graph: JointGraph, timings: Timings, context: PlanContext, *, reuse: bool, on_infeasible: OnInfeasible
+    step: TracedStep, timings: Timings, context: PlanContext, *, reuse: bool, on_infeasible: OnInfeasible
 ) -> Plan:
-    """A plan for a graph with costs.
+    """A plan for a step with costs.
 
     Raises
     ------
     InfeasibleLimitError, PolicyError
         If no plan satisfies the request.
     """
-    frontier = graph_frontier(graph, timings, context, reuse=reuse)
-    return choose_plan(frontier, context.settings, context.origin, on_infeasible=on_infeasible)  # choose
+    frontier = graph_frontier(step.graph, timings, context, reuse=reuse)
+    settings, origin = context.settings, context.origin
+    if settings.compiler == "inductor":
+        return choose_lowered(
+            step, frontier, settings, origin, on_infeasible=on_infeasible, progress=context.progress
+        )
+    return choose_plan(frontier, settings, origin, on_infeasible=on_infeasible)  # choose
 
 
 def plan_graph(

@@ -30,7 +30,8 @@ class Plan(PlanData):
     forwards
         How many forwards may wait for their backward at one time.
     predicted_peak
-        Exact step memory of the emitted graphs in bytes, without the caller's own code.
+        Exact step memory of the emitted graphs in bytes, without the caller's own code; of the generated code
+        if they are compiled.
     needed
         Bytes that the step takes at most with the caller's code and further forwards
         (:mod:`hybridremat.plans.outside_memory`); the same as ``predicted_peak`` without.
@@ -50,7 +51,7 @@ class Plan(PlanData):
     pins
         What each pattern of ``policy=`` pins.
     timings
-        Seconds that planning took, by stage.
+        Seconds that planning took, by stage; ``"compile"`` is what Inductor took to build its code.
     cost_model
         The source of times.
     reused_options
@@ -65,6 +66,12 @@ class Plan(PlanData):
     details
         What it was chosen from; None for a step of several graphs (each of ``parts`` has its own) and for a
         graph without a backward.
+    compiler
+        ``"eager"`` or ``"inductor"``. With Inductor, all peaks but those of blocks and ``details`` are of its
+        generated code; those are of the graph with its fused values left out.
+    lean
+        Whether Inductor keeps the order of the schedule and frees every buffer at once: it then fuses less,
+        and takes less memory.
     """
 
     parts: tuple[Plan, ...] = ()

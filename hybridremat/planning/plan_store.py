@@ -46,9 +46,13 @@ class PlanStore:
         """Remove a plan that another one replaces."""
         self._plans.pop(plan.fingerprint, None)
 
-    def note_total(self, seconds: float) -> None:
-        """Record the seconds of planning in all; all but its stages is capture, emission and checks."""
+    def note_total(self, seconds: float, compiling: float = 0.0) -> None:
+        """Record the seconds that a step took in all, and those of its compiler.
+
+        All but these and the stages of planning is capture, emission and checks.
+        """
         plan = self.current
         if plan is not None:
-            rest = max(0.0, seconds - plan.planning_seconds)
-            self._plans[plan.fingerprint] = plan.with_timings({"capture and emit": rest})
+            rest = max(0.0, seconds - plan.planning_seconds - compiling)
+            timings = {"capture and emit": rest} | ({"compile": compiling} if compiling else {})
+            self._plans[plan.fingerprint] = plan.with_timings(timings)

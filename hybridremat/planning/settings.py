@@ -21,6 +21,7 @@ from hybridremat.units import parse_bytes, parse_overhead, require_count, resolv
 GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
 GraphBreaks = Literal["error", "plan"]
+Compiler = Literal["eager", "inductor"]
 
 
 class CommonSettings(TypedDict, total=False):
@@ -52,6 +53,7 @@ class WrapSettings(CommonSettings, total=False):
     on_infeasible: OnInfeasible
     max_plans: int
     graph_breaks: GraphBreaks
+    compiler: Compiler
 
 
 class _Elsewhere(TypedDict, total=False):
@@ -97,6 +99,7 @@ class Settings:
     reckoning: str = field(default="", metadata=_NOT_OF_WRAP)
     device_spec: str | Path | DeviceSpec | None = field(default=None, metadata=_NOT_OF_WRAP)
     policy: Policy | None = field(default=None, metadata=_DECIDES | {"option": "pin"})
+    compiler: Compiler = field(default="eager", metadata=_OF_PLAN)
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
@@ -136,12 +139,27 @@ class Settings:
         _one_of("grad_outputs", self.grad_outputs, get_args(GradOutputs))
         _one_of("on_infeasible", self.on_infeasible, get_args(OnInfeasible))
         _one_of("graph_breaks", self.graph_breaks, get_args(GraphBreaks))
+        _one_of("compiler", self.compiler, get_args(Compiler))
+        self._require_compilable()
         if self.graph_breaks == "plan" and self.forwards > 1:
             raise LimitError(
                 f'forwards={self.forwards} and graph_breaks="plan" cannot be combined: plan the pair as one '
                 "model that takes both inputs, or remove the breaks"
             )
         return self if self.device_spec is None else self._for_device(device_spec(self.device_spec))
+
+    def _require_compilable(self) -> None:
+        """Refuse what cannot be combined with Inductor."""
+        if self.compiler == "inductor" and self.graph_breaks == "plan":
+            raise LimitError(
+                'compiler="inductor" and graph_breaks="plan" cannot be combined: remove the breaks, or leave '
+                "compiler= out, which runs the graphs between the breaks op by op"
+            )
+        if self.compiler == "inductor" and self.device_spec is not None:
+            raise LimitError(
+                'compiler="inductor" and device_spec= cannot be combined: what Inductor makes of a step is '
+                "known where it is compiled. Plan on that device, or leave compiler= out"
+            )
 
     def _for_device(self, spec: DeviceSpec) -> Settings:
         if self.graph_breaks == "plan":
@@ -187,6 +205,7 @@ class Settings:
             reserve=plan.reserve,
             forwards=plan.forwards,
             reckoning=plan.request.reckoning,
+            compiler=cast(Compiler, plan.compiler),
         )
 
     def reserve_bytes(self) -> int:

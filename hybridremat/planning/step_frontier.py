@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
@@ -119,7 +120,7 @@ class StepFrontier:
         fitting = [c for needs, c in needed if limit is None or needs <= limit]
         if not fitting:
             assert limit is not None
-            raise self._infeasible(limit, min(needs for needs, _ in needed), outside)
+            raise infeasible(limit, min(needs for needs, _ in needed), self.plain.peak, outside, self.pins)
         if max_overhead is None:
             return fitting[-1]
         within = [c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12]
@@ -134,22 +135,26 @@ class StepFrontier:
         point = candidate.point
         return point.peak if outside.none else schedule_needs(self.graph, point.schedule, outside)
 
-    def _infeasible(self, limit: int, least: int, outside: OutsideMemory) -> InfeasibleLimitError:
-        share = format_share_up(least, self.plain.peak)
-        under = f" under policy= ({', '.join(pin.pattern for pin in self.pins)})" if self.pins else ""
-        less = ", pin less" if self.pins else ""
-        kept = f", {format_bytes(outside.reserve)} of it kept free by reserve=" if outside.reserve else ""
-        if outside.forwards > 1:
-            kept += f", for {outside.forwards} forwards at a time"
-        return InfeasibleLimitError(
-            f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
-            f"the least feasible limit for this model and input{under} is {format_bytes(least)} "
-            f"({least} bytes, {share} of the plain step's {format_bytes(self.plain.peak)}). "
-            f"Raise the limit to that, make the batch or the input smaller{less}, or pass "
-            'on_infeasible="least" to run the plan of least memory.',
-            limit=limit,
-            least=least,
-        )
+
+def infeasible(
+    limit: int, least: int, plain_peak: int, outside: OutsideMemory, pins: Sequence[PinRecord]
+) -> InfeasibleLimitError:
+    """The error for a limit below the ``least`` feasible one (bytes)."""
+    share = format_share_up(least, plain_peak)
+    under = f" under policy= ({', '.join(pin.pattern for pin in pins)})" if pins else ""
+    less = ", pin less" if pins else ""
+    kept = f", {format_bytes(outside.reserve)} of it kept free by reserve=" if outside.reserve else ""
+    if outside.forwards > 1:
+        kept += f", for {outside.forwards} forwards at a time"
+    return InfeasibleLimitError(
+        f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
+        f"the least feasible limit for this model and input{under} is {format_bytes(least)} "
+        f"({least} bytes, {share} of the plain step's {format_bytes(plain_peak)}). "
+        f"Raise the limit to that, make the batch or the input smaller{less}, or pass "
+        'on_infeasible="least" to run the plan of least memory.',
+        limit=limit,
+        least=least,
+    )
 
 
 def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> InfeasibleLimitError:

@@ -36,12 +36,14 @@ class PlanData:
     origin: Origin = field(default_factory=Origin)
     request: Request = field(default_factory=Request)
     details: PlanDetails | None = None
+    compiler: str = "eager"
+    lean: bool = False
     timings: dict[str, float] = field(compare=False, default_factory=dict)
 
     @property
     def planning_seconds(self) -> float:
-        """Seconds that planning took in all."""
-        return sum(self.timings.values())
+        """Seconds that planning took in all, without compiling."""
+        return sum(seconds for stage, seconds in self.timings.items() if stage != "compile")
 
     def with_timings(self, timings: dict[str, float]) -> Self:
         """The same plan with more stages timed."""

@@ -71,6 +71,9 @@ def summary(plan: PlanData) -> Table:
         grid.add_row("limit", _of_plain(plan.memory_limit, plan) + kept)
     if plan.request.reckoning:
         grid.add_row("limit auto", plan.request.reckoning)
+    if plan.compiler != "eager":
+        order = "in the plan's order, buffers freed at once" if plan.lean else "with its own scheduling"
+        grid.add_row("compiler", f"{plan.compiler}, {order}; peaks are those of its code")
     grid.add_row("predicted peak", _of_plain(plan.predicted_peak, plan))
     grid.add_row("plain peak", f"{format_bytes(plan.plain_peak)} ({plan.plain_peak} bytes)")
     if plan.reserve or plan.forwards > 1:

@@ -56,8 +56,9 @@ def make_planned_call(
     plan: Plan | str | Path | None = None,
     progress: bool = False,
     across_ranks: bool = False,
+    build: bool = True,
 ) -> PlannedCall:
-    """A planned call with the plan for these inputs; the model is unchanged.
+    """A planned call with the plan for these inputs; the model is unchanged. Without ``build`` it cannot run.
 
     Raises
     ------
@@ -68,7 +69,8 @@ def make_planned_call(
         given = None if plan is None else given_plan(plan, settings)
         settings = settings if given is None else settings.following(given)
         settings = with_auto_limit(settings, model).validated(need_limit=True)
-        call = _new_call(model, PlanContext.of(settings, given=given, ranks=ranks), progress=progress)
+        context = PlanContext.of(settings, given=given, ranks=ranks, build=build)
+        call = _new_call(model, context, progress=progress)
         require_matching_inputs(model, args, kwargs or {})
         made = call.prepare(args, kwargs or {})
         ranks.finish(plan_digest(made) if made is not None else "")
@@ -116,7 +118,7 @@ def capture_only(
     """
     _require_plannable(model)
     require_matching_inputs(model, args, kwargs)
-    backend = backend_for(settings, choose)
+    backend = backend_for(settings, choose, build=False)
     with without_caches(caching_configs(model)):
         captured_call(model, args, kwargs, backend)
     if not backend.captured:

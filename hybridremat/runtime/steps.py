@@ -52,7 +52,7 @@ class StepMaker:
             survey = self._survey(args, kwargs, context)
             step = self._of_one_graph(args, kwargs, context) if survey is None else self._of_several(survey)
         store = self.context.store
-        store.note_total(time.perf_counter() - started)
+        store.note_total(time.perf_counter() - started, step.backend.compile_seconds)
         return replace(step, fingerprint=store.current.fingerprint if store.current is not None else None)
 
     def path(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
@@ -67,7 +67,9 @@ class StepMaker:
             yield self.context.at(origin, progress)
 
     def _of_one_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any], context: PlanContext) -> Step:
-        backend = backend_for(context.settings, partial(choose_schedule, context=context))
+        backend = backend_for(
+            context.settings, partial(choose_schedule, context=context), build=context.build
+        )
         return Step(backend, captured_call(self.model, args, kwargs, backend))
 
     def _survey(

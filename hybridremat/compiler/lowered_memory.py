@@ -1,0 +1,86 @@
+"""Exact memory of a step whose two graphs Inductor has lowered, from the code that it generates.
+
+Inductor decides which values share a kernel and never get memory, which buffer is written over which, and in
+which order kernels run. Its generated code has a line for every buffer that is allocated, handed on or freed;
+these are replayed. What kernels of libraries allocate while they run is added, as measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hybridremat.graph.private_inductor import BufferEvent
+
+
+@dataclass(frozen=True)
+class LoweredMemory:
+    """Bytes of a lowered step: peak of each phase, and what is alive between them."""
+
+    forward_peak: int
+    backward_peak: int
+    saved: int
+
+    @property
+    def peak(self) -> int:
+        """Peak of the step."""
+        return max(self.forward_peak, self.backward_peak)
+
+
+def replay(
+    events: Iterable[BufferEvent],
+    given: Mapping[str, tuple[str, int]],
+    workspace: Callable[[BufferEvent], int],
+    always: int = 0,
+    held: Collection[str] = (),
+) -> int:
+    """The most bytes that are alive at one time while a lowered graph runs.
+
+    Parameters
+    ----------
+    events
+        Its memory events.
+    given
+        Buffer and bytes of the inputs that are not resident, by name; several may be in one buffer.
+    workspace
+        Bytes that a call's kernel allocates while it runs.
+    always
+        Bytes that are alive all the time, beside these.
+    held
+        Buffers of ``given`` that the caller holds.
+    """
+    holds: dict[str, set[int]] = {}
+    names: list[set[str]] = []
+    size: list[int] = []
+
+    def new(name: str, bytes_: int) -> None:
+        holds[name] = {len(size)}
+        names.append({name})
+        size.append(bytes_)
+
+    for name, (buffer, bytes_) in given.items():
+        if f"{buffer} given" not in holds:
+            new(f"{buffer} given", bytes_)
+        holds[name] = holds[f"{buffer} given"]
+        names[next(iter(holds[name]))].add(name)
+    for buffer in {buffer for buffer, _ in given.values()}.difference(held):
+        names[next(iter(holds[f"{buffer} given"]))].discard(f"{buffer} given")
+    level = highest = always + sum(size)
+    for event in events:
+        if event.kind == "alloc":
+            new(event.name, event.size)
+            level += event.size
+        elif event.kind in ("alias", "move"):
+            storages = holds.get(event.source, set())
+            holds[event.name] = holds.get(event.name, set()) | storages
+            for storage in storages:
+                names[storage].add(event.name)
+        if event.kind in ("move", "free"):
+            gone = event.source if event.kind == "move" else event.name
+            for storage in holds.pop(gone, ()):
+                names[storage].discard(gone)
+                level -= size[storage] if not names[storage] else 0
+        highest = max(highest, level + (workspace(event) if event.kind == "call" else 0))
+    return highest
