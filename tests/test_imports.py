@@ -1,4 +1,4 @@
-"""Who may import whom: a light face, one direction, and private torch names behind one door."""
+"""Who may import whom: a light face, one direction, and private torch names behind two doors."""
 
 import ast
 import subprocess
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     ("errors",),
     ("files", "units", "version"),
-    ("graph",),  # joint, memory, pins, private_torch
+    ("graph",),  # joint, memory, pins, private_torch, private_inductor
     ("graph.segmentation", "graph.tracing"),
     ("graph.costs",),
     ("blocks", "compiler", "zoo"),
@@ -35,7 +35,7 @@ ORDER = (
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOLDERS = ("graph", "blocks", "sequence", "hybridremat")
-PRIVATE_DOOR = "graph/private_torch.py"
+PRIVATE_DOORS = ("graph/private_torch.py", "graph/private_inductor.py")
 
 BLOCK = """
 import sys
@@ -189,10 +189,16 @@ def test_blocks_and_sequence_never_name_torch():
     assert not offenders, "\n".join(offenders)
 
 
-def test_private_torch_names_stand_in_one_module():
+def test_inductors_door_is_opened_by_those_who_ask():
+    code = "import sys, hybridremat.cli.main, hybridremat.planning.pipeline, hybridremat.compiler.backend\n"
+    code += "assert 'hybridremat.graph.private_inductor' not in sys.modules"
+    assert error_without(set(), code) == ""
+
+
+def test_private_torch_names_stand_behind_their_doors():
     offenders = set()
     for _, path, tree in sources():
-        if path == PRIVATE_DOOR:
+        if path in PRIVATE_DOORS:
             continue
         uses = [*imported(tree)]
         uses += [(node.lineno, dotted(node)) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]

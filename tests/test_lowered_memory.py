@@ -1,0 +1,136 @@
+"""The replay of generated code, fusion and late recomputation, by hand and without a compiler."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from hybridremat.compiler.lowered_memory import replay
+from hybridremat.graph.joint import Phase
+from hybridremat.graph.memory import step_memory
+from hybridremat.graph.private_inductor import BufferEvent, InductorFusion
+from hybridremat.graph.tracing.fusion import find_fusion
+from hybridremat.sequence.sinking import sink_recomputations
+from support.examples import examples
+from support.extreme_schedules import extreme_schedule
+from support.nets import transformer
+from support.training import traced
+
+
+def peak(*events, given=(), workspace=0, **how):
+    return replay(events, dict(given), lambda _: workspace, **how)
+
+
+def alloc(name, size):
+    return BufferEvent("alloc", name, size)
+
+
+def free(name):
+    return BufferEvent("free", name)
+
+
+def move(source, name):
+    return BufferEvent("move", name, source=source)
+
+
+def alias(source, name):
+    return BufferEvent("alias", name, source=source)
+
+
+def test_buffers_live_from_their_allocation_to_their_end():
+    assert peak(alloc("a", 4), alloc("b", 2), free("a"), alloc("c", 3)) == 6
+
+
+def test_a_buffer_that_is_handed_on_costs_once():
+    assert peak(alloc("a", 4), move("a", "b"), free("a"), alloc("c", 1)) == 5
+    assert peak(alloc("a", 4), move("a", "b"), free("b"), alloc("c", 5)) == 5
+
+
+def test_a_buffer_is_gone_with_its_last_name():
+    views = alloc("a", 4), alias("a", "b"), free("a")
+    assert peak(*views, alloc("c", 3)) == 7
+    assert peak(*views, free("b"), alloc("c", 3)) == 4
+
+
+def test_a_tuple_holds_what_is_taken_out_of_it():
+    made = alloc("t:x", 4), alloc("t:y", 2), alias("t:x", "x")
+    assert peak(*made, free("t"), free("t:x"), free("t:y"), alloc("c", 3)) == 7
+    assert peak(*made, free("x"), alloc("c", 3)) == 9
+
+
+def test_calls_take_their_workspace_while_they_run():
+    call = BufferEvent("call", "a")
+    assert peak(alloc("a", 4), call, free("a"), alloc("b", 5), workspace=3) == 7
+
+
+def test_inputs_die_when_they_are_freed_unless_the_caller_holds_them():
+    inputs = {"p": ("buf0", 4), "q": ("buf0", 4), "r": ("buf1", 2)}
+    assert peak(given=inputs) == 6
+    assert peak(free("p"), alloc("a", 3), given=inputs) == 9
+    assert peak(free("p"), free("q"), alloc("a", 3), given=inputs) == 6
+    assert peak(free("p"), free("q"), alloc("a", 3), given=inputs, held={"buf0"}) == 9
+    assert peak(given=inputs, always=10) == 16
+
+
+class Feed(nn.Module):
+    """A product on both sides of a chain of elementwise ops that is read by its own backward too."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return self.narrow(functional.gelu(self.wide(x) * 2 + 1)).sum()
+
+
+@pytest.fixture(scope="module")
+def feed():
+    return traced(Feed(), x=torch.randn(4, 8, requires_grad=True))
+
+
+def test_elementwise_ops_between_products_have_no_memory(feed):
+    fusion = find_fusion(feed.module, InductorFusion())
+    targets = {str(node.target).split(".")[1] for node in fusion.inlined}
+    assert {"mul", "add"} <= targets
+    assert not {"mm", "addmm", "sum"} & targets
+
+
+def test_what_products_read_and_make_keeps_its_memory(feed):
+    fusion = find_fusion(feed.module, InductorFusion())
+    products = [node for node in feed.op_nodes if "mm" in str(node.target)]
+    assert len(products) > 3
+    for node in products:
+        assert node not in fusion.inlined | fusion.kernels
+        stack = list(node.all_input_nodes)
+        while stack:  # through views
+            source = stack.pop()
+            if source in feed.node_values and source not in feed.op_nodes and source.op == "call_function":
+                stack.extend(source.all_input_nodes)
+            assert source not in fusion.inlined
+
+
+@examples(40)
+@given(st.integers(0, 10_000), st.floats(0, 1))
+def test_sunk_recomputations_compute_the_same_in_no_more_memory(seed, share):
+    graph = transformer(2)
+    schedule = extreme_schedule(graph, seed, share)
+    fused = {op.id for op in graph.ops if op.id % 3}
+    sunk = sink_recomputations(graph, schedule, fused)
+    assert sorted(sunk.steps) == sorted(schedule.steps)
+    assert sunk.steps[: sunk.num_forward] == schedule.steps[: schedule.num_forward]
+    assert step_memory(graph, sunk).peak <= step_memory(graph, schedule).peak
+    kept = [op for op in schedule.steps[schedule.num_forward :] if op not in fused]
+    assert [op for op in sunk.steps[sunk.num_forward :] if op not in fused] == kept
+
+
+def test_a_recomputation_runs_right_before_it_is_read():
+    graph = transformer(2)
+    schedule = extreme_schedule(graph, 1, 0.5)
+    again = {op.id for op in graph.ops if op.phase is not Phase.BACKWARD}
+    steps = sink_recomputations(graph, schedule, again).steps[schedule.num_forward :]
+    for now, op in enumerate(steps[:-1]):
+        if op in again:
+            follower = graph.ops[steps[now + 1]]
+            assert steps[now + 1] in again or set(graph.ops[op].writes) & set(follower.reads)
