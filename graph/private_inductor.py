@@ -177,7 +177,9 @@ def lower_backward(
         if facts is not None:
             facts.bw_donated_idxs = list(owned)
         with _scheduling(lean=lean):
-            return _lower(module, inputs, visible=(), backward=True)
+            (output,) = module.graph.find_nodes(op="output")
+            visible = range(len(output.args[0])) if inductor_config.bw_outputs_user_visible else ()
+            return _lower(module, inputs, visible=visible, backward=True)
     finally:
         if facts is not None:
             facts.bw_donated_idxs = before
@@ -194,7 +196,7 @@ def _lower(
         raise _Lowered
 
     (output,) = module.graph.find_nodes(op="output")
-    output.meta["user_visible_output_idxs"] = list(visible)
+    output.meta["user_visible_output_idxs"] = [i for i in visible if isinstance(output.args[0][i], fx.Node)]
     with ExitStack() as stack:
         for context in (suppress(_Lowered), _instead_of_building(stop), _disable_current_modes()):
             stack.enter_context(context)

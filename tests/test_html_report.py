@@ -101,8 +101,15 @@ def test_it_asks_the_network_for_nothing(page, address):
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
 
 
-@pytest.mark.parametrize("step", ["planned", "plain"])
-@pytest.mark.parametrize("axis", ["time", "executions"])
+@pytest.mark.parametrize(
+    ("step", "axis"),
+    [
+        ("planned", "time"),
+        ("plain", "executions"),
+        pytest.param("planned", "executions", marks=pytest.mark.slow),
+        pytest.param("plain", "time", marks=pytest.mark.slow),
+    ],
+)
 def test_the_tooltip_says_the_bytes_of_the_operation(page, plan, step, axis):
     graph = plan.details.graph
     schedule = plan.schedule if step == "planned" else plain_schedule(graph)
