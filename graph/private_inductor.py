@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
+from unittest import mock
 
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import get_default_op_list
-from torch._guards import TracingContext
 from torch._inductor import compile_fx, ir
 from torch._inductor import config as inductor_config
+from torch._inductor import graph as inductor_graph
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen import wrapper
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.debug import DebugContext
-from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import ExternKernelSchedulerNode
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
@@ -91,12 +91,12 @@ _patching = threading.RLock()
 def _instead_of_building(do: Callable[[Any, Callable[[], Any]], Any]) -> Iterator[None]:
     """Call ``do(lowering, build)`` where Inductor builds the code of a lowered graph with ``build()``."""
     with _patching:
-        plain = GraphLowering.compile_to_module
-        GraphLowering.compile_to_module = lambda self: do(self, lambda: plain(self))  # type: ignore[method-assign]
+        plain = inductor_graph.GraphLowering.compile_to_module
+        inductor_graph.GraphLowering.compile_to_module = lambda self: do(self, lambda: plain(self))  # type: ignore[method-assign]
         try:
             yield
         finally:
-            GraphLowering.compile_to_module = plain  # type: ignore[method-assign]
+            inductor_graph.GraphLowering.compile_to_module = plain  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -168,21 +168,11 @@ def lower_backward(
     module: GraphModule, inputs: Sequence[Any], *, owned: Sequence[int], lean: bool
 ) -> LoweredCode:
     """As :func:`lower_forward`; the inputs ``owned`` are read by nobody else, and may be overwritten."""
-    context = TracingContext.try_get()
-    facts = context.fw_metadata if context is not None else None
-    if facts is None or not functorch_config.donated_buffer:
-        owned = ()
-    before = facts.bw_donated_idxs if facts is not None else None
-    try:
-        if facts is not None:
-            facts.bw_donated_idxs = list(owned)
-        with _scheduling(lean=lean):
-            (output,) = module.graph.find_nodes(op="output")
-            visible = range(len(output.args[0])) if inductor_config.bw_outputs_user_visible else ()
-            return _lower(module, inputs, visible=visible, backward=True)
-    finally:
-        if facts is not None:
-            facts.bw_donated_idxs = before
+    (output,) = module.graph.find_nodes(op="output")
+    visible = range(len(output.args[0])) if inductor_config.bw_outputs_user_visible else ()
+    donated = list(owned) if functorch_config.donated_buffer else []
+    with _scheduling(lean=lean), mock.patch.object(inductor_graph, "get_donated_idxs", lambda: donated):
+        return _lower(module, inputs, visible=visible, backward=True)
 
 
 def _lower(
@@ -354,6 +344,7 @@ def compile_step(
         return finish(run, built[0] if built else None)
 
     patches = {"custom_partitioner_fn": _Partitioner(callbacks.partition, identity)}
-    with functorch_config.patch(enable_autograd_cache=False):  # what it keeps would skip the partition
+    # what AOTAutograd keeps would skip the partition; and the backward is to be compiled before anything runs
+    with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
         compiled = compile_fx.compile_fx(module, list(inputs), inner_compile=inner, config_patches=patches)
     return cast(Callable[..., Any], compiled)

@@ -192,9 +192,10 @@ def error(found, exact):
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "share"), [("transformer", "60%"), ("convnet", "90%"), ("mlp", "90%")])
-def test_a_compiled_step_keeps_its_limit(name, share):
+def test_a_compiled_step_keeps_its_limit(name, share, monkeypatch):
     model, batch = small(name)
     compiled(model, batch, share)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", None)  # both graphs are there by now
     plan = hybridremat.get_plan(model)
     peaks = train(model, batch, steps=3).peaks
     assert max(peaks) <= plan.predicted_peak <= plan.memory_limit
