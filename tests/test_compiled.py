@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import hybridremat
-from hybridremat.compiler.lowered_memory import LoweredMemory
+from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning.choose_lowered import MOST_LOWERINGS, choose_lowered
 from hybridremat.planning.option_cache import OptionCache
@@ -86,7 +86,7 @@ class Lowering:
     def __call__(self, step, schedule, *, lean):
         self.runs.append((schedule, lean))
         peak = int(self.share[lean] * step_memory(step.graph, schedule).peak)
-        return LoweredMemory(peak, peak, 0)
+        return EmittedMemory(peak, peak, 0)
 
 
 def chosen(step, frontier, lowering, **asked):

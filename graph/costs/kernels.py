@@ -74,16 +74,20 @@ def distinct_kernels(step: TracedStep) -> Kernels:
 def prepared(node: fx.Node, layouts: Sequence[tuple[Sequence[int], Sequence[int]]] = ()) -> partial[object]:
     """Make real inputs; the result calls the node's kernel on them.
 
-    ``layouts``: size and strides of tensor inputs that are laid out in another way than they were traced.
+    ``layouts``: size and strides of tensor inputs that are laid out in another way than they were traced, in
+    the order of the arguments; an input that none of them fits is made as it was traced.
     """
     assert callable(node.target)
     ends = group_ends(node)
-    other = {tuple(size): tuple(strides) for size, strides in layouts}
+    left = [(tuple(size), tuple(strides)) for size, strides in layouts]
 
     def made(source: fx.Node) -> Any:
         value = fake_value(source)
-        if isinstance(value, torch.Tensor) and (strides := other.get(tuple(value.shape))) is not None:
-            value = value.new_empty_strided(value.shape, strides)
+        if isinstance(value, torch.Tensor):
+            fitting = [layout for layout in left if layout[0] == tuple(value.shape)]
+            if fitting:
+                left.remove(fitting[0])
+                value = value.new_empty_strided(*fitting[0])
         real = _real(value)
         return real.fill_(grouped_rows(node)) if source is ends else real
 

@@ -195,9 +195,10 @@ class _Graphs:
             if not backward:
                 self._forward_code = code
                 return self._runnable(run, self._started, "forward")
-            if code is not None and self._forward_code is not None:
+            forward_code, self._forward_code = self._forward_code, None
+            if code is not None and forward_code is not None:
                 with self._noting_errors():
-                    self._accept(self._forward_code, code)
+                    self._accept(forward_code, code)
             return self._undefined.drop_unreached(
                 sources, self._runnable(run, self._held.warn_once, "backward")
             )

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import fx
 
+from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import Callbacks
-from hybridremat.compiler.lowered_memory import LoweredMemory
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.tracing.fusion import FusionRules
 from hybridremat.graph.tracing.trace import TracedStep
@@ -43,7 +43,7 @@ def inductor_fusion() -> FusionRules:
     return InductorFusion()
 
 
-def lowered_memory(step: TracedStep, schedule: Schedule, *, lean: bool) -> LoweredMemory:
+def lowered_memory(step: TracedStep, schedule: Schedule, *, lean: bool) -> EmittedMemory:
     """The memory of a schedule of a step with Inductor's fusion, from its own lowering.
 
     ``lean``: whether it keeps the order of the schedule and frees every buffer at once.
@@ -60,7 +60,7 @@ def lowered_memory(step: TracedStep, schedule: Schedule, *, lean: bool) -> Lower
 
 def code_memory(
     step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule
-) -> Callable[[object, object], LoweredMemory]:
+) -> Callable[[object, object], EmittedMemory]:
     """A function from the code of two emitted graphs, which have not been compiled yet, to its memory."""
     from hybridremat.compiler import lowering
 

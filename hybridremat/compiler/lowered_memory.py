@@ -8,25 +8,10 @@ these are replayed. What kernels of libraries allocate while they run is added, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hybridremat.graph.private_inductor import BufferEvent
-
-
-@dataclass(frozen=True)
-class LoweredMemory:
-    """Bytes of a lowered step: peak of each phase, and what is alive between them."""
-
-    forward_peak: int
-    backward_peak: int
-    saved: int
-
-    @property
-    def peak(self) -> int:
-        """Peak of the step."""
-        return max(self.forward_peak, self.backward_peak)
 
 
 def replay(

@@ -10,7 +10,8 @@ from torch import fx
 
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import OP, emit
-from hybridremat.compiler.lowered_memory import LoweredMemory, replay
+from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.lowered_memory import replay
 from hybridremat.graph.costs.kernel_benchmarks import workspace_of
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.private_inductor import (
@@ -24,7 +25,7 @@ from hybridremat.graph.tracing.fx_nodes import joint_outputs, storages
 from hybridremat.graph.tracing.trace import TracedStep
 
 
-def lowered_memory(step: TracedStep, schedule: Schedule, *, lean: bool) -> LoweredMemory:
+def lowered_memory(step: TracedStep, schedule: Schedule, *, lean: bool) -> EmittedMemory:
     """The memory of a schedule of a fused step, from Inductor's own lowering.
 
     ``lean``: whether Inductor keeps the order of the schedule and frees every buffer at once.
@@ -45,11 +46,11 @@ def lowered_memory(step: TracedStep, schedule: Schedule, *, lean: bool) -> Lower
 
 def code_memory(
     step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule
-) -> Callable[[object, object], LoweredMemory]:
+) -> Callable[[object, object], EmittedMemory]:
     """A function from the code of two emitted graphs, which have not been compiled yet, to its memory."""
     between = StepBuffers(step, forward, backward)
 
-    def of(forward_code: object, backward_code: object) -> LoweredMemory:
+    def of(forward_code: object, backward_code: object) -> EmittedMemory:
         assert isinstance(forward_code, LoweredCode)
         assert isinstance(backward_code, LoweredCode)
         return between.memory(forward_code, backward_code)
@@ -69,14 +70,14 @@ class StepBuffers:
         self._tangents = sum(value.bytes for value in step.graph.values if value.tangent)
         self._workspaces = Workspaces(step, forward, backward)
 
-    def memory(self, forward: LoweredCode, backward: LoweredCode) -> LoweredMemory:
+    def memory(self, forward: LoweredCode, backward: LoweredCode) -> EmittedMemory:
         """The memory of the step with the code of both graphs."""
         outputs, saved = forward.results[: self._count], forward.results[self._count :]
         sizes = {result.buffer: result.size for result in saved}
         held = {r.buffer: r.size for r, stays in zip(outputs, self._held, strict=True) if stays}
         always = self._tangents + sum(size for buffer, size in held.items() if buffer not in sizes)
         given = {name: (r.buffer, r.size) for name, r in zip(self._inputs, saved, strict=False) if r.size}
-        return LoweredMemory(
+        return EmittedMemory(
             forward_peak=replay(forward.events, {}, self._workspaces),
             backward_peak=replay(backward.events, given, self._workspaces, always, held),
             saved=sum({**sizes, **{result.buffer: result.size for result in outputs}}.values()),
@@ -100,7 +101,9 @@ class Workspaces:
         """Workspace of a call."""
         ops = {self._op_of[name] for name in event.nodes if name in self._op_of}
         calls = [op for op in ops if op not in self._step.fused_ops]
-        return max((self._of(op, event) for op in calls), default=0)
+        if not calls:  # a kernel that Inductor has put in the place of others
+            return max((op.temp for op in self._step.graph.ops), default=0)
+        return max(self._of(op, event) for op in calls)
 
     def _of(self, op: int, event: BufferEvent) -> int:
         measured = workspace_of(self._step.op_nodes[op], event.layouts)

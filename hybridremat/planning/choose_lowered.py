@@ -11,8 +11,8 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inductor import lowered_memory
-from hybridremat.compiler.lowered_memory import LoweredMemory
 from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
@@ -32,7 +32,7 @@ MOST_LOWERINGS: Final = 4
 class Lower(Protocol):
     """Lowers a schedule (:func:`hybridremat.compiler.inductor.lowered_memory`)."""
 
-    def __call__(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> LoweredMemory:
+    def __call__(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> EmittedMemory:
         """The memory of its code."""
         ...
 
@@ -43,7 +43,7 @@ class _Point:
 
     candidate: Candidate
     schedule: Schedule
-    memory: LoweredMemory
+    memory: EmittedMemory
     needs: int
     lean: bool
 

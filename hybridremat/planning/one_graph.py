@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 
 from hybridremat.compiler.emitted_memory import EmittedMemory
-from hybridremat.compiler.lowered_memory import LoweredMemory
 from hybridremat.errors import InfeasibleLimitError, PlanError
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.tracing.trace import TracedStep
@@ -131,14 +130,14 @@ def _require_as_planned(plan: Plan, graph: JointGraph, memory: EmittedMemory) ->
     _require_within_limit(plan, graph, memory)
 
 
-def _require_code_within_limit(plan: Plan, graph: JointGraph, memory: LoweredMemory) -> None:
+def _require_code_within_limit(plan: Plan, graph: JointGraph, memory: EmittedMemory) -> None:
     """Compare the memory of the code that has been built with the plan's limit."""
     if memory.peak != plan.predicted_peak:
         logger.info("the code takes %s bytes, and %s were planned", memory.peak, plan.predicted_peak)
     _require_within_limit(plan, graph, memory)
 
 
-def _require_within_limit(plan: Plan, graph: JointGraph, memory: EmittedMemory | LoweredMemory) -> None:
+def _require_within_limit(plan: Plan, graph: JointGraph, memory: EmittedMemory) -> None:
     peaks = PhasePeaks(memory.forward_peak, memory.backward_peak, memory.saved)
     needed = needed_bytes(graph, peaks, OutsideMemory(plan.reserve, plan.forwards))
     if plan.memory_limit is not None and needed > plan.memory_limit:

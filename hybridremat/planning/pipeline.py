@@ -21,7 +21,6 @@ from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inductor import Inductor, code_memory, inductor_fusion
 from hybridremat.compiler.inner import run_op_by_op
-from hybridremat.compiler.lowered_memory import LoweredMemory
 from hybridremat.compiler.model_checks import require_capturable
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
@@ -67,7 +66,7 @@ class Chosen:
     limit: int | None = None
     accept: Callable[[EmittedMemory], None] = lambda _: None
     started: Callable[[], None] = lambda: None
-    accept_code: Callable[[LoweredMemory], None] | None = None
+    accept_code: Callable[[EmittedMemory], None] | None = None
     lean: bool = False
 
 
