@@ -7,6 +7,7 @@ Read and run with torch 2.13.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -320,8 +321,11 @@ class InnerCallbacks(Protocol):
         """Whether the graphs of the partition are to run in their own order, every buffer freed at once."""
         ...
 
-    def begin(self, graph: GraphModule, *, backward: bool) -> Callable[[Any, object], Any]:
-        """Called with each graph before it is compiled; the result with what runs, and its code if built."""
+    def begin(self, graph: GraphModule, *, backward: bool) -> Callable[[Any, object, float], Any]:
+        """Called with each graph before it is compiled.
+
+        The result is called with what runs, its code if that was built, and the seconds that it took.
+        """
         ...
 
 
@@ -333,6 +337,7 @@ def compile_step(
     def inner(graph: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         finish = callbacks.begin(graph, backward=bool(kwargs.get("is_backward")))
         built: list[LoweredCode] = []
+        started = time.perf_counter()
 
         def record(lowering: Any, build: Callable[[], Any]) -> Any:
             made = build()
@@ -341,7 +346,7 @@ def compile_step(
 
         with _instead_of_building(record), _scheduling(lean=callbacks.lean):
             run = compile_fx.compile_fx_inner(graph, example_inputs, **kwargs)
-        return finish(run, built[0] if built else None)
+        return finish(run, built[0] if built else None, time.perf_counter() - started)
 
     patches = {"custom_partitioner_fn": _Partitioner(callbacks.partition, identity)}
     # what AOTAutograd keeps would skip the partition; and the backward is to be compiled before anything runs

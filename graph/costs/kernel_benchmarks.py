@@ -68,10 +68,16 @@ def measure_footprints(kernels: Kernels, keys: Sequence[str]) -> dict[str, Footp
     nodes = [kernels.node_of[key] for key in keys]
     if kernels.device == "meta" or not nodes:
         return {key: Footprint(0, _storages(n.meta.get("val"))) for key, n in zip(keys, nodes, strict=True)}
+    calls = {key: partial(prepared, node) for key, node in zip(keys, nodes, strict=True)}
+    return _footprints(calls, kernels.device)
+
+
+def _footprints(calls: Mapping[str, Callable[[], partial[object]]], device: str) -> dict[str, Footprint]:
+    """Footprint of each call that can be tried; ``calls`` make inputs and return the call on them."""
     outputs: dict[str, tuple[int, ...]] = {}
 
-    def trial(key: str, node: fx.Node) -> Callable[[], object]:
-        call = prepared(node)
+    def trial(key: str, make: Callable[[], partial[object]]) -> Callable[[], object]:
+        call = make()
         given = arg_tree_leaves(*call.args, **call.keywords)
 
         def run() -> object:
@@ -81,7 +87,7 @@ def measure_footprints(kernels: Kernels, keys: Sequence[str]) -> dict[str, Footp
                 if _is_out_of_memory(error):
                     raise
                 logger.warning(
-                    "%s cannot be tried alone, its temporary memory is not counted: %s", node, error
+                    "%s cannot be tried alone, its temporary memory is not counted: %s", call.func, error
                 )
                 return None
             outputs[key] = _storages(result, given)
@@ -90,11 +96,10 @@ def measure_footprints(kernels: Kernels, keys: Sequence[str]) -> dict[str, Footp
         return run
 
     with _outside_tracing(), _memory_errors():
-        calls = [partial(trial, key, node) for key, node in zip(keys, nodes, strict=True)]
-        figures = peaks_of(calls, kernels.device)
+        figures = peaks_of([partial(trial, key, make) for key, make in calls.items()], device)
     return {
         key: Footprint(max(0, peak - sum(outputs[key])), outputs[key])
-        for key, (peak, _) in zip(keys, figures, strict=True)
+        for key, (peak, _) in zip(calls, figures, strict=True)
         if key in outputs
     }
 
@@ -198,28 +203,15 @@ def workspace_of(node: fx.Node, layouts: tuple[tuple[tuple[int, ...], tuple[int,
     """Workspace bytes of a kernel on tensors of these sizes and strides, measured once a process.
 
     None for a kernel that cannot be tried on them.
+
+    Raises
+    ------
+    MeasurementError
+        If no memory is left to try it.
     """
     key = f"{kernel_signature(node)} {layouts}"
     if key not in _workspaces:
         device = next((part.device.type for part in tensors(node.meta.get("val"))), "cpu")
-        outputs: list[tuple[int, ...]] = []
-
-        def trial() -> Callable[[], object]:
-            call = prepared(node, layouts)
-            given = arg_tree_leaves(*call.args, **call.keywords)
-
-            def run() -> object:
-                result = call()
-                outputs.append(_storages(result, given))
-                return result
-
-            return run
-
-        try:
-            with _outside_tracing(), _memory_errors():
-                ((peak, _),) = peaks_of([trial], device)
-            _workspaces[key] = max(0, peak - sum(outputs[0]))
-        except RuntimeError as error:
-            logger.warning("%s cannot be tried on other strides: %s", node, error)
-            _workspaces[key] = None
+        found = _footprints({key: partial(prepared, node, layouts)}, device).get(key)
+        _workspaces[key] = None if found is None else found.workspace
     return _workspaces[key]

@@ -15,6 +15,7 @@ from torch import fx
 
 from hybridremat.graph.joint import Value
 from hybridremat.graph.private_torch import OpOverload
+from hybridremat.graph.tracing.fusion import NO_FUSION, Fusion
 from hybridremat.graph.tracing.fx_nodes import is_mutation, storage_bytes, tensors
 
 
@@ -27,12 +28,11 @@ class AliasAnalysis:
     """Filled by :meth:`add`, called once for each node in order.
 
     ``op_nodes`` are the calls, ``node_values[n]`` the storages that node n's tensors live in, ``backward[n]``
-    whether it depends on a tangent. Nodes that are ``inlined`` have no storage: they live in what they are
-    computed from, as views do. ``compiled``: whether a compiler runs the graph, and not op by op.
+    whether it depends on a tangent. Nodes that ``fusion`` inlines have no storage: they live in what they are
+    computed from, as views do.
     """
 
-    inlined: frozenset[fx.Node] = frozenset()
-    compiled: bool = False
+    fusion: Fusion = NO_FUSION
     values: list[Value] = field(default_factory=list)
     storages: dict[int, int] = field(default_factory=dict)
     node_values: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class AliasAnalysis:
         if is_mutation(node):
             self._add_op(node, ())
             self.node_values[node] = self.node_values[node.all_input_nodes[0]]
-        elif node in self.inlined:
+        elif node in self.fusion.inlined:
             self.node_values[node] = self.input_values(node)
         elif node.target is operator.getitem or self._is_view(node):
             self.node_values[node] = self._aliased(node)
@@ -135,7 +135,7 @@ class AliasAnalysis:
         stack = list(node.all_input_nodes)
         while stack:
             source = stack.pop()
-            if source in self.inlined:
+            if source in self.fusion.inlined:
                 stack.extend(source.all_input_nodes)
             else:
                 found[source] = None

@@ -23,10 +23,14 @@ MOST_READS: Final = 8
 
 @dataclass(frozen=True)
 class Fusion:
-    """Nodes without memory of their own (``inlined``), and those with a generated kernel (``kernels``)."""
+    """Nodes without memory of their own (``inlined``), and those with a generated kernel (``kernels``).
+
+    ``once`` are random nodes: a compiler cannot replay the generator's state.
+    """
 
     inlined: frozenset[fx.Node] = frozenset()
     kernels: frozenset[fx.Node] = frozenset()
+    once: frozenset[fx.Node] = frozenset()
 
 
 NO_FUSION: Final = Fusion()
@@ -81,7 +85,8 @@ class _Finder:
                     inlined.add(node)
             else:
                 self.sources[node] = frozenset([node])
-        return Fusion(frozenset(inlined), frozenset(self.generated - inlined))
+        once = frozenset(filter(is_random, self.nodes))
+        return Fusion(frozenset(inlined), frozenset(self.generated - inlined), once)
 
     def _has_no_memory(self, node: fx.Node, below: frozenset[fx.Node]) -> bool:
         if node not in self.generated or _reduces(node) or not self.overwritten.isdisjoint(below):

@@ -113,9 +113,7 @@ def _mutated_values(groups: AliasAnalysis, module: fx.GraphModule) -> set[int]:
 
 def _runs_once(groups: AliasAnalysis, node: fx.Node, mutated: set[int]) -> bool:
     """Whether a second run of the node would be wrong, or is forbidden."""
-    if is_mutation(node) or node.target is with_effects:
-        return True
-    if groups.compiled and is_random(node):  # its generator's state cannot be replayed
+    if is_mutation(node) or node.target is with_effects or node in groups.fusion.once:
         return True
     if isinstance(node.target, HigherOrderOperator):
         return True
@@ -211,7 +209,7 @@ def trace_joint(
     """
     prepare_joint_graph(module, num_outputs)
     fusion = NO_FUSION if rules is None else find_fusion(module, rules)
-    groups = AliasAnalysis(fusion.inlined, compiled=rules is not None)
+    groups = AliasAnalysis(fusion)
     for node in module.graph.nodes:
         if node.op != "output":
             groups.add(node)

@@ -7,7 +7,6 @@ Dynamo hands over a graph; AOTAutograd makes the joint graph of it and asks for 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -187,11 +186,9 @@ class _Graphs:
             raise CaptureComplete
         sources = gradient_sources(graph.graph) if backward else []
 
-        started = time.perf_counter()
 
-        def finish(run: Compiled, code: object = None) -> Compiled:
-            if self._backend.inner is not run_op_by_op:
-                self._backend.compile_seconds += time.perf_counter() - started
+        def finish(run: Compiled, code: object = None, seconds: float = 0.0) -> Compiled:
+            self._backend.compile_seconds += seconds
             if not backward:
                 self._forward_code = code
                 return self._runnable(run, self._started, "forward")

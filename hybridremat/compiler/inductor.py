@@ -1,20 +1,36 @@
-"""The inner compiler Inductor: our partition of the joint graph, Inductor's kernels.
+"""The inner compiler Inductor: our partition of the joint graph, Inductor's kernels, and their memory.
 
-Inductor's own compiler is imported where it is used: that takes a second.
+The memory of a schedule is that of the code that Inductor generates for it: emit, lower both graphs, replay.
+To be imported only where it is asked for, as ``private_inductor``, which takes a second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import fx
 
+from hybridremat.compiler.check import check
+from hybridremat.compiler.emit import OP, emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import Callbacks
+from hybridremat.compiler.lowered_memory import replay
+from hybridremat.graph.costs.kernel_benchmarks import workspace_of
 from hybridremat.graph.joint import Schedule
+from hybridremat.graph.private_inductor import (
+    BufferEvent,
+    InductorFusion,
+    LoweredCode,
+    Result,
+    compile_step,
+    lower_backward,
+    lower_forward,
+)
 from hybridremat.graph.tracing.fusion import FusionRules
+from hybridremat.graph.tracing.fx_nodes import joint_outputs, storages
 from hybridremat.graph.tracing.trace import TracedStep
 
 
@@ -26,42 +42,117 @@ class Inductor:
     """
 
     identity: str
+    rules: ClassVar[FusionRules] = InductorFusion()
 
     def __call__(
         self, module: fx.GraphModule, inputs: Sequence[Any], callbacks: Callbacks
     ) -> Callable[..., Any]:
-        """Compile one of Dynamo's graphs with Inductor."""
-        from hybridremat.graph.private_inductor import compile_step
-
+        """Compile one of Dynamo's graphs."""
         return compile_step(module, inputs, callbacks, identity=self.identity)
 
+    def lowered_memory(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> EmittedMemory:
+        """The memory of a schedule of a step with Inductor's fusion, from its own lowering; nothing is built.
 
-def inductor_fusion() -> FusionRules:
-    """What Inductor fuses."""
-    from hybridremat.graph.private_inductor import InductorFusion
+        ``lean``: whether Inductor keeps the order of the schedule and frees every buffer at once.
 
-    return InductorFusion()
+        Raises
+        ------
+        PlanError
+            If the emitted graphs do not compute the joint graph.
+        """
+        forward, backward = emit(step, schedule)
+        check(step, forward, backward)
+        between = StepBuffers(step, forward, backward)
+        owned = _owned(step, forward, backward)
+        code = lower_forward(forward, _inputs(forward), visible=range(step.num_outputs), lean=lean)
+        inputs = _restrided(_inputs(backward), code.results[step.num_outputs :])
+        return between.memory(code, lower_backward(backward, inputs, owned=owned, lean=lean))
+
+    def code_memory(
+        self, step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule
+    ) -> Callable[[object, object], EmittedMemory]:
+        """A function from the code of two emitted graphs, which are not compiled yet, to its memory."""
+        between = StepBuffers(step, forward, backward)
+
+        def of(forward_code: object, backward_code: object) -> EmittedMemory:
+            assert isinstance(forward_code, LoweredCode)
+            assert isinstance(backward_code, LoweredCode)
+            return between.memory(forward_code, backward_code)
+
+        return of
 
 
-def lowered_memory(step: TracedStep, schedule: Schedule, *, lean: bool) -> EmittedMemory:
-    """The memory of a schedule of a step with Inductor's fusion, from its own lowering.
+class StepBuffers:
+    """What joins the two graphs of a step: tensors that the forward hands to the caller and the backward."""
 
-    ``lean``: whether it keeps the order of the schedule and frees every buffer at once.
+    def __init__(self, step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+        """For two emitted graphs that have not been lowered yet."""
+        self._count = step.num_outputs
+        self._inputs = [node.name for node in backward.graph.find_nodes(op="placeholder")]
+        outputs = joint_outputs(step.module)[: self._count]
+        self._held = [isinstance(node, fx.Node) and _is_held(step, node) for node in outputs]
+        self._tangents = sum(value.bytes for value in step.graph.values if value.tangent)
+        self._workspaces = Workspaces(step, forward, backward)
 
-    Raises
-    ------
-    PlanError
-        If the emitted graphs do not compute the joint graph.
-    """
-    from hybridremat.compiler import lowering
+    def memory(self, forward: LoweredCode, backward: LoweredCode) -> EmittedMemory:
+        """The memory of the step with the code of both graphs."""
+        outputs, saved = forward.results[: self._count], forward.results[self._count :]
+        sizes = {result.buffer: result.size for result in saved}
+        held = {r.buffer: r.size for r, stays in zip(outputs, self._held, strict=True) if stays}
+        always = self._tangents + sum(size for buffer, size in held.items() if buffer not in sizes)
+        given = {name: (r.buffer, r.size) for name, r in zip(self._inputs, saved, strict=False) if r.size}
+        return EmittedMemory(
+            forward_peak=replay(forward.events, {}, self._workspaces),
+            backward_peak=replay(backward.events, given, self._workspaces, always, held),
+            saved=sum({**sizes, **{result.buffer: result.size for result in outputs}}.values()),
+        )
 
-    return lowering.lowered_memory(step, schedule, lean=lean)
+
+def _is_held(step: TracedStep, node: fx.Node) -> bool:
+    """Whether the caller holds an output to the end of the step."""
+    return not step.graph.held_outputs.isdisjoint(step.node_values[node])
 
 
-def code_memory(
-    step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule
-) -> Callable[[object, object], EmittedMemory]:
-    """A function from the code of two emitted graphs, which have not been compiled yet, to its memory."""
-    from hybridremat.compiler import lowering
+class Workspaces:
+    """Bytes that kernels of libraries allocate while they run, on tensors as Inductor lays them out."""
 
-    return lowering.code_memory(step, forward, backward)
+    def __init__(self, step: TracedStep, *graphs: fx.GraphModule) -> None:
+        self._step = step
+        nodes = [node for graph in graphs for node in graph.graph.nodes]
+        self._op_of = {node.name: node.meta[OP] for node in nodes if OP in node.meta}
+
+    def __call__(self, event: BufferEvent) -> int:
+        """Workspace of a call."""
+        ops = {self._op_of[name] for name in event.nodes if name in self._op_of}
+        calls = [op for op in ops if op not in self._step.fused_ops]
+        if not calls:  # a kernel that Inductor has put in the place of others
+            return max((op.temp for op in self._step.graph.ops), default=0)
+        return max(self._of(op, event) for op in calls)
+
+    def _of(self, op: int, event: BufferEvent) -> int:
+        measured = workspace_of(self._step.op_nodes[op], event.layouts)
+        return self._step.graph.ops[op].temp if measured is None else measured
+
+
+def _owned(step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule) -> list[int]:
+    """The saved tensors that share no storage with the step's inputs and results."""
+    results = joint_outputs(forward)
+    others = [*forward.graph.find_nodes(op="placeholder"), *results[: step.num_outputs]]
+    others += joint_outputs(backward)
+    shared = set().union(*(storages(node) for node in others if isinstance(node, fx.Node)))
+    saved = results[step.num_outputs :]
+    return [index for index, node in enumerate(saved) if shared.isdisjoint(storages(node))]
+
+
+def _inputs(module: fx.GraphModule) -> list[Any]:
+    return [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+
+
+def _restrided(inputs: Sequence[Any], saved: Sequence[Result]) -> list[Any]:
+    """The backward's inputs with the strides that the lowered forward gives what it saves."""
+    changed = list(inputs)
+    for index, (value, result) in enumerate(zip(inputs, saved, strict=False)):
+        strides = result.strides
+        if isinstance(value, torch.Tensor) and strides is not None and value.stride() != strides:
+            changed[index] = value.as_strided(value.shape, strides)
+    return changed

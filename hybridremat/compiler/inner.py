@@ -39,8 +39,11 @@ class Callbacks(Protocol):
 class Finish(Protocol):
     """Called when a graph is compiled."""
 
-    def __call__(self, run: Compiled, code: object = None) -> Compiled:
-        """What runs in place of ``run``; ``code`` is what the compiler generated, unless it was cached."""
+    def __call__(self, run: Compiled, code: object = None, seconds: float = 0.0) -> Compiled:
+        """What runs in place of ``run``.
+
+        ``code`` is what the compiler generated, unless it was cached, and ``seconds`` is what it took.
+        """
         ...
 
 

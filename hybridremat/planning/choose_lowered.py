@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from hybridremat.compiler.emitted_memory import EmittedMemory
-from hybridremat.compiler.inductor import lowered_memory
 from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
@@ -30,7 +29,7 @@ MOST_LOWERINGS: Final = 4
 
 
 class Lower(Protocol):
-    """Lowers a schedule (:func:`hybridremat.compiler.inductor.lowered_memory`)."""
+    """Lowers a schedule (``Inductor.lowered_memory``)."""
 
     def __call__(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> EmittedMemory:
         """The memory of its code."""
@@ -87,7 +86,7 @@ def choose_lowered(
     *,
     on_infeasible: OnInfeasible,
     progress: Progress,
-    lower: Lower = lowered_memory,
+    lower: Lower,
 ) -> Plan:
     """The fastest plan whose generated code keeps the limit; of an overhead alone, the one of least memory.
 
@@ -109,12 +108,28 @@ def choose_lowered(
             raise
         limit = chosen.needs
         warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=3)
+    plan = _plan(points, chosen, settings, origin, limit=limit, asked=asked)
+    return replace(
+        plan, plain_peak=plain, timings={**plan.timings, "lowering": time.perf_counter() - started}
+    )
+
+
+def _plan(
+    points: _Lowerings,
+    chosen: _Point,
+    settings: Settings,
+    origin: Origin,
+    *,
+    limit: int | None,
+    asked: int | None,
+) -> Plan:
+    """The plan of a point, with the figures of its code in place of those that were counted."""
     plan = plan_of_point(
-        frontier,
+        points.frontier,
         chosen.candidate,
         limit=limit,
         asked=asked,
-        outside=settings.outside_memory(),
+        outside=points.outside,
         cost_model=settings.costs().name,
         origin=origin,
         request=settings.request(),
@@ -124,12 +139,10 @@ def choose_lowered(
         schedule=chosen.schedule,
         predicted_peak=chosen.memory.peak,
         needed=chosen.needs,
-        plain_peak=plain,
         least_peak=min(points.modelled(0), *(point.needs for point in points.all)),
         saved_bytes=chosen.memory.saved,
         compiler="inductor",
         lean=chosen.lean,
-        timings={**plan.timings, "lowering": time.perf_counter() - started},
     )
 
 

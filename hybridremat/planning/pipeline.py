@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
@@ -19,7 +19,6 @@ from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
-from hybridremat.compiler.inductor import Inductor, code_memory, inductor_fusion
 from hybridremat.compiler.inner import run_op_by_op
 from hybridremat.compiler.model_checks import require_capturable
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
@@ -37,6 +36,9 @@ from hybridremat.planning.step_costs import with_costs
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.policy import Pinned, resolve_policy
 from hybridremat.version import __version__
+
+if TYPE_CHECKING:
+    from hybridremat.compiler.inductor import Inductor
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,23 @@ Choose = Callable[[TracedStep], Chosen]
 
 def backend_for(settings: Settings, choose: Choose, *, build: bool = True) -> Backend:
     """The backend of steps of one graph; without ``build`` they are planned and never run."""
-    compiled = settings.compiler == "inductor"
+    inductor = inductor_for(settings)
     return Backend(
-        PlannedPartition(choose, compiled=compiled),
+        PlannedPartition(choose, inductor),
         hold_outputs=settings.hold_outputs,
         all_outputs=settings.grad_outputs == "all",
-        inner=Inductor(f"hybridremat {__version__} {settings.deciding()}") if compiled else run_op_by_op,
+        inner=inductor or run_op_by_op,
         build=build,
     )
+
+
+def inductor_for(settings: Settings) -> Inductor | None:
+    """Inductor, if these settings ask for it."""
+    if settings.compiler != "inductor":
+        return None
+    from hybridremat.compiler.inductor import Inductor  # takes a second
+
+    return Inductor(f"hybridremat {__version__} {settings.deciding()}")
 
 
 def captured_call(
@@ -98,25 +109,25 @@ def captured_call(
 class PlannedPartition:
     """A partitioner (``compiler/backend.py``) that emits the schedule that ``choose`` returns.
 
-    ``compiled``: whether Inductor compiles the two graphs.
+    ``inductor`` compiles the two graphs; None: they run op by op.
     """
 
-    def __init__(self, choose: Choose, *, compiled: bool = False) -> None:
-        self.choose, self.compiled = choose, compiled
+    def __init__(self, choose: Choose, inductor: Inductor | None = None) -> None:
+        self.choose, self.inductor = choose, inductor
 
     def split(self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool) -> Partition:
         """See :class:`~hybridremat.compiler.backend.Partitioner`."""
-        rules = inductor_fusion() if self.compiled else None
+        rules = self.inductor.rules if self.inductor is not None else None
         traced = trace_joint(joint, num_outputs, hold_outputs=hold_outputs, rules=rules)  # trace
         chosen = self.choose(traced)  # an existing plan, or make_plan
         forward, backward = emit(chosen.step, chosen.schedule)  # emit
         memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
         chosen.accept(memory)
-        if (accept := chosen.accept_code) is None:
+        if self.inductor is None or (accept := chosen.accept_code) is None:
             return Partition(forward, backward, chosen.started)
-        code = code_memory(chosen.step, forward, backward)
+        memory_of = self.inductor.code_memory(chosen.step, forward, backward)
         return Partition(
-            forward, backward, chosen.started, lambda *codes: accept(code(*codes)), chosen.lean
+            forward, backward, chosen.started, lambda *codes: accept(memory_of(*codes)), chosen.lean
         )
 
     def forward_only(self, graph: fx.GraphModule) -> Callable[[], None]:
@@ -156,9 +167,15 @@ def make_plan(
     """
     frontier = graph_frontier(step.graph, timings, context, reuse=reuse)
     settings, origin = context.settings, context.origin
-    if settings.compiler == "inductor":
-        return choose_lowered(
-            step, frontier, settings, origin, on_infeasible=on_infeasible, progress=context.progress
+    if (inductor := inductor_for(settings)) is not None:
+        return choose_lowered(  # choose, by lowering
+            step,
+            frontier,
+            settings,
+            origin,
+            on_infeasible=on_infeasible,
+            progress=context.progress,
+            lower=inductor.lowered_memory,
         )
     return choose_plan(frontier, settings, origin, on_infeasible=on_infeasible)  # choose
 

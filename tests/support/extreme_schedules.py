@@ -12,6 +12,7 @@ from random import Random
 
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import capture, compile_step
+from hybridremat.compiler.inductor import Inductor
 from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning.pipeline import PlannedPartition
@@ -73,7 +74,7 @@ def run_extremely(model, batch, seed: int, share: float, *, fused: bool = False)
     ``fused``: the graphs are emitted as for Inductor, but run op by op.
     """
     model, planner = copy.deepcopy(model), ExtremePlanner(seed, share)
-    backend = Backend(PlannedPartition(planner.choose, compiled=fused))
+    backend = Backend(PlannedPartition(planner.choose, Inductor("") if fused else None))
     compiled = compile_step(model, backend)
     capture(model, compiled, backend, (), batch)
     model._compiled_call_impl = compiled
