@@ -26,7 +26,7 @@ from support.extreme_schedules import run_extremely
 from support.random_models import build, recipes
 from support.random_training import trained_plain
 from support.training import SMALL, loss_in, small, traced, train
-from support.wrapping import HOW
+from support.wrapping import HOW, assert_untouched, state_of
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++")
 
@@ -200,6 +200,37 @@ def test_a_compiled_step_keeps_its_limit(name, share, monkeypatch):
     peaks = train(model, batch, steps=3).peaks
     assert max(peaks) <= plan.predicted_peak <= plan.memory_limit
     assert max(peaks) > 0.9 * plan.predicted_peak  # of some tens of KiB
+
+
+LEAST = 194_048
+"""Bytes of the least compiled plan of the small Transformer with torch 2.13, of 346,320 of its plain code."""
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.full_effort
+def test_the_least_plan_is_as_small_as_recorded_and_runs_in_the_plans_order():
+    """Lost without inlining, sinking, or the order and the frees of lean code."""
+    model, batch = small("transformer")
+    with pytest.warns(hybridremat.InfeasibleLimitWarning):
+        compiled(model, batch, 1, on_infeasible="least")
+    plan = hybridremat.get_plan(model)
+    assert plan.lean
+    assert plan.predicted_peak <= 1.01 * LEAST
+    peaks = train(model, batch, steps=3).peaks
+    assert max(peaks) == plan.predicted_peak == plan.memory_limit
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_code_beyond_the_limit_is_refused_before_it_runs(monkeypatch):
+    model, batch = small("mlp")
+    before = state_of(model)
+    huge = EmittedMemory(10**9, 10**9, 0)
+    monkeypatch.setattr("hybridremat.compiler.inductor.Inductor.code_memory", lambda *_: lambda *_: huge)
+    with pytest.raises(hybridremat.PlanError, match="takes 1000000000 bytes"):
+        compiled(model, batch, "90%")
+    assert_untouched(before, model)
 
 
 @needs_compiler
