@@ -216,4 +216,4 @@ def frontier(
     Parameters and errors as in :func:`plan`, without those that choose a point; the model does not change.
     """
     asked = settings_of("frontier", FrontierSettings.__optional_keys__, settings)
-    return frontier_of(*model_frontier(model, args, kwargs, asked, progress=progress))
+    return frontier_of(*model_frontier(model, args, kwargs, asked, progress=progress), show=progress)

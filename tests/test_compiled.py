@@ -15,10 +15,10 @@ from torch.nn import functional
 import hybridremat
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.graph.memory import step_memory
-from hybridremat.planning.choose_lowered import MOST_LOWERINGS, choose_lowered
+from hybridremat.planning.choose_lowered import choose_lowered
+from hybridremat.planning.lowered_frontier import MOST_LOWERINGS, WORTH, LoweredFrontier
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.pipeline import plan_graph
-from hybridremat.planning.progress import no_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.origin import Origin
 from support.examples import examples
@@ -91,15 +91,8 @@ class Lowering:
 
 def chosen(step, frontier, lowering, **asked):
     settings = Settings(compiler="inductor", **asked).validated(need_limit=True)
-    return choose_lowered(
-        step,
-        frontier,
-        settings,
-        Origin(),
-        on_infeasible=settings.on_infeasible,
-        progress=no_progress,
-        lower=lowering,
-    )
+    lowered = LoweredFrontier(step, frontier, lowering, settings.outside_memory())
+    return choose_lowered(lowered, settings, Origin(), on_infeasible=settings.on_infeasible)
 
 
 def fastest(frontier, limit, share):
@@ -116,7 +109,7 @@ def test_the_fastest_point_whose_code_fits_is_taken(step, frontier, own, lean, s
     assert plan.predicted_peak <= limit
     assert plan.compiler == "inductor"
     time = frontier.plain.time * (1 + plan.overhead)
-    assert time == pytest.approx(fastest(frontier, limit, min(own, lean)))
+    assert time <= fastest(frontier, limit, min(own, lean)) + WORTH * frontier.plain.time
     assert len(lowering.runs) <= 2 * MOST_LOWERINGS + 2
 
 

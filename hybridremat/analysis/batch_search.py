@@ -42,7 +42,8 @@ def max_batch_size(
         Whether to show a progress bar on a terminal.
     **settings
         As of :func:`hybridremat.wrap`: ``max_overhead`` (against the plain step of the same batch),
-        ``reserve``, ``forwards``, ``cost_model``, ``hold_outputs``, ``grad_outputs``, ``workers``, ``cache``.
+        ``reserve``, ``forwards``, ``cost_model``, ``hold_outputs``, ``grad_outputs``, ``workers``, ``cache``,
+        ``policy``, ``compiler``.
 
     Raises
     ------

@@ -10,9 +10,10 @@ from hybridremat.analysis.batch_size import TriedBatch
 from hybridremat.analysis.sample_step import sample_step
 from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
-from hybridremat.planning.choose import choose_plan
+from hybridremat.planning.choose_lowered import choose_from
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.pipeline import Chosen, costed, graph_frontier
+from hybridremat.planning.lowered_frontier import LoweredFrontier, code_needs
+from hybridremat.planning.pipeline import Chosen, costed, inductor_for, step_frontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import Progress, Timings, planning_progress
 from hybridremat.planning.settings import Settings
@@ -27,15 +28,20 @@ Factory = Callable[[int], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class BatchStep:
-    """The joint graph of one batch with its costs; it is planned when somebody asks.
+    """The traced step of one batch with its costs; it is planned when somebody asks.
 
     ``timings`` are the seconds that the costs took.
     """
 
     batch: int
-    graph: JointGraph
+    step: TracedStep
     timings: Timings
     context: PlanContext
+
+    @property
+    def graph(self) -> JointGraph:
+        """The joint graph with its costs."""
+        return self.step.graph
 
     @staticmethod
     def captured(factory: Factory, settings: Settings, batch: int, *, show: bool) -> BatchStep:
@@ -46,18 +52,28 @@ class BatchStep:
 
         def choose(traced: TracedStep) -> Chosen:
             step, timings = costed(traced, replace(context, progress=_named(progress, batch)))
-            found.append(BatchStep(batch, step.graph, timings, context))
+            found.append(BatchStep(batch, step, timings, context))
             return Chosen(step, plain_schedule(step.graph))
 
         with planning_progress(show=show) as progress:
             capture_only(made.model, made.args, made.kwargs, settings, choose)
         return found[-1]
 
-    def frontier(self, *, reuse: bool, show: bool) -> StepFrontier:
-        """The frontier of the graph; ``reuse``: options of other batches will do."""
+    def plain_need(self) -> int:
+        """Bytes of the plain step, the caller's outside included."""
+        settings, schedule = self.context.settings, plain_schedule(self.graph)
+        outside = settings.outside_memory()
+        if (inductor := inductor_for(settings)) is not None:
+            return code_needs(self.graph, inductor.lowered_memory(self.step, schedule, lean=False), outside)
+        if outside.none:
+            return plain_point(self.graph).peak
+        return schedule_needs(self.graph, schedule, outside)
+
+    def frontier(self, *, reuse: bool, show: bool) -> StepFrontier | LoweredFrontier:
+        """The frontier of the step; ``reuse``: options of other batches will do."""
         with planning_progress(show=show) as progress:
             context = replace(self.context, progress=_named(progress, self.batch))
-            return graph_frontier(self.graph, self.timings, context, reuse=reuse)
+            return step_frontier(self.step, self.timings, context, reuse=reuse)
 
 
 def _named(progress: Progress, batch: int) -> Progress:
@@ -71,7 +87,8 @@ class Batches:
         self.settings = settings
         self._factory, self._show = factory, show
         self._steps: dict[int, BatchStep] = {}
-        self._frontiers: dict[int, StepFrontier] = {}
+        self._frontiers: dict[int, StepFrontier | LoweredFrontier] = {}
+        self._plain: dict[int, int] = {}
 
     def constant(self, batch: int) -> int:
         """A guess, from one batch, at the bytes that do not grow with it: gradients and reserve."""
@@ -80,10 +97,9 @@ class Batches:
 
     def plain_need(self, batch: int) -> int:
         """Bytes of the plain step, the caller's outside included."""
-        graph, outside = self._step(batch).graph, self.settings.outside_memory()
-        if outside.none:
-            return plain_point(graph).peak
-        return schedule_needs(graph, plain_schedule(graph), outside)
+        if batch not in self._plain:
+            self._plain[batch] = self._step(batch).plain_need()
+        return self._plain[batch]
 
     def plain_time(self, batch: int) -> int:
         """Nanoseconds of the plain step."""
@@ -108,7 +124,7 @@ class Batches:
             anew = step.frontier(reuse=False, show=self._show)
             if self._least(anew) <= self.limit:  # else the options of others were better, by chance
                 frontier = self._frontiers[batch] = anew
-        return choose_plan(frontier, self.settings, step.context.origin, on_infeasible="error")
+        return choose_from(frontier, self.settings, step.context.origin)
 
     @property
     def limit(self) -> int:
@@ -125,9 +141,11 @@ class Batches:
         frontier = self._frontiers.get(batch)
         return None if frontier is None else self._least(frontier)
 
-    def _least(self, frontier: StepFrontier) -> int:
+    def _least(self, frontier: StepFrontier | LoweredFrontier) -> int:
         """Least bytes of the points within the overhead that was asked for."""
         most, outside = self.settings.overhead_limit(), self.settings.outside_memory()
+        if isinstance(frontier, LoweredFrontier):
+            return frontier.least(most).needs
         points = frontier.candidates
         if most is not None:
             points = tuple(c for c in points if frontier.overhead(c.point) <= most + 1e-12)

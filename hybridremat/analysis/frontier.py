@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,10 @@ from hybridremat.analysis.measure import LossFunction
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.errors import LimitError
 from hybridremat.files import write_atomic
-from hybridremat.planning.choose import choose_plan
+from hybridremat.planning.choose_lowered import choose_from
+from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.origin import Origin
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 class Frontier(FrontierData):
     """Pareto points by rising peak; each is the exact figure of a schedule.
 
+    Of a step that is to be compiled they are those whose code was lowered, a handful; :meth:`at` and
+    :meth:`plan` lower more where that pays.
+
     Attributes
     ----------
     points
@@ -42,7 +48,7 @@ class Frontier(FrontierData):
         Step memory of the plain step in bytes.
     checkpointed
         For comparison: each block keeps only its input, as per-layer checkpointing does. None without
-        blocks.
+        blocks, and for compiled steps.
     measurements
         Results of :meth:`measured`.
     origin
@@ -51,8 +57,9 @@ class Frontier(FrontierData):
         The source of times.
     """
 
-    _step_frontier: StepFrontier = field(repr=False, compare=False, kw_only=True)
+    _step_frontier: StepFrontier | LoweredFrontier = field(repr=False, compare=False, kw_only=True)
     _settings: Settings = field(repr=False, compare=False, kw_only=True)
+    _show: bool = field(repr=False, compare=False, kw_only=True)
 
     def at(
         self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None
@@ -68,7 +75,8 @@ class Frontier(FrontierData):
         """
         limit = None if memory_limit is None else resolve_limit(memory_limit, self.plain_peak)
         overhead = None if max_overhead is None else parse_overhead(max_overhead)
-        return self._step_frontier.figures(self._step_frontier.choose(limit, overhead).point)
+        with self._shown() as frontier:
+            return frontier.figures_at(limit, overhead)
 
     def plan(self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None) -> Plan:
         """The plan of the point that :meth:`at` chooses; nothing is solved again.
@@ -88,7 +96,17 @@ class Frontier(FrontierData):
         """
         settings = replace(self._settings, memory_limit=memory_limit, max_overhead=max_overhead)
         settings = settings.validated(need_limit=True)
-        return choose_plan(self._step_frontier, settings, self.origin, on_infeasible="error")
+        with self._shown() as frontier:
+            return choose_from(frontier, settings, self.origin)
+
+    @contextmanager
+    def _shown(self) -> Iterator[StepFrontier | LoweredFrontier]:
+        """The step's frontier, with a progress bar where points may have to be lowered."""
+        if isinstance(self._step_frontier, StepFrontier):
+            yield self._step_frontier
+            return
+        with planning_progress(show=self._show) as progress:
+            yield replace(self._step_frontier, progress=progress)
 
     def measured(
         self,
@@ -134,6 +152,7 @@ class Frontier(FrontierData):
             SampleStep(model, args, kwargs or {}),
             count=count,
             loss_fn=loss_fn,
+            compiler=self._settings.compiler,
             show=progress,
         )
         return replace(self, measurements=found)
@@ -192,14 +211,17 @@ class Frontier(FrontierData):
         return frontier_text(self)
 
 
-def frontier_of(frontier: StepFrontier, settings: Settings, origin: Origin) -> Frontier:
+def frontier_of(
+    frontier: StepFrontier | LoweredFrontier, settings: Settings, origin: Origin, *, show: bool
+) -> Frontier:
     """The frontier of a planning run."""
     return Frontier(
         points=frontier.points(),
-        plain_peak=frontier.plain.peak,
+        plain_peak=frontier.plain_peak,
         checkpointed=frontier.checkpointed(),
         origin=origin,
         cost_model=settings.costs().name,
         _step_frontier=frontier,
         _settings=settings,
+        _show=show,
     )

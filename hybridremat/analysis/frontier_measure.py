@@ -16,7 +16,7 @@ from hybridremat.compiler.model_state import preserve_state
 from hybridremat.errors import ModelError
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
-from hybridremat.planning.settings import Settings
+from hybridremat.planning.settings import Compiler, Settings
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.runtime.prepare import make_planned_call
 from hybridremat.units import require_count
@@ -31,9 +31,12 @@ def measure_points(
     *,
     count: int,
     loss_fn: LossFunction | None,
+    compiler: Compiler,
     show: bool,
 ) -> tuple[MeasuredPoint, ...]:
     """The plain step, then ``count`` points by rising peak; ``plan_of`` makes the plan of a point.
+
+    The plain step is compiled if the plans are.
 
     Errors are those of :meth:`hybridremat.Frontier.measured`.
     """
@@ -42,6 +45,8 @@ def measure_points(
     with preserve_state(step.model), planning_progress(show=show) as report:
         report("measuring the plain step", 0, len(points) + 1)
         plain = Subject(_copy(step.model), step.kwargs, loss_fn or loss_of, step.args)
+        if compiler == "inductor":
+            plain.model.compile()
         figures = _measure(plain)
         found = [MeasuredPoint(None, figures.peak, figures.outside, figures.seconds, 0.0)]
         for number, point in enumerate(points, start=1):

@@ -41,21 +41,21 @@ def frontier_dict(frontier: FrontierData) -> Row:
         "inputs": [str(spec) for spec in frontier.origin.inputs],
         "cost_model": frontier.cost_model,
         "plain_peak_bytes": frontier.plain_peak,
-        "points": [_point_row(point, frontier) for point in frontier.points],
-        "plain": _point_row(frontier.plain, frontier),
-        "checkpointed": None if checkpointed is None else _point_row(checkpointed, frontier),
+        "points": [point_row(point, frontier) for point in frontier.points],
+        "plain": point_row(frontier.plain, frontier),
+        "checkpointed": None if checkpointed is None else point_row(checkpointed, frontier),
         "measurements": [_measured_row(each) for each in frontier.measurements],
     }
 
 
 def frontier_csv(frontier: FrontierData) -> str:
     """The frontier as CSV: points (``plan``), the plain step, checkpointing, then measurements."""
-    rows: list[Row] = [{"kind": "plan", **_point_row(point, frontier)} for point in frontier.points]
-    rows.append({"kind": "plain", **_point_row(frontier.plain, frontier)})
+    rows: list[Row] = [{"kind": "plan", **point_row(point, frontier)} for point in frontier.points]
+    rows.append({"kind": "plain", **point_row(frontier.plain, frontier)})
     if frontier.checkpointed is not None:
-        rows.append({"kind": "checkpointed", **_point_row(frontier.checkpointed, frontier)})
+        rows.append({"kind": "checkpointed", **point_row(frontier.checkpointed, frontier)})
     for each in frontier.measurements:
-        known = {} if each.predicted is None else _point_row(each.predicted, frontier)
+        known = {} if each.predicted is None else point_row(each.predicted, frontier)
         kind = "measured plain" if each.predicted is None else "measured plan"
         rows.append({"kind": kind, **known, **_measured_row(each)})
     names = list(dict.fromkeys(name for row in rows for name in row if name != "predicted_peak_bytes"))
@@ -111,7 +111,8 @@ def _memory(size: int, plain_peak: int) -> str:
     return f"{format_bytes(size):>12} {format_share_up(size, plain_peak):>8}"
 
 
-def _point_row(point: FrontierPoint, frontier: FrontierData) -> Row:
+def point_row(point: FrontierPoint, frontier: FrontierData) -> Row:
+    """One point as a row of JSON types."""
     return {
         "peak_bytes": point.peak,
         "share_of_plain": point.peak / max(1, frontier.plain_peak),

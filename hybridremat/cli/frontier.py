@@ -10,6 +10,7 @@ from typing import Any
 
 from hybridremat.analysis.frontier import Frontier
 from hybridremat.analysis.frontier_plot import SUFFIXES, new_figure
+from hybridremat.analysis.frontier_rows import point_row
 from hybridremat.api import frontier as make_frontier
 from hybridremat.cli.inputs import limit_value, load, overhead_value, settings_given
 from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
@@ -84,10 +85,7 @@ def _chosen_row(frontier: Frontier, choice: dict[str, Any]) -> dict[str, Any] | 
     """The row of the chosen point; None if none is asked for."""
     if not choice:
         return None
-    point = frontier.at(**choice)
-    rows = frontier.to_dict()["points"]
-    row: dict[str, Any] = rows[frontier.points.index(point)]
-    return row
+    return point_row(frontier.at(**choice), frontier)
 
 
 def _write(frontier: Frontier, path: Path, choice: dict[str, Any], data: dict[str, Any]) -> None:

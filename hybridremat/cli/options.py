@@ -65,7 +65,6 @@ def limit_options() -> Parser:
     step = parser.add_argument_group("step")
     step.add_argument("--hold-outputs", action="store_true", help="your code keeps all outputs")
     step.add_argument("--forwards", type=int, metavar="N", default=1, help="forwards that wait at one time")
-    step.add_argument("--compiler", metavar="NAME", default="eager", help="eager (default), or inductor")
     step.add_argument("--graph-breaks", metavar="WHAT", default="error", help="error (default), or plan")
     return parser
 
@@ -93,6 +92,7 @@ def _planning_options() -> Parser:
     parser = Parser(add_help=False)
     group = parser.add_argument_group("planning")
     group.add_argument("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
+    group.add_argument("--compiler", metavar="NAME", default="eager", help="eager (default), or inductor")
     group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
     group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)
     group.add_argument("--no-cache", action="store_true", help="neither read nor keep plans, kernel figures")

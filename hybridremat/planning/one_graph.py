@@ -14,12 +14,13 @@ from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.apply import applied
 from hybridremat.planning.context import PlanContext
+from hybridremat.planning.lowered_frontier import code_needs
 from hybridremat.planning.pipeline import Chosen, costed, make_plan
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.plan_cache import plan_key
 from hybridremat.planning.port import with_local_names
 from hybridremat.planning.progress import Timings
-from hybridremat.plans.outside_memory import OutsideMemory, PhasePeaks, needed_bytes
+from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.policy import require_matches, resolve_policy, under_policy
 
 logger = logging.getLogger(__name__)
@@ -138,8 +139,7 @@ def _require_code_within_limit(plan: Plan, graph: JointGraph, memory: EmittedMem
 
 
 def _require_within_limit(plan: Plan, graph: JointGraph, memory: EmittedMemory) -> None:
-    peaks = PhasePeaks(memory.forward_peak, memory.backward_peak, memory.saved)
-    needed = needed_bytes(graph, peaks, OutsideMemory(plan.reserve, plan.forwards))
+    needed = code_needs(graph, memory, OutsideMemory(plan.reserve, plan.forwards))
     if plan.memory_limit is not None and needed > plan.memory_limit:
         raise PlanError(
             f"the emitted plan has not been run: with the caller's code it takes {needed} bytes, "

@@ -24,9 +24,9 @@ from hybridremat.compiler.model_checks import require_capturable
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
-from hybridremat.planning.choose import choose_plan
-from hybridremat.planning.choose_lowered import choose_lowered
+from hybridremat.planning.choose_lowered import choose_from
 from hybridremat.planning.context import PlanContext
+from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.planning.option_cache import OPTIONS, OptionCache
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
@@ -155,6 +155,18 @@ def graph_frontier(
     )
 
 
+def step_frontier(
+    step: TracedStep, timings: Timings, context: PlanContext, *, reuse: bool = False
+) -> StepFrontier | LoweredFrontier:
+    """The frontier of a step with costs; of one that is to be compiled, by the memory of its code."""
+    counted = graph_frontier(step.graph, timings, context, reuse=reuse)
+    inductor = inductor_for(context.settings)
+    if inductor is None:
+        return counted
+    outside = context.settings.outside_memory()
+    return LoweredFrontier(step, counted, inductor.lowered_memory, outside, context.progress)
+
+
 def make_plan(
     step: TracedStep, timings: Timings, context: PlanContext, *, reuse: bool, on_infeasible: OnInfeasible
 ) -> Plan:
@@ -165,19 +177,8 @@ def make_plan(
     InfeasibleLimitError, PolicyError
         If no plan satisfies the request.
     """
-    frontier = graph_frontier(step.graph, timings, context, reuse=reuse)
-    settings, origin = context.settings, context.origin
-    if (inductor := inductor_for(settings)) is not None:
-        return choose_lowered(  # choose, by lowering
-            step,
-            frontier,
-            settings,
-            origin,
-            on_infeasible=on_infeasible,
-            progress=context.progress,
-            lower=inductor.lowered_memory,
-        )
-    return choose_plan(frontier, settings, origin, on_infeasible=on_infeasible)  # choose
+    frontier = step_frontier(step, timings, context, reuse=reuse)
+    return choose_from(frontier, context.settings, context.origin, on_infeasible=on_infeasible)  # choose
 
 
 def plan_graph(

@@ -33,6 +33,7 @@ class CommonSettings(TypedDict, total=False):
     workers: int | None
     cache: bool
     policy: Policy | None
+    compiler: Compiler
 
 
 class BatchSettings(CommonSettings, total=False):
@@ -53,7 +54,6 @@ class WrapSettings(CommonSettings, total=False):
     on_infeasible: OnInfeasible
     max_plans: int
     graph_breaks: GraphBreaks
-    compiler: Compiler
 
 
 class _Elsewhere(TypedDict, total=False):

@@ -85,6 +85,15 @@ class StepFrontier:
         """The figures of a schedule."""
         return FrontierPoint(point.peak, self.overhead(point), self.extra_flops(point))
 
+    @property
+    def plain_peak(self) -> int:
+        """Bytes of the plain step."""
+        return self.plain.peak
+
+    def figures_at(self, limit: int | None, max_overhead: float | None) -> FrontierPoint:
+        """The figures of the point that :meth:`choose` finds."""
+        return self.figures(self.choose(limit, max_overhead).point)
+
     def points(self) -> tuple[FrontierPoint, ...]:
         """The figures of every candidate, by rising peak."""
         return tuple(self.figures(candidate.point) for candidate in self.candidates)

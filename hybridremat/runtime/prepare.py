@@ -16,8 +16,9 @@ from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.apply import applicable
 from hybridremat.planning.context import PlanContext
+from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.planning.one_graph import under_checked_policy
-from hybridremat.planning.pipeline import Choose, Chosen, backend_for, captured_call, costed, graph_frontier
+from hybridremat.planning.pipeline import Choose, Chosen, backend_for, captured_call, costed, step_frontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.rank_agreement import plan_digest
@@ -84,7 +85,7 @@ def model_frontier(
     settings: Settings,
     *,
     progress: bool,
-) -> tuple[StepFrontier, Settings, Origin]:
+) -> tuple[StepFrontier | LoweredFrontier, Settings, Origin]:
     """The frontier of a model's step, with the validated settings and its origin.
 
     Raises
@@ -93,16 +94,17 @@ def model_frontier(
         As :func:`hybridremat.frontier`.
     """
     settings = settings.validated(need_limit=False)
-    found: list[StepFrontier] = []
+    found: list[StepFrontier | LoweredFrontier] = []
     with planning_progress(show=progress) as shown:
         context = replace(PlanContext.of(settings), progress=shown)
 
         def choose(traced: TracedStep) -> Chosen:
             step, timings = costed(under_checked_policy(traced, context), context)
-            found.append(graph_frontier(step.graph, timings, context))
+            found.append(step_frontier(step, timings, context))
             return Chosen(step, plain_schedule(step.graph))
 
         capture_only(model, args, kwargs or {}, settings, choose)
+        found[-1].points()  # a compiled step's are lowered here
     return found[-1], settings, origin_of(model, args, kwargs or {}, settings.spec)
 
 

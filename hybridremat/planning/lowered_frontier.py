@@ -1,0 +1,245 @@
+"""The frontier of a compiled step, by the memory of Inductor's own lowering.
+
+The frontier counts the graph with its fused values left out, which is close: Inductor also writes results
+over inputs that die. So a few points are lowered, those that a question needs, each at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
+from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.progress import Progress, no_progress
+from hybridremat.planning.step_frontier import (
+    Candidate,
+    StepFrontier,
+    infeasible,
+    too_slow,
+    too_slow_policy,
+)
+from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, PhasePeaks, needed_bytes
+from hybridremat.plans.records import FrontierPoint
+from hybridremat.sequence.sinking import sink_recomputations
+
+MOST_LOWERINGS: Final = 4
+"""Points that are lowered in each way of scheduling for one limit, beside the plain step."""
+
+WORTH: Final = 0.001
+"""Share of the plain step's time that a faster point has to save to be lowered."""
+
+SPREAD: Final = 6
+"""Points that are lowered, in both ways, for a whole frontier."""
+
+
+def code_needs(graph: JointGraph, memory: EmittedMemory, outside: OutsideMemory) -> int:
+    """Bytes of a step with its code and the caller's."""
+    peaks = PhasePeaks(memory.forward_peak, memory.backward_peak, memory.saved)
+    return needed_bytes(graph, peaks, outside)
+
+
+class Lower(Protocol):
+    """Lowers a schedule (``Inductor.lowered_memory``)."""
+
+    def __call__(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> EmittedMemory:
+        """The memory of its code."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoweredPoint:
+    """A candidate as lowered; ``needs``: bytes with the caller's code.
+
+    ``lean``: whether Inductor keeps the order of the schedule and frees every buffer at once.
+    """
+
+    candidate: Candidate
+    schedule: Schedule
+    memory: EmittedMemory
+    needs: int
+    lean: bool
+
+
+@dataclass(frozen=True)
+class LoweredFrontier:
+    """The points of one frontier, each lowered at most once."""
+
+    step: TracedStep
+    counted: StepFrontier
+    lower: Lower
+    outside: OutsideMemory = NO_OUTSIDE_MEMORY
+    progress: Progress = no_progress
+    _memory: dict[tuple[Schedule, bool], EmittedMemory] = field(default_factory=dict)
+    _points: dict[tuple[int, bool], LoweredPoint] = field(default_factory=dict)
+
+    @property
+    def reused_options(self) -> bool:
+        """Whether some blocks have options of blocks with other sizes."""
+        return self.counted.reused_options
+
+    @property
+    def plain_peak(self) -> int:
+        """Bytes of the plain step as Inductor compiles it."""
+        return self._lowered(plain_schedule(self.counted.graph), lean=False).peak
+
+    @property
+    def lowered(self) -> tuple[LoweredPoint, ...]:
+        """All points lowered so far."""
+        return tuple(self._points.values())
+
+    def counted_needs(self, index: int) -> int:
+        """Bytes that a candidate needs by the frontier's count."""
+        return self.counted.needs(self.counted.candidates[index], self.outside)
+
+    def point(self, index: int, *, lean: bool) -> LoweredPoint:
+        """A candidate of the frontier, lowered."""
+        if (index, lean) not in self._points:
+            candidate, graph = self.counted.candidates[index], self.counted.graph
+            schedule = sink_recomputations(graph, candidate.point.schedule, self.step.fused_ops)
+            memory = self._lowered(schedule, lean=lean)
+            needs = code_needs(graph, memory, self.outside)
+            self._points[index, lean] = LoweredPoint(candidate, schedule, memory, needs, lean)
+        return self._points[index, lean]
+
+    def figures(self, point: LoweredPoint) -> FrontierPoint:
+        """The figures of a point, with the peak of its code."""
+        return replace(self.counted.figures(point.candidate.point), peak=point.memory.peak)
+
+    def least(self, max_overhead: float | None = None) -> LoweredPoint:
+        """The point of least memory within an overhead: of the fewest counted bytes, in the better way.
+
+        Raises
+        ------
+        PolicyError
+            If what a policy wants recomputed alone exceeds the overhead.
+        """
+        frontier = self.counted
+        index = 0
+        if max_overhead is not None:
+            index = frontier.candidates.index(frontier.choose(None, max_overhead, self.outside))
+        return min((self.point(index, lean=lean) for lean in (True, False)), key=lambda point: point.needs)
+
+    def fastest(self, limit: int, max_overhead: float | None = None) -> LoweredPoint:
+        """The fastest point whose code fits a limit (bytes); ``max_overhead`` as a fraction.
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If no point satisfies both.
+        PolicyError
+            If what a policy wants recomputed alone exceeds the overhead.
+        """
+        frontier = self.counted
+        if max_overhead is not None and frontier.fastest_overhead > max_overhead + 1e-12:
+            raise too_slow_policy(max_overhead, frontier.fastest_overhead)
+        best = self._fastest_within(limit)
+        if best is None:
+            least = min(point.needs for point in self.lowered)
+            raise infeasible(limit, least, self.plain_peak, self.outside, frontier.pins)
+        takes = frontier.overhead(best.candidate.point)
+        if max_overhead is not None and takes > max_overhead + 1e-12:
+            raise too_slow(limit, max_overhead, takes=takes, least=self.least(max_overhead).needs)
+        return best
+
+    def figures_at(self, limit: int | None, max_overhead: float | None) -> FrontierPoint:
+        """The figures of the fastest point under a limit, or of the least within an overhead."""
+        point = self.least(max_overhead) if limit is None else self.fastest(limit, max_overhead)
+        return self.figures(point)
+
+    def checkpointed(self) -> None:
+        """Checkpointing each block is not lowered."""
+
+    def points(self) -> tuple[FrontierPoint, ...]:
+        """Figures of points at about equal steps of counted memory, and of all that were lowered.
+
+        None of them beats another.
+        """
+        indices = _evenly([self.counted_needs(i) for i in range(len(self.counted.candidates))], SPREAD)
+        for done, index in enumerate(indices):
+            self.progress("lowering", done, len(indices))
+            self.point(index, lean=False)
+            if index < len(self.counted.candidates) - 1:
+                self.point(index, lean=True)
+        return tuple(self.figures(point) for point in _pareto(self.lowered))
+
+    def _lowered(self, schedule: Schedule, *, lean: bool) -> EmittedMemory:
+        if (schedule, lean) not in self._memory:
+            self._memory[schedule, lean] = self.lower(self.step, schedule, lean=lean)
+        return self._memory[schedule, lean]
+
+    def _fastest_within(self, limit: int) -> LoweredPoint | None:
+        """The fastest candidate that fits, with Inductor's own scheduling or, if that is slower, lean."""
+        last = len(self.counted.candidates) - 1
+        if self.point(last, lean=False).needs <= limit:
+            return self.point(last, lean=False)
+        own = self._search(limit, -1, lean=False)
+        lean = self._search(limit, own, lean=True)
+        if max(own, lean) < 0:
+            return None
+        return self.point(max(own, lean), lean=lean > own)
+
+    def _search(self, limit: int, low: int, *, lean: bool) -> int:
+        """The fastest candidate known to fit; ``low`` if none beyond it does.
+
+        The next one to be lowered is guessed from how far lowered and counted bytes were apart.
+        """
+        fits, high = self._bracket(limit, low, lean=lean)
+        gap = self._gap_near(limit)
+        for done in range(MOST_LOWERINGS):
+            if high - fits <= 1 or not self._is_worth(fits, high - 1):
+                break
+            self.progress("lowering lean" if lean else "lowering", done, MOST_LOWERINGS)
+            within = (i for i in range(high) if self.counted_needs(i) <= limit + gap)
+            index = min(max(max(within, default=0), fits + 1), high - 1)
+            found = self.point(index, lean=lean)
+            if found.needs <= limit:
+                fits = index
+            else:
+                high = index
+            gap = self.counted_needs(index) - found.needs
+        if lean and fits < 0 and self.point(0, lean=True).needs <= limit:
+            fits = 0
+        return fits
+
+    def _bracket(self, limit: int, low: int, *, lean: bool) -> tuple[int, int]:
+        """The fastest candidate that is known to fit, and the slowest one beyond it that is known not to."""
+        known = {index: point.needs for (index, how), point in self._points.items() if how == lean}
+        fits = max((index for index, needs in known.items() if needs <= limit), default=-1)
+        fits = max(fits, low)
+        beyond = (index for index, needs in known.items() if needs > limit and index > fits)
+        return fits, min(beyond, default=len(self.counted.candidates))
+
+    def _gap_near(self, limit: int) -> int:
+        """By how many bytes the point lowered nearest to a limit was counted too high."""
+        last = len(self.counted.candidates) - 1  # much of the plain step is written over what dies
+        known = [(point.needs, index) for (index, _), point in self._points.items() if index < last]
+        if not known:
+            return 0
+        needs, index = min(known, key=lambda each: abs(each[0] - limit))
+        return self.counted_needs(index) - needs
+
+    def _is_worth(self, slow: int, fast: int) -> bool:
+        """Whether a candidate saves enough time against another, which is -1 for none."""
+        if slow < 0:
+            return True
+        times = [self.counted.candidates[index].point.time for index in (slow, fast)]
+        return times[0] - times[1] > WORTH * self.counted.plain.time
+
+
+def _evenly(needs: Sequence[int], count: int) -> list[int]:
+    """Indices of about equal steps, the first and the last among them; ``needs`` rise."""
+    low, high = needs[0], needs[-1]
+    wanted = [low + (high - low) * number / (count - 1) for number in range(count)]
+    return sorted({min(range(len(needs)), key=lambda i: abs(needs[i] - each)) for each in wanted})
+
+
+def _pareto(points: Iterable[LoweredPoint]) -> tuple[LoweredPoint, ...]:
+    """Points by rising needs and falling time."""
+    kept: list[LoweredPoint] = []
+    for point in sorted(points, key=lambda p: (p.needs, p.candidate.point.time, p.lean)):
+        if not kept or point.candidate.point.time < kept[-1].candidate.point.time:
+            kept.append(point)
+    return tuple(kept)
