@@ -348,7 +348,8 @@ def compile_step(
             run = compile_fx.compile_fx_inner(graph, example_inputs, **kwargs)
         return finish(run, built[0] if built else None, time.perf_counter() - started)
 
-    patches = {"custom_partitioner_fn": _Partitioner(callbacks.partition, identity)}
+    patches: dict[str, Any] = {"custom_partitioner_fn": _Partitioner(callbacks.partition, identity)}
+    patches["auto_chunker.enable"] = False  # it hides the loss head in subgraphs, whose memory has no lines
     # what AOTAutograd keeps would skip the partition; and the backward is to be compiled before anything runs
     with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
         compiled = compile_fx.compile_fx(module, list(inputs), inner_compile=inner, config_patches=patches)
