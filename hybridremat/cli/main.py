@@ -19,6 +19,7 @@ from hybridremat.cli.options import (
     add_batch_options,
     add_cache_options,
     add_demo_options,
+    add_doctor_options,
     add_frontier_options,
     add_inspect_options,
     add_plan_options,
@@ -43,10 +44,11 @@ examples:
   hybridremat frontier gpt2 -o curve.png --limit 60%    overhead against memory, with that plan marked
   hybridremat batch train.py:make --limit 6GiB          the largest batch that fits; yours: make(batch)
   hybridremat cache                                     what is kept on disk, and how much
+  hybridremat doctor                                    what is installed here, and whether it works
 
 exit status:
   0  done
-  1  the demo found a difference or a limit that was passed
+  1  the demo found a difference or a limit that was passed; the doctor, something that does not work
   2  not understood, or it cannot be done: one line on the standard error says why (-v: with a traceback);
      with --json the standard output then holds {"error": …, "message": …}
   130  interrupted (Ctrl-C)
@@ -84,6 +86,12 @@ examples:
   hybridremat cache
   hybridremat cache --json
   hybridremat cache --clear
+"""
+DOCTOR_EXAMPLES = """\
+examples:
+  hybridremat doctor
+  hybridremat doctor --no-compile
+  hybridremat doctor --json
 """
 
 
@@ -149,6 +157,15 @@ COMMANDS = {
         "Plans and kernel figures are kept in one folder, which HYBRIDREMAT_CACHE names.",
         CACHE_EXAMPLES,
     ),
+    "doctor": Command(
+        "say what is installed here, and whether it works",
+        "hybridremat.cli.doctor:run_doctor",
+        lambda: shared_options(target=False),
+        add_doctor_options,
+        "Looks at versions, devices, compilers and caches, and runs a small wrapped step, op by op and\n"
+        "compiled, against the same step plain: predicted and measured peak, and whether numbers are equal.",
+        DOCTOR_EXAMPLES,
+    ),
 }
 
 
@@ -205,7 +222,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0; 1 if the demo finds a difference or an exceeded limit; 2 for an error; 130 after Ctrl-C.
+    0; 1 if the demo finds a difference or an exceeded limit, or the doctor something that does not work; 2
+    for an error; 130 after Ctrl-C.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:

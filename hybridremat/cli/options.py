@@ -165,3 +165,9 @@ def add_inspect_options(parser: argparse.ArgumentParser) -> None:
 def add_cache_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hybridremat cache`` alone."""
     parser.add_argument("--clear", action="store_true", help="delete the kept plans and kernel figures")
+
+
+def add_doctor_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hybridremat doctor`` alone."""
+    parser.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda if there is one)")
+    parser.add_argument("--no-compile", action="store_true", help="do not try a compiled step")
