@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,15 +14,18 @@ from torch import nn
 import hybridremat
 from hybridremat.errors import CostModelError
 from hybridremat.files import cache_folder
+from hybridremat.graph.costs import cuda_recorder
 from hybridremat.graph.costs.cost_models import (
     DeviceRates,
     ProfileCost,
     RooflineCost,
     cost_model,
 )
+from hybridremat.graph.costs.kernel_benchmarks import _footprints
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.joint import Phase
+from support.cuda_stand_in import Allocator
 from support.training import small, traced, with_costs
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -196,3 +200,18 @@ def test_the_environment_names_the_folder(tmp_path, monkeypatch):
     store.save()
     assert len(list(tmp_path.glob("kernels-*.json"))) == 1
     assert KernelStore.for_device("cpu").time("a") == 5
+
+
+def test_what_a_library_keeps_from_its_first_call_on_is_no_workspace(monkeypatch):
+    """As cuBLAS does on CUDA: 1000 bytes that stay, and 64 that are freed when the call returns."""
+    allocator, kept = Allocator(), []
+    monkeypatch.setattr(cuda_recorder, "torch", SimpleNamespace(cuda=allocator))
+
+    def product():
+        if not kept:
+            kept.append(allocator.allocate(1000))
+        allocator.allocate(64)
+        allocator.allocate(-64)
+
+    found = _footprints({"first": lambda: partial(product), "again": lambda: partial(product)}, "cuda")
+    assert {key: footprint.workspace for key, footprint in found.items()} == {"first": 64, "again": 64}

@@ -21,6 +21,7 @@ from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_figures import StepLog
 from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
 from hybridremat.integrations.loop_options import find_target, loop_options
+from support.cuda_stand_in import Allocator
 from support.loop_cases import HOW, MEASURED, PREDICTED, profiler_runs
 from support.training import allocated_peak, small
 
@@ -165,26 +166,6 @@ def test_the_peak_of_what_is_new_leaves_foreign_frees_out(drawn):
             records.append((address, -size))
             own += [-size] * known
     assert peak_of_new(records) == max([0, *accumulate(own)])
-
-
-class Allocator:
-    """Stands in for torch.cuda: a level, and its highest since the last reset."""
-
-    def __init__(self):
-        self.level = self.highest = 0
-
-    def allocate(self, size):
-        self.level += size
-        self.highest = max(self.highest, self.level)
-
-    def reset_peak_memory_stats(self):
-        self.highest = self.level
-
-    def memory_allocated(self):
-        return self.level
-
-    def max_memory_allocated(self):
-        return self.highest
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from hybridremat.compiler.inductor import as_allocated
 from hybridremat.compiler.lowered_memory import replay
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.memory import step_memory
-from hybridremat.graph.private_inductor import BufferEvent, InductorFusion
+from hybridremat.graph.private_inductor import BufferEvent, InductorFusion, LoweredCode, Result
 from hybridremat.graph.tracing.fusion import find_fusion
 from hybridremat.sequence.sinking import sink_recomputations
 from support.examples import examples
@@ -41,6 +42,14 @@ def alias(source, name):
 
 def test_buffers_live_from_their_allocation_to_their_end():
     assert peak(alloc("a", 4), alloc("b", 2), free("a"), alloc("c", 3)) == 6
+
+
+def test_on_cuda_buffers_take_what_the_allocator_gives_them():
+    code = LoweredCode((alloc("a", 1), alloc("b", 512), free("a"), alloc("c", 513)), (Result("c", 513),))
+    there = as_allocated(code, "cuda")
+    assert peak(*there.events) == 512 + 1024
+    assert [result.size for result in there.results] == [1024]
+    assert as_allocated(code, "cpu") == code
 
 
 def test_a_buffer_that_is_handed_on_costs_once():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
@@ -73,12 +73,19 @@ def measure_footprints(kernels: Kernels, keys: Sequence[str]) -> dict[str, Footp
 
 
 def _footprints(calls: Mapping[str, Callable[[], partial[object]]], device: str) -> dict[str, Footprint]:
-    """Footprint of each call that can be tried; ``calls`` make inputs and return the call on them."""
+    """Footprint of each call that can be tried; ``calls`` make inputs and return the call on them.
+
+    On CUDA each is called once before it is measured: libraries allocate at their first call what they then
+    keep (cuBLAS's workspace, 32 MiB on Hopper), which is no part of any later one.
+    """
     outputs: dict[str, tuple[int, ...]] = {}
 
     def trial(key: str, make: Callable[[], partial[object]]) -> Callable[[], object]:
         call = make()
         given = arg_tree_leaves(*call.args, **call.keywords)
+        if device == "cuda":
+            with suppress(RuntimeError):  # it will be raised again, and told, by the run that is measured
+                call()
 
         def run() -> object:
             try:

@@ -40,10 +40,18 @@ def storages(node: fx.Node) -> set[int]:
     return {int(part.untyped_storage()._cdata) for part in tensors(node.meta.get("val"))}
 
 
+CUDA_ALLOCATION = 512
+"""Bytes: the caching allocator of CUDA rounds sizes up to multiples of it."""
+
+
+def allocated_bytes(size: int, device: str) -> int:
+    """What a kind of device allocates where ``size`` bytes are asked for."""
+    return -(-size // CUDA_ALLOCATION) * CUDA_ALLOCATION if device == "cuda" else size
+
+
 def storage_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the whole storage (on CUDA rounded up to the allocator's 512)."""
-    size = int(tensor.untyped_storage().nbytes())
-    return -(-size // 512) * 512 if tensor.device.type == "cuda" else size
+    """Bytes of the whole storage, as they are allocated on its device."""
+    return allocated_bytes(int(tensor.untyped_storage().nbytes()), tensor.device.type)
 
 
 def is_mutation(node: fx.Node) -> bool:

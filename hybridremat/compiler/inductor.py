@@ -7,7 +7,7 @@ To be imported only where it is asked for, as ``private_inductor``, which takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -30,7 +30,7 @@ from hybridremat.graph.private_inductor import (
     lower_forward,
 )
 from hybridremat.graph.tracing.fusion import FusionRules
-from hybridremat.graph.tracing.fx_nodes import joint_outputs, storages
+from hybridremat.graph.tracing.fx_nodes import allocated_bytes, joint_outputs, storages, tensors
 from hybridremat.graph.tracing.trace import TracedStep
 
 
@@ -93,9 +93,12 @@ class StepBuffers:
         self._held = [isinstance(node, fx.Node) and _is_held(step, node) for node in outputs]
         self._tangents = sum(value.bytes for value in step.graph.values if value.tangent)
         self._workspaces = Workspaces(step, forward, backward)
+        devices = {t.device.type for node in step.op_nodes for t in tensors(node.meta.get("val"))}
+        self._device = "cuda" if "cuda" in devices else "cpu"
 
     def memory(self, forward: LoweredCode, backward: LoweredCode) -> EmittedMemory:
         """The memory of the step with the code of both graphs."""
+        forward, backward = (as_allocated(code, self._device) for code in (forward, backward))
         outputs, saved = forward.results[: self._count], forward.results[self._count :]
         sizes = {result.buffer: result.size for result in saved}
         held = {r.buffer: r.size for r, stays in zip(outputs, self._held, strict=True) if stays}
@@ -106,6 +109,14 @@ class StepBuffers:
             backward_peak=replay(backward.events, given, self._workspaces, always, held),
             saved=sum({**sizes, **{result.buffer: result.size for result in outputs}}.values()),
         )
+
+
+def as_allocated(code: LoweredCode, device: str) -> LoweredCode:
+    """The code with sizes as a kind of device allocates them; Inductor's are those that it asks for."""
+    return LoweredCode(
+        tuple(replace(event, size=allocated_bytes(event.size, device)) for event in code.events),
+        tuple(replace(result, size=allocated_bytes(result.size, device)) for result in code.results),
+    )
 
 
 def _is_held(step: TracedStep, node: fx.Node) -> bool:
