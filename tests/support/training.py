@@ -85,7 +85,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, 50)
 
     def forward(self, tokens):
-        mask = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
+        mask = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).triu(1)
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, mask)
@@ -170,15 +170,21 @@ def allocations(run) -> list[int]:
     return sizes
 
 
-def allocated_peak(run) -> int:
-    """Most bytes that a call had allocated at one time."""
+def allocated_peak(run, device="cpu") -> int:
+    """Most bytes that a call had allocated at one time; on CUDA by the counters of its allocator."""
     gc.collect()  # what only a cycle holds must not be freed meanwhile
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated() - before
     return max(accumulate(allocations(run)), default=0)
 
 
 def train(model, batch, *, steps=3, measure=True, loss_in=loss_in, seed=1, between=lambda: None) -> Trained:
     """Train with AdamW; every loss, gradient, buffer, parameter and optimizer state is kept."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    device = next(model.parameters()).device.type
     result = Trained({})
     torch.manual_seed(seed)
     for step in range(steps):
@@ -190,7 +196,7 @@ def train(model, batch, *, steps=3, measure=True, loss_in=loss_in, seed=1, betwe
             result.tensors[f"loss {step}"] = loss.detach()
 
         if measure:
-            result.peaks.append(allocated_peak(run))
+            result.peaks.append(allocated_peak(run, device))
         else:
             run()
         for name, parameter in model.named_parameters():
@@ -201,7 +207,7 @@ def train(model, batch, *, steps=3, measure=True, loss_in=loss_in, seed=1, betwe
             result.tensors[f"buffer {step} {name}"] = buffer.clone()
         between()
     result.tensors |= {f"parameter {n}": p.detach().clone() for n, p in model.named_parameters()}
-    result.tensors["generator"] = torch.get_rng_state()
+    result.tensors["generator"] = (torch.cuda if device == "cuda" else torch).get_rng_state()
     for index, state in optimizer.state_dict()["state"].items():
         result.tensors |= {f"optimizer {index} {key}": torch.as_tensor(item) for key, item in state.items()}
     return result
