@@ -137,7 +137,7 @@ def test_sizes_are_counted_as_the_allocator_takes_them(size, device):
     assert counted == (-(-size // 512) * 512 if device == "cuda" else size)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", SLOW_ON_CPU)
 def test_workspaces_are_those_of_every_call_not_of_the_first(device):
     model, batch = made("transformer", device)
     step = traced(model, **batch)
@@ -158,7 +158,7 @@ def test_kernels_are_timed_where_they_run(device):
     assert plan.origin.device == device
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", SLOW_ON_CPU)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_around_the_call(dtype, device):
     model, batch = made("mlp", device)

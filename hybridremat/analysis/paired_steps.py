@@ -64,12 +64,23 @@ def differences(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> 
 
 def time_ratio(plain: Subject, planned: Subject, pairs: int, on_pair: Callable[[], None]) -> float:
     """Median over pairs of steps, taken in turn, of planned time over plain time."""
-    ratios = []
+    return median_ratio(paired_seconds(plain, planned, pairs, on_pair))
+
+
+def paired_seconds(
+    plain: Subject, planned: Subject, pairs: int, on_pair: Callable[[], None]
+) -> list[tuple[float, float]]:
+    """Wall seconds of plain and planned steps, taken in turn."""
+    seconds = []
     for _ in range(pairs):
-        first = _seconds(plain)
-        ratios.append(_seconds(planned) / first)
+        seconds.append((_seconds(plain), _seconds(planned)))
         on_pair()
-    return statistics.median(ratios)
+    return seconds
+
+
+def median_ratio(seconds: Sequence[tuple[float, float]]) -> float:
+    """The median of the second over the first of each pair."""
+    return statistics.median(second / first for first, second in seconds)
 
 
 def _peak(step: Callable[[], None], device: str) -> int:
