@@ -3,31 +3,31 @@
     python benchmarks/gpu.py [--device cuda] [--seconds 480] [--out build/gpu] [--models A,B] [--methods A,B]
     python benchmarks/gpu.py --device cpu --small         # the same stages on tiny models: two minutes
 
-Each model with each method is a stage, in a process of its own that is ended at its limit. Results are written
-as they come: ``benchmark.jsonl`` grows line by line, ``benchmark.json`` and ``benchmark.md`` are written anew
-after each stage. What the time did not suffice for is named; ``--resume`` goes on with it in the same folder.
+Each model with each method is a stage, in a process of its own that is ended at its limit. Results are
+written as they come: ``benchmark.jsonl`` grows line by line, ``benchmark.json`` and ``benchmark.md`` are
+written anew after each stage. What was not reached in time is named; ``--resume`` goes on with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import signal
-import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpu_child import Child, about_this, read_records
+from gpu_methods import METHODS
+from gpu_models import BENCHES
 from gpu_schedule import Record, Stage, batch_of, ended, in_order, not_reached, seconds_for
+from gpu_table import LEGEND, markdown_of, rows_of, table_of
+from rich.text import Text
 
 from hybridremat.files import write_atomic
+from hybridremat.reports.text import render
 
-HERE = Path(__file__).parent
 SECONDS, SMALL_SECONDS = 480.0, 110.0
 SMALL_SHARE = 0.35  # of the least seconds of a stage, for tiny models
 CLOSING = 3.0  # seconds kept for the table
@@ -49,59 +49,11 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-@dataclass
-class Child:
-    """A process that waits for its order."""
-
-    process: subprocess.Popen[str]
-
-    @staticmethod
-    def start(records: Path, log: Path) -> Child:
-        """Start one; it imports what it needs meanwhile."""
-        with log.open("a", encoding="utf-8") as output:
-            process = subprocess.Popen(
-                [sys.executable, str(HERE / "gpu_stage.py"), str(records)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,  # planning and compiling have processes of their own, to end with it
-            )
-        return Child(process)
-
-    def run(self, order: dict[str, Any]) -> bool:
-        """Give the order and wait; False if it had to be ended."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps(order) + "\n")
-            self.process.stdin.close()
-        except BrokenPipeError:  # it failed to start; its status says so
-            pass
-        try:
-            self.process.wait(order["seconds"])
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            self.end()
-        return True
-
-    def end(self) -> None:
-        """End it and all that it started."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
-        self.process.wait()
-
-
 class Run:
     """All stages, within one time."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from gpu_methods import METHODS
-        from gpu_models import BENCHES
-
-        self.options, self.methods = options, METHODS
+        self.options = options
         self.deadline = time.monotonic() + (options.seconds or (SMALL_SECONDS if options.small else SECONDS))
         models = _chosen(options.models, list(BENCHES))
         methods = ["eager", *(m for m in _chosen(options.methods, list(METHODS)) if m != "eager")]
@@ -111,6 +63,7 @@ class Run:
         if not options.resume:
             for path in (self.records_path, self.log):
                 path.unlink(missing_ok=True)
+        self.about = about_this(options.device, options.limit, small=options.small)
         self.tried: set[Stage] = set()
         self.waiting: Child | None = None
 
@@ -156,7 +109,7 @@ class Run:
         print(f"{stage.name}: {status}, {seconds:.0f} s", flush=True)
 
     def _least(self, stage: Stage) -> int:
-        least = self.methods[stage.method].least_seconds
+        least = METHODS[stage.method].least_seconds
         return int(SMALL_SHARE * least) if self.options.small else least
 
     def _add(self, record: dict[str, Any], why: str) -> None:
@@ -173,25 +126,10 @@ class Run:
 
     def write(self) -> None:
         """Write the results so far."""
-        from gpu_table import markdown_of, rows_of
-
-        rows, about = rows_of(self.records()), about_this(self.options)
+        rows, about = rows_of(self.records()), self.about
         data = {"about": about, "rows": rows, "not_reached": self.missing()}
         write_atomic(self.options.out / "benchmark.json", json.dumps(data, indent=1) + "\n")
         write_atomic(self.options.out / "benchmark.md", markdown_of(rows, about, self.missing()))
-
-
-def read_records(path: Path) -> list[Record]:
-    """The complete records of a file; none if it is not there."""
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return [record for record in found if isinstance(record, dict)]
 
 
 def _chosen(text: str | None, names: list[str]) -> list[str]:
@@ -202,40 +140,17 @@ def _chosen(text: str | None, names: list[str]) -> list[str]:
     return asked
 
 
-def about_this(options: argparse.Namespace) -> dict[str, Any]:
-    """What the figures depend on."""
-    found: dict[str, Any] = {"device": options.device, "limit of plans": options.limit}
-    if options.device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-        try:  # not by torch: this process leaves the device alone
-            found["GPU"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-        except (OSError, subprocess.CalledProcessError):
-            found["GPU"] = "unknown"
-    found["cores"], found["python"] = os.cpu_count(), platform.python_version()
-    for package in ("torch", "transformers", "triton", "ortools", "hybridremat"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    found["sizes"] = "tiny, float32" if options.small else "full, bfloat16"
-    return found
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; 1 if a stage failed."""
     options = options_of(arguments)
     run = Run(options)
     records = run.run()
-    from gpu_table import LEGEND, rows_of, table_of
-    from rich.text import Text
-
-    from hybridremat.reports.text import render
-
     rows = rows_of(records)
     render([table_of(rows), Text(LEGEND, style="dim")], sys.stdout)
     print(f"Not reached: {', '.join(run.missing()) or 'nothing'}.")
-    failed = [f"{row['model']}/{row['method']}: {row['why']}" for row in rows if row.get("status") == "failed"]
-    print("\n".join(f"Failed: {line}" for line in failed))
+    failed = [row for row in rows if row.get("status") == "failed"]
+    for row in failed:
+        print(f"Failed: {row['model']}/{row['method']}: {row.get('why')}")
     return 1 if failed else 0
 
 

@@ -13,13 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 import hybridremat
 
-Batch = Mapping[str, Tensor]
-
 
 @dataclass(frozen=True)
-class Asked:
-    """What the methods are given: our limit, the class of layers to checkpoint, processes for planning."""
+class Task:
+    """A model to prepare for training on a batch; our limit, layers to checkpoint, processes for planning."""
 
+    model: nn.Module
+    batch: Mapping[str, Tensor]
     limit: int | str
     layer: str
     workers: int | None = None
@@ -27,65 +27,62 @@ class Asked:
 
 @dataclass(frozen=True)
 class Method:
-    """One method; ``prepare`` changes the model in place, ``undo`` makes it plain for another batch.
+    """One method; ``prepare`` changes the model in place.
 
     ``least_seconds`` is what a stage with it needs on a GPU, about; ``compiler`` is that of our plans.
     """
 
     title: str
-    prepare: Callable[[nn.Module, Batch, Asked], None]
+    prepare: Callable[[Task], None]
     least_seconds: int
-    undo: Callable[[nn.Module], object] = lambda model: None
     compiler: str = ""
 
 
-def _eager(model: nn.Module, batch: Batch, asked: Asked) -> None:
+def _nothing(_: Task) -> None:
     pass
 
 
-def _checkpoint(model: nn.Module, batch: Batch, asked: Asked) -> None:
-    layers = [module for module in model.modules() if type(module).__name__ == asked.layer]
+def _checkpoint(task: Task) -> None:
+    layers = [module for module in task.model.modules() if type(module).__name__ == task.layer]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no {asked.layer} to checkpoint")
+        raise ValueError(f"{type(task.model).__name__} has no {task.layer} to checkpoint")
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
 
 
-def _uncheckpoint(model: nn.Module) -> None:
-    for module in model.modules():
-        vars(module).pop("forward", None)
-
-
-def _compile(budget: float, model: nn.Module, batch: Batch, asked: Asked) -> None:
+def _compile(budget: float, task: Task) -> None:
     functorch_config.activation_memory_budget = budget
-    model.compile(dynamic=False)
+    task.model.compile(dynamic=False)
 
 
-def _uncompile(model: nn.Module) -> None:
-    model._compiled_call_impl = None
-
-
-def _plan(compiler: Literal["eager", "inductor"], model: nn.Module, batch: Batch, asked: Asked) -> None:
+def _plan(compiler: Literal["eager", "inductor"], task: Task) -> None:
     hybridremat.wrap(
-        model,
-        kwargs=dict(batch),
-        memory_limit=asked.limit,
+        task.model,
+        kwargs=dict(task.batch),
+        memory_limit=task.limit,
         on_infeasible="least",
         compiler=compiler,
-        workers=asked.workers,
+        workers=task.workers,
         progress=False,
     )
 
 
+def _stock(budget: float) -> Method:
+    title = "torch.compile" if budget == 1.0 else f"torch.compile, budget {budget}"
+    return Method(title, partial(_compile, budget), 75)
+
+
+def _ours(title: str, compiler: Literal["eager", "inductor"], seconds: int) -> Method:
+    return Method(title, partial(_plan, compiler), seconds, compiler)
+
+
 # By what is to be known first: see gpu_schedule.
 METHODS: dict[str, Method] = {
-    "eager": Method("eager", _eager, 40),
-    "ours": Method("hybridremat", partial(_plan, "eager"), 60, hybridremat.unwrap, "eager"),
-    "checkpoint": Method("checkpoint each layer", _checkpoint, 30, _uncheckpoint),
-    "compile": Method("torch.compile", partial(_compile, 1.0), 75, _uncompile),
-    "ours-compiled": Method(
-        "hybridremat, compiled", partial(_plan, "inductor"), 120, hybridremat.unwrap, "inductor"
-    ),
-    "compile-0.5": Method("torch.compile, budget 0.5", partial(_compile, 0.5), 75, _uncompile),
-    "compile-0.2": Method("torch.compile, budget 0.2", partial(_compile, 0.2), 75, _uncompile),
+    "eager": Method("eager", _nothing, 40),
+    "ours": _ours("hybridremat", "eager", 60),
+    "checkpoint": Method("checkpoint each layer", _checkpoint, 30),
+    "compile": _stock(1.0),
+    "ours-compiled": _ours("hybridremat, compiled", "inductor", 120),
+    "compile-0.5": _stock(0.5),
+    "compile-0.2": _stock(0.2),
 }

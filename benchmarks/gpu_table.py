@@ -36,9 +36,10 @@ def rows_of(records: Sequence[Record]) -> list[Row]:
 
 
 LEGEND = (
-    "Peaks are step memory: what is allocated above parameters, optimizer state and inputs. Time: the median of "
-    "pairs of steps, taken in turn with eager ones. A second: tokens of language models, images of the others. "
-    "Largest batch: the largest that was tried and fits what the device has left, AdamW's state subtracted."
+    "Peaks are step memory: what is allocated above parameters, optimizer state and inputs. Time: the median "
+    "of pairs of steps, taken in turn with eager ones. A second: tokens of language models, images of the "
+    "others. Largest batch: the largest that was tried and fits what the device has left, AdamW's state "
+    "subtracted."
 )
 
 
@@ -89,9 +90,10 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 def markdown_of(rows: Sequence[Row], about: Mapping[str, Any], missing: Sequence[str]) -> str:
     """For a page: what it ran on, the table, what was not reached, and why stages failed."""
+    titles = [column.title.replace("\n", " ") for column in COLUMNS]
+    cells = [titles, ["---"] * len(COLUMNS), *([column.cell(row) for column in COLUMNS] for row in rows)]
     lines = [f"- {name}: {value}" for name, value in about.items()]
-    lines += ["", "| " + " | ".join(column.title.replace("\n", " ") for column in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    lines += ["| " + " | ".join(column.cell(row) for column in COLUMNS) + " |" for row in rows]
+    lines += ["", *(f"| {' | '.join(line)} |" for line in cells)]
     lines += ["", LEGEND, "", f"Not reached: {', '.join(missing) or 'nothing'}."]
     lines += [f"- {row['model']}/{row['method']}: {row['why']}" for row in rows if row.get("why")]
     return "\n".join(lines) + "\n"
