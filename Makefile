@@ -16,7 +16,16 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 EXTRA := .compat/packages
 
-.PHONY: help demo test test-slow test-all lint types wheel-check docs check marks compat browser clean
+# For `make gpu`: where it runs, its results, and wheels of what is missing there beside torch.
+DEVICE ?= cuda
+OUT ?= build/gpu
+WHEELS ?= $(wildcard build/gpu-wheels)
+GPU_ARGS ?=
+# The Python and the system that `make gpu-wheels` collects for; pip compares the numbers of glibc exactly.
+GPU_PYTHON ?= 3.12
+GPU_PLATFORMS := $(foreach glibc,2_28 2_27 2_17,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64
+
+.PHONY: help demo test test-slow test-all lint types wheel-check docs check marks compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -79,6 +88,15 @@ compat: $(STAMP) $(EXTRA)/.installed ## try every model and habit of docs/compat
 $(EXTRA)/.installed: $(STAMP)
 	@$(PIP) install -qq -c constraints.txt --no-deps --upgrade --target $(EXTRA) torchvision timm
 	@touch $@
+
+# With the torch of $(PYTHON), in an environment on top of it; see docs/benchmarks.md.
+gpu: ## on a machine with a GPU, without network: doctor, the tests marked cuda, benchmarks, in ten minutes
+	"$(PYTHON)" tools/gpu_run.py --device $(DEVICE) --out "$(OUT)" $(if $(WHEELS),--wheels "$(WHEELS)") $(GPU_ARGS)
+
+gpu-wheels: $(STAMP) ## collect what `make gpu` may need on a machine without network, into build/gpu-wheels
+	$(PIP) download -q -c constraints.txt -r tools/gpu_wheels.txt --no-deps --only-binary=:all: \
+		--implementation cp --python-version $(GPU_PYTHON) $(GPU_PLATFORMS) -d build/gpu-wheels
+	@du -sh build/gpu-wheels
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv .typing .compat docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
