@@ -60,7 +60,10 @@ class Run:
         self.stages = in_order(models, methods)
         options.out.mkdir(parents=True, exist_ok=True)
         self.records_path, self.log = options.out / "benchmark.jsonl", options.out / "benchmark.log"
-        if not options.resume:
+        if options.resume:
+            with self.records_path.open("a", encoding="utf-8") as file:
+                file.write("\n")
+        else:
             for path in (self.records_path, self.log):
                 path.unlink(missing_ok=True)
         self.about = about_this(options.device, options.limit, small=options.small)
@@ -114,7 +117,8 @@ class Run:
 
     def _add(self, record: dict[str, Any], why: str) -> None:
         with self.records_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**record, "why": why}) + "\n")
+            # on a line of its own, also behind half a line of a process that was ended as it wrote
+            file.write("\n" + json.dumps({**record, "why": why}) + "\n")
 
     def records(self) -> list[Record]:
         """All records so far; half a line, of a process that was ended, is left out."""
