@@ -26,6 +26,7 @@ import hybridremat
 from hybridremat.analysis.batch_search import largest_fitting
 from hybridremat.analysis.measure import loss_of, measure
 from hybridremat.analysis.paired_steps import Subject, median_ratio, paired_seconds
+from hybridremat.units import format_bytes
 
 SHARE = 0.75  # of the largest batch of eager training: where methods are compared
 MOST = 65536  # the largest batch that is looked for
@@ -52,6 +53,8 @@ class StageRun:
             room, gradients = self.steps.room(model), _gradient_bytes(model)
             del model
             largest = self._search(room, {0: gradients})
+            if not largest:
+                raise RuntimeError(f"no batch was found that fits {format_bytes(room)}")
             batch = max(1, int(SHARE * largest))
             self.tell("batch", batch=batch, largest=largest, room=room)
         self._compare(batch)
@@ -66,15 +69,16 @@ class StageRun:
         ours = Subject(model, inputs, loss_of)
         ours.step()
         self.steps.wait()
-        self.tell("figures", batch=batch, prepared=time.monotonic() - started, **_plan_figures(model))
+        planned = _plan_figures(model)
+        self.tell("figures", batch=batch, prepared=time.monotonic() - started, **planned)
         measured = measure(model, kwargs=inputs, repeats=1)
         self.tell("figures", peak=measured.peak)
         self._pairs(plain, ours, batch)
         del plain, ours, model, inputs
         if self.order.method != "eager":
-            # our plan took what it was allowed, not what the batch needs
-            known = {} if METHODS[self.order.method].compiler else {batch: measured.peak}
-            self._largest(room, {0: gradients, **known}, batch)
+            # our plan took what it was allowed; what the batch needs is less
+            need = planned.get("least", measured.peak)
+            self._largest(room, {0: gradients, batch: need})
 
     def _pairs(self, plain: Subject, ours: Subject, batch: int) -> None:
         plain.step()  # what libraries do at their first call is over
@@ -89,8 +93,8 @@ class StageRun:
             "figures", ratio=median_ratio(seconds), pairs=len(seconds), seconds_a_step=taken, rate=rate
         )
 
-    def _largest(self, room: int, known: dict[int, int], start: int) -> None:
-        largest = self._search(room, known, start)
+    def _largest(self, room: int, known: dict[int, int]) -> None:
+        largest = self._search(room, known)
         self.tell("figures", largest=largest)
         if largest and self.steps.left() > 0:
             model, inputs = self.steps.make(largest)
@@ -100,7 +104,7 @@ class StageRun:
             ((_, taken),) = paired_seconds(subject, subject, 1, lambda: None)
             self.tell("figures", largest_rate=self.steps.rate(largest, taken))
 
-    def _search(self, room: int, known: dict[int, int], start: int = 1) -> int:
+    def _search(self, room: int, known: dict[int, int]) -> int:
         """The largest batch that was found to fit ``room`` bytes, as far as tries and time go."""
         answers, tries = dict(known), TRIES.get(self.order.method, OTHER_TRIES)
         slowest = 0.0
@@ -116,7 +120,7 @@ class StageRun:
             return answers[batch]
 
         try:
-            return largest_fitting(need, room, known=known, start=start, most=MOST)
+            return largest_fitting(need, room, known=known, start=1, most=MOST)
         except OutOfTriesError:
             return max((batch for batch, size in answers.items() if size <= room), default=0)
 
@@ -136,9 +140,11 @@ def _plan_figures(model: nn.Module) -> dict[str, Any]:
         plan = hybridremat.get_plan(model)
     except hybridremat.ModelError:
         return {}
+    assert plan.memory_limit is not None
     return {
         "limit": plan.memory_limit,
         "predicted": plan.predicted_peak,
+        "least": plan.least_peak,
         "plain": plan.plain_peak,
         "overhead": plan.overhead,
         "timings": dict(plan.timings),
