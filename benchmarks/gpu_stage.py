@@ -44,6 +44,7 @@ class StageRun:
 
     def __init__(self, order: Order, tell: Callable[..., None]) -> None:
         self.order, self.tell, self.steps = order, tell, Steps(order)
+        self.slowest = 0.0  # seconds: of preparing, or of trying another batch
 
     def run(self) -> None:
         """Find the batch if it is not known; then peak, times, and the largest batch."""
@@ -69,8 +70,8 @@ class StageRun:
         ours = Subject(model, inputs, loss_of)
         ours.step()
         self.steps.wait()
-        planned = _plan_figures(model)
-        self.tell("figures", batch=batch, prepared=time.monotonic() - started, **planned)
+        self.slowest, planned = time.monotonic() - started, _plan_figures(model)
+        self.tell("figures", batch=batch, prepared=self.slowest, **planned)
         measured = measure(model, kwargs=inputs, repeats=1)
         self.tell("figures", peak=measured.peak)
         self._pairs(plain, ours, batch)
@@ -96,7 +97,7 @@ class StageRun:
     def _largest(self, room: int, known: dict[int, int]) -> None:
         largest = self._search(room, known)
         self.tell("figures", largest=largest)
-        if largest and self.steps.left() > 0:
+        if self.steps.left() > self.slowest:
             model, inputs = self.steps.make(largest)
             self.steps.prepare(model, inputs, room)
             subject = Subject(model, inputs, loss_of)
@@ -107,16 +108,14 @@ class StageRun:
     def _search(self, room: int, known: dict[int, int]) -> int:
         """The largest batch that was found to fit ``room`` bytes, as far as tries and time go."""
         answers, tries = dict(known), TRIES.get(self.order.method, OTHER_TRIES)
-        slowest = 0.0
 
         def need(batch: int) -> int:
-            nonlocal slowest
-            late = self.steps.left() < max(2 * slowest, 0.2 * self.order.seconds)
+            late = self.steps.left() < max(2 * self.slowest, 0.2 * self.order.seconds)
             if late or len(answers) - len(known) >= tries:
                 raise OutOfTriesError
             started = time.monotonic()
             answers[batch] = self.steps.need(batch, room)
-            slowest = max(slowest, time.monotonic() - started)
+            self.slowest = max(self.slowest, time.monotonic() - started)
             return answers[batch]
 
         try:

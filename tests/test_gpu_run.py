@@ -88,7 +88,8 @@ def test_every_part_runs_and_its_result_stays_whatever_the_others_do(monkeypatch
     monkeypatch.setattr(gpu_run, "has_cuda", lambda: True)
     monkeypatch.setattr(gpu_run, "make_environment", lambda *_: Path("python"))
     monkeypatch.setattr(gpu_run, "run", run)
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
     assert gpu_run.main(["--out", str(tmp_path), "--benchmark-args=--resume"]) == 1
     parts = {part["name"]: part["status"] for part in json.loads((tmp_path / "summary.json").read_text())}
     assert parts == {"setup": "passed", "doctor": "passed", "tests": "failed (1)", "benchmark": "passed"}

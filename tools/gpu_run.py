@@ -124,8 +124,8 @@ def keep_doctor(text: str, out: Path) -> None:
 def environment_for(folder: Path) -> dict[str, str]:
     """The variables of the parts: caches of their own, and the allocator's settings unless they are given."""
     found = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        found.setdefault(name, ALLOCATOR)
+    if "PYTORCH_CUDA_ALLOC_CONF" not in found:  # the older name of the same
+        found.setdefault("PYTORCH_ALLOC_CONF", ALLOCATOR)
     found["HYBRIDREMAT_CACHE"] = str(folder / "cache")
     found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     found["PATH"] = f"{folder / 'bin'}{os.pathsep}{found.get('PATH', '')}"
