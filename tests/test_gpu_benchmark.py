@@ -182,7 +182,7 @@ def test_small_models_can_be_made_and_have_layers_to_checkpoint(name):
 @pytest.mark.slow
 def test_a_dry_run_of_one_model(tmp_path):
     script = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--small"]
-    words = ["--models", "gpt2", "--methods", "eager,ours,checkpoint", "--seconds", "300"]
+    words = ["--models", "gpt2", "--methods", "eager,ours,checkpoint", "--seconds", "900"]
     done = subprocess.run(
         [*script, *words, "--workers", "1", "--out", str(tmp_path)],
         capture_output=True,
