@@ -21,7 +21,7 @@ from typing import Any
 from gpu_child import Child, about_this, read_records
 from gpu_methods import METHODS
 from gpu_models import BENCHES
-from gpu_schedule import Record, Stage, batch_of, ended, in_order, not_reached, seconds_for
+from gpu_schedule import Record, Stage, batch_of, ended, in_order, limit_for, not_reached, seconds_for
 from gpu_table import LEGEND, markdown_of, rows_of, table_of
 from rich.text import Text
 
@@ -43,7 +43,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("build/gpu"), help="folder of the results")
     add("--models", help="some of those in gpu_models.py, by commas")
     add("--methods", help="some of those in gpu_methods.py, by commas; eager comes first in any case")
-    add("--limit", default="50%", help="of our plans (default: 50%% of plain)")
+    add("--limit", default="50%", help="of our plans: a size, or a share of eager's peak (default: 50%%)")
     add("--workers", type=int, help="processes that plan (default: one a core)")
     add("--resume", action="store_true", help="keep the results in --out, and do what is missing")
     return parser.parse_args(arguments)
@@ -67,6 +67,8 @@ class Run:
             for path in (self.records_path, self.log):
                 path.unlink(missing_ok=True)
         self.about = about_this(options.device, options.limit, small=options.small)
+        # On a machine with cores to spare a process is started ahead, so that its imports take no time.
+        self.ahead = options.device == "cuda"
         self.tried: set[Stage] = set()
         self.waiting: Child | None = None
 
@@ -92,13 +94,13 @@ class Run:
         if not seconds:
             return
         child = self.waiting or Child.start(self.records_path, self.log)
-        # On a machine with cores to spare the next process is started now, so that its imports take no time.
-        more = self.options.device == "cuda" and len(rest) > 1
+        more = self.ahead and len(rest) > 1
         self.waiting = Child.start(self.records_path, self.log) if more else None
         self.tried.add(stage)
         started = time.monotonic()
         o = self.options
-        order = {"device": o.device, "small": o.small, "limit": o.limit, "workers": o.workers}
+        limit = limit_for(stage.model, o.limit, self.records())
+        order = {"device": o.device, "small": o.small, "limit": limit, "workers": o.workers}
         in_time = child.run({**asdict(stage), **order, "seconds": seconds, "batch": batch})
         self._close(stage, child, in_time, time.monotonic() - started)
 

@@ -67,6 +67,13 @@ def batch_of(model: str, records: Sequence[Record]) -> int | None:
     return found[-1] if found else None
 
 
+def limit_for(model: str, limit: str, records: Sequence[Record]) -> int | str:
+    """The limit of plans: a share is one of the eager peak, so all plans of a model have the same one."""
+    eager = [r for r in records if (r.get("model"), r.get("method")) == (model, "eager")]
+    peaks = [int(r["peak"]) for r in eager if "peak" in r]
+    return int(float(limit[:-1]) / 100 * peaks[-1]) if limit.endswith("%") and peaks else limit
+
+
 def not_reached(stages: Sequence[Stage], tried: Collection[Stage], records: Sequence[Record]) -> list[Stage]:
     """Stages that were neither tried nor done before."""
     done = ended(records)

@@ -16,7 +16,7 @@ import gpu
 from gpu_child import read_records
 from gpu_methods import METHODS
 from gpu_models import BENCHES
-from gpu_schedule import Stage, batch_of, ended, in_order, not_reached, seconds_for
+from gpu_schedule import Stage, batch_of, ended, in_order, limit_for, not_reached, seconds_for
 from gpu_table import COLUMNS, markdown_of, rows_of
 
 ROOT = Path(__file__).parents[1]
@@ -88,17 +88,25 @@ def test_what_is_done_is_not_done_again():
     assert (batch_of("a", RECORDS), batch_of("b", RECORDS)) == (8, None)
 
 
+def test_all_plans_of_a_model_have_the_same_limit():
+    assert limit_for("a", "50%", RECORDS) == 2 * GIB
+    assert limit_for("a", "6GiB", RECORDS) == "6GiB"
+    assert limit_for("b", "50%", RECORDS) == "50%"  # its eager stage has no peak: a share of the plain step
+
+
 class Process:
     """Stands in for the process of a stage: ``b`` fails in eager, ``ours`` of ``a`` does not end."""
 
     returncode = 1
     orders: ClassVar[list[dict]] = []
+    open: ClassVar[set[int]] = set()
 
     @staticmethod
     def start(records, log):
         child = gpu.Child(Process())
-        child.run = lambda order: Process.run(order, records)
-        child.end = lambda: None
+        Process.open.add(id(child))
+        child.run = lambda order: [Process.run(order, records), child.end()][0]
+        child.end = lambda: Process.open.discard(id(child))
         return child
 
     @staticmethod
@@ -119,6 +127,8 @@ class Process:
 def stand_in(monkeypatch):
     monkeypatch.setattr(gpu.Child, "start", Process.start)
     monkeypatch.setattr(Process, "orders", [])
+    yield
+    assert Process.open == set()  # none is left, also of those that were started ahead
 
 
 def run(tmp_path, *more):
@@ -138,6 +148,19 @@ def test_what_fails_or_does_not_end_stands_in_the_results(tmp_path, stand_in, ca
     assert "Not reached: resnet50/ours." in capsys.readouterr().out
     assert [order["batch"] for order in Process.orders] == [None, 3, None]
     assert "resnet50/eager: OutOfMemoryError" in (tmp_path / "benchmark.md").read_text()
+
+
+def test_on_a_gpu_processes_are_started_ahead(tmp_path, stand_in, monkeypatch):
+    started = []
+
+    def start(records, log):
+        started.append(len(Process.orders))
+        return Process.start(records, log)
+
+    monkeypatch.setattr(gpu.Child, "start", start)
+    run(tmp_path, "--device", "cuda")
+    assert [order["model"] for order in Process.orders] == ["gpt2", "gpt2", "resnet50"]
+    assert started == [0, 0, 1, 2]
 
 
 def test_resume_goes_on_with_what_is_missing(tmp_path, stand_in):
