@@ -80,7 +80,7 @@ def _ours(title: str, compiler: Literal["eager", "inductor"], seconds: int) -> M
 METHODS: dict[str, Method] = {
     "eager": Method("eager", _nothing, 75),
     "ours": _ours("hybridremat", "eager", 90),
-    "checkpoint": Method("checkpoint each layer", _checkpoint, 45),
+    "checkpoint": Method("checkpoint each layer", _checkpoint, 60),
     "compile": _stock(1.0),
     "ours-compiled": _ours("hybridremat, compiled", "inductor", 120),
     "compile-0.5": _stock(0.5),
