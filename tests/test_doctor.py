@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hybridremat.cli import doctor, doctor_checks, doctor_steps
+from hybridremat.cli import doctor, doctor_steps, doctor_tools, doctor_versions
 from hybridremat.cli import main as cli
 from hybridremat.cli.doctor_checks import FAILED, MISSING, OK, SKIPPED, Check, checked
 
@@ -84,7 +84,7 @@ def test_without_torch_the_steps_are_skipped(capsys, monkeypatch):
 
 def test_without_a_compiler_only_that_step_is_skipped(capsys, monkeypatch, no_steps):
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(doctor_checks.shutil, "which", lambda _: None)
+    monkeypatch.setattr(doctor_tools.shutil, "which", lambda _: None)
     status, checks = told(capsys, "--device", "cpu")
     assert (status, checks["C++ compiler"]["status"]) == (0, MISSING)
     assert checks["step"]["found"] == "ran on cpu"
@@ -93,7 +93,7 @@ def test_without_a_compiler_only_that_step_is_skipped(capsys, monkeypatch, no_st
 
 def test_a_compiler_that_does_not_work_has_failed(monkeypatch):
     monkeypatch.setenv("CXX", "false")
-    found = checked("C++ compiler", doctor_checks.look_at_cxx, "advice")
+    found = checked("C++ compiler", doctor_tools.look_at_cxx, "advice")
     assert (found.status, found.advice) == (FAILED, "advice")
     assert "false failed with 1" in found.found
 
@@ -129,26 +129,26 @@ def test_a_peak_above_the_limit_has_failed(unplanned):
 
 @pytest.mark.parametrize(("asked", "status"), [(">=99", FAILED), (">=2", OK), (None, OK)])
 def test_a_version_of_torch_outside_the_range(monkeypatch, asked, status):
-    monkeypatch.setattr(doctor_checks, "_range_of_torch", lambda: asked)
-    assert doctor_checks.look_at_torch().status == status
+    monkeypatch.setattr(doctor_versions, "_range_of_torch", lambda: asked)
+    assert doctor_versions.look_at_torch().status == status
 
 
 def test_a_driver_that_torch_cannot_use_has_failed(monkeypatch):
-    monkeypatch.setattr(doctor_checks, "_driver", lambda: "580.1")
+    monkeypatch.setattr(doctor_versions, "_driver", lambda: "580.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = doctor_checks.look_at_devices()
+    found = doctor_versions.look_at_devices()
     assert found.status == FAILED and "driver (580.1)" in found.found
 
 
 def test_cuda_devices(monkeypatch):
     about = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
-    monkeypatch.setattr(doctor_checks, "_driver", lambda: "580.1")
+    monkeypatch.setattr(doctor_versions, "_driver", lambda: "580.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100 * GIB, 139 * GIB))
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    found = doctor_checks.look_at_devices()
+    found = doctor_versions.look_at_devices()
     assert (found.status, found.figures["kind"]) == (OK, "cuda")
     device = "0: NVIDIA H200, capability 9.0, 100.0 GiB of 139.0 GiB free"
     for part in (device, "580.1", "expandable_segments:True"):

@@ -14,21 +14,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hybridremat.cli import doctor_checks as look
+from hybridremat.cli import doctor_tools as tools
+from hybridremat.cli import doctor_versions as versions
 from hybridremat.cli.doctor_checks import FAILED, MISSING, SKIPPED, Check, checked
 from hybridremat.cli.output import print_json, stdout_to_stderr
 from hybridremat.errors import TargetError
 
 _STYLES = {"ok": "green", FAILED: "bold red", MISSING: "yellow", SKIPPED: "dim"}
 _LOOKS: dict[str, tuple[Callable[[], Check], str]] = {
-    "python": (look.look_at_python, ""),
-    "packages": (look.look_at_packages, "pip install hybridremat"),
-    "transformers": (look.look_at_transformers, "pip install transformers"),
-    "torch": (look.look_at_torch, "install torch again (https://pytorch.org/get-started)"),
-    "device": (look.look_at_devices, "try nvidia-smi, and a build of torch for the driver's CUDA version"),
-    "C++ compiler": (look.look_at_cxx, "install g++ anew, or leave compiler= out"),
-    "Triton": (look.look_at_triton, "pip install triton, in the version that torch names"),
-    "caches": (look.look_at_caches, "name a folder that you can write to: HYBRIDREMAT_CACHE"),
+    "python": (versions.look_at_python, ""),
+    "packages": (versions.look_at_packages, "pip install hybridremat"),
+    "transformers": (versions.look_at_transformers, "pip install transformers"),
+    "torch": (versions.look_at_torch, "install torch again (https://pytorch.org/get-started)"),
+    "device": (versions.look_at_devices, "try nvidia-smi, and a build of torch for its CUDA version"),
+    "C++ compiler": (tools.look_at_cxx, "install g++ anew, or leave compiler= out"),
+    "Triton": (tools.look_at_triton, "pip install triton, in the version that torch names"),
+    "caches": (tools.look_at_caches, "name a folder that you can write to: HYBRIDREMAT_CACHE"),
 }
 
 
