@@ -26,7 +26,7 @@ from hybridremat.plans.records import FrontierPoint
 from hybridremat.sequence.sinking import sink_recomputations
 
 MOST_LOWERINGS: Final = 4
-"""Points that are lowered in each way of scheduling for one limit, beside the plain step."""
+"""Points that are lowered for one limit in one way of scheduling, beside the plain step and a first one."""
 
 WORTH: Final = 0.001
 """Share of the plain step's time that a faster point has to save to be lowered."""
@@ -171,29 +171,35 @@ class LoweredFrontier:
         return self._memory[schedule, lean]
 
     def _fastest_within(self, limit: int) -> LoweredPoint | None:
-        """The fastest candidate that fits, with Inductor's own scheduling or, if that is slower, lean."""
+        """The fastest candidate that fits, in the way of scheduling that takes less near the limit."""
         last = len(self.counted.candidates) - 1
         if self.point(last, lean=False).needs <= limit:
             return self.point(last, lean=False)
-        own = self._search(limit, -1, lean=False)
-        lean = self._search(limit, own, lean=True)
-        if max(own, lean) < 0:
-            return None
-        return self.point(max(own, lean), lean=lean > own)
+        near = self._guess(limit, self._gap_near(limit), -1, max(last, 1))
+        own, lean = (self.point(near, lean=how).needs for how in (False, True))
+        for how in dict.fromkeys((lean < own, True)):  # near the floor lean code alone may fit
+            found = self._search(limit, lean=how)
+            if found >= 0:
+                return self.point(found, lean=how)
+        return None
 
-    def _search(self, limit: int, low: int, *, lean: bool) -> int:
-        """The fastest candidate known to fit; ``low`` if none beyond it does.
+    def _guess(self, limit: int, gap: int, fits: int, high: int) -> int:
+        """The candidate between two others that may just fit, if the count is ``gap`` bytes too high."""
+        within = (i for i in range(high) if self.counted_needs(i) <= limit + gap)
+        return min(max(max(within, default=0), fits + 1), high - 1)
+
+    def _search(self, limit: int, *, lean: bool) -> int:
+        """The fastest candidate known to fit, -1 if there is none.
 
         The next one to be lowered is guessed from how far lowered and counted bytes were apart.
         """
-        fits, high = self._bracket(limit, low, lean=lean)
+        fits, high = self._bracket(limit, lean=lean)
         gap = self._gap_near(limit)
         for done in range(MOST_LOWERINGS):
             if high - fits <= 1 or not self._is_worth(fits, high - 1):
                 break
             self.progress("lowering lean" if lean else "lowering", done, MOST_LOWERINGS)
-            within = (i for i in range(high) if self.counted_needs(i) <= limit + gap)
-            index = min(max(max(within, default=0), fits + 1), high - 1)
+            index = self._guess(limit, gap, fits, high)
             found = self.point(index, lean=lean)
             if found.needs <= limit:
                 fits = index
@@ -204,11 +210,10 @@ class LoweredFrontier:
             fits = 0
         return fits
 
-    def _bracket(self, limit: int, low: int, *, lean: bool) -> tuple[int, int]:
+    def _bracket(self, limit: int, *, lean: bool) -> tuple[int, int]:
         """The fastest candidate that is known to fit, and the slowest one beyond it that is known not to."""
         known = {index: point.needs for (index, how), point in self._points.items() if how == lean}
         fits = max((index for index, needs in known.items() if needs <= limit), default=-1)
-        fits = max(fits, low)
         beyond = (index for index, needs in known.items() if needs > limit and index > fits)
         return fits, min(beyond, default=len(self.counted.candidates))
 
