@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, _neg_view
-from torch._C._autograd import _profiler_enabled
+from torch._C._autograd import _get_current_graph_task_keep_graph, _profiler_enabled
 from torch._C._dynamo.eval_frame import reset_code
 from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
@@ -26,6 +26,7 @@ from torch._dynamo.exc import (
     TorchDynamoException,
     TorchRuntimeError,
 )
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTOutput, TangentAOTInput
 from torch._functorch.partitioners import (
     _extract_fwd_bwd_modules,
@@ -78,6 +79,7 @@ __all__ = [
     "_neg_view",
     "_profiler_enabled",
     "allow_second_backward",
+    "allows_second_backward",
     "aot_autograd",
     "arg_tree_leaves",
     "boxed_nop",
@@ -88,6 +90,7 @@ __all__ = [
     "force_save_collectives",
     "force_save_effectful_ops",
     "gradient_hooks",
+    "graph_is_retained",
     "group_store",
     "inductor_config",
     "new_node_number",
@@ -158,7 +161,22 @@ def allow_second_backward() -> None:
     AOTAutograd refuses ``retain_graph=True`` for saved tensors that an inner compiler may reuse. Graphs that
     run op by op reuse none.
     """
-    context = TracingContext.try_get()
-    donated = getattr(context.fw_metadata, "bw_donated_idxs", None) if context is not None else None
+    donated = _donated()
     if donated:
         donated.clear()
+
+
+def allows_second_backward() -> bool:
+    """Called while a backward is compiled: whether its code overwrites no saved tensor."""
+    return not (functorch_config.donated_buffer and _donated())
+
+
+def _donated() -> list[int] | None:
+    """Indices of the saved tensors that the backward which is compiled may overwrite, if any are."""
+    context = TracingContext.try_get()
+    return getattr(context.fw_metadata, "bw_donated_idxs", None) if context is not None else None
+
+
+def graph_is_retained() -> bool:
+    """Called in a backward: whether it was started with ``retain_graph=True``."""
+    return bool(_get_current_graph_task_keep_graph())

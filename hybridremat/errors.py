@@ -85,7 +85,10 @@ class MeasurementError(HybridRematError, RuntimeError):
 
 
 class DoubleBackwardError(HybridRematError, RuntimeError):
-    """A backward with ``create_graph=True`` reached a planned step. Nothing of the planned backward ran."""
+    """A backward with ``create_graph=True`` reached a planned step. Nothing of the planned backward ran.
+
+    Or one with ``retain_graph=True`` a step with ``compiler="inductor"``.
+    """
 
 
 class ProfilerActiveError(HybridRematError, RuntimeError):

@@ -23,6 +23,7 @@ from hybridremat.compiler.output_hooks import (
     gradient_sources,
 )
 from hybridremat.errors import CaptureError, HybridRematError
+from hybridremat.graph.private_torch import allows_second_backward
 from hybridremat.graph.tracing.alias_analysis import TraceError
 
 
@@ -185,7 +186,8 @@ class _Graphs:
         if not self._backend.build:
             raise CaptureComplete
         sources = gradient_sources(graph.graph) if backward else []
-
+        if backward:
+            self._undefined.once = not allows_second_backward()
 
         def finish(run: Compiled, code: object = None, seconds: float = 0.0) -> Compiled:
             self._backend.compile_seconds += seconds

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from hybridremat.errors import DoubleBackwardError, HeldOutputWarning, PlanMismatchError
-from hybridremat.graph.private_torch import tangent_output
+from hybridremat.graph.private_torch import graph_is_retained, tangent_output
 from hybridremat.units import format_bytes
 
 
@@ -121,13 +121,25 @@ def _refuse_gradient(index: int, shape: tuple[int, ...]) -> Callable[[torch.Tens
     return hook
 
 
+_INSTEAD = (
+    "Nothing of the planned backward has run. Call model.forward(…) instead of model(…) in such a step, "
+    "which runs the plain model."
+)
+
+
 class UndefinedGradients:
     """Leaves gradients of one compiled graph undefined that come from undefined gradients of its outputs.
 
     AOTAutograd passes zeros for these to the backward; plain autograd passes None on.
+
+    Attributes
+    ----------
+    once
+        Whether the backward may write over what is saved, so that it cannot run again.
     """
 
     def __init__(self) -> None:
+        self.once = False
         self._here = threading.local()  # the engine has a thread for each device
 
     def register(self, outputs: Iterable[object]) -> None:
@@ -140,8 +152,14 @@ class UndefinedGradients:
         if torch.is_grad_enabled():
             raise DoubleBackwardError(
                 "a backward with create_graph=True reached a planned step: it asks for the gradient of a "
-                "gradient, and a plan covers one backward. Nothing of the planned backward has run. Call "
-                "model.forward(…) instead of model(…) in such a step, which runs the plain model."
+                f"gradient, and a plan covers one backward. {_INSTEAD}"
+            )
+        if self.once and graph_is_retained():
+            raise DoubleBackwardError(
+                "a backward with retain_graph=True reached a compiled step, whose backward writes over what "
+                f"is saved, so that it can run only once. {_INSTEAD} Or set "
+                "torch._functorch.config.donated_buffer = False before hybridremat.wrap: plans are then made "
+                "for a backward that leaves what is saved as it is, and takes more memory."
             )
         missing = self._missing()
         if gradient is None:

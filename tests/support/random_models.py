@@ -61,15 +61,16 @@ def recipes(longest: int = 14):
 class RandomModel(nn.Module):
     """Runs the steps of a recipe; those that do not fit are left out."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, times: int = 1) -> None:
         super().__init__()
+        self.most_elements = MOST_ELEMENTS * times
         self.table = nn.Embedding(20, 16) if recipe.start == "tokens" else None
         self.entry = nn.Linear(16, 16) if recipe.start == "sequence" else None
         self.stem = nn.Conv2d(3, 8, 3, padding=1) if recipe.start == "image" else None
         self.pieces = nn.ModuleList()
         self.wiring: list[tuple[int, tuple[int, ...], bool]] = []
         self.outputs = recipe.outputs
-        live = [self.begin(**inputs_of(recipe))]
+        live = [self.begin(**inputs_of(recipe, times))]
         with torch.no_grad():
             for step in recipe.steps:
                 self._add(step, live)
@@ -93,7 +94,7 @@ class RandomModel(nn.Module):
         except (UnfitError, RuntimeError, TypeError, IndexError, ValueError):
             return  # it does not fit here
         results = list(made) if isinstance(made, (list, tuple)) else [made]
-        if any(r.numel() > MOST_ELEMENTS or not 2 <= r.dim() <= 4 or 0 in r.shape for r in results):
+        if any(r.numel() > self.most_elements or not 2 <= r.dim() <= 4 or 0 in r.shape for r in results):
             if index == len(self.pieces) - 1 and step.kind != SHARED:
                 del self.pieces[index]
             return
@@ -117,15 +118,16 @@ class RandomModel(nn.Module):
         return loss, *live[len(live) - self.outputs :][:2]
 
 
-def inputs_of(recipe: Recipe) -> dict[str, torch.Tensor]:
-    """The batch of a recipe."""
+def inputs_of(recipe: Recipe, times: int = 1) -> dict[str, torch.Tensor]:
+    """The batch of a recipe, with so many times the usual rows."""
     shapes = {"tokens": (3, 12), "sequence": (3, 12, 16), "image": (2, 3, 8, 8)}
-    shape = shapes[recipe.start]
+    rows, *rest = shapes[recipe.start]
+    shape = (times * rows, *rest)
     return {"x": torch.randint(0, 20, shape) if recipe.start == "tokens" else torch.randn(shape)}
 
 
-def build(recipe: Recipe) -> tuple[RandomModel, dict[str, torch.Tensor]]:
-    """The model and its batch, the same in every call."""
+def build(recipe: Recipe, times: int = 1) -> tuple[RandomModel, dict[str, torch.Tensor]]:
+    """The model and its batch, the same in every call. With more rows, activations outweigh parameters."""
     torch.manual_seed(recipe.seed)
-    model = RandomModel(recipe)
-    return model.train(), inputs_of(recipe)
+    model = RandomModel(recipe, times)
+    return model.train(), inputs_of(recipe, times)
