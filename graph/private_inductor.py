@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hybridremat.graph.private_torch import OpOverload, tree_leaves
 
 _OPS = get_default_op_list()
+_PARTITION = "custom_partitioner_fn"
 
 
 class InductorFusion:
@@ -152,6 +153,12 @@ def _scheduling(*, lean: bool) -> Iterator[None]:
         return
     with inductor_config.patch(_LEAN), V.set_choices_handler(_InOrder()):
         yield
+
+
+def compiler_settings() -> str:
+    """The settings of Inductor that code depends on; they are the same in all processes that set none."""
+    every = inductor_config.save_config_portable().items()
+    return repr((sorted(item for item in every if item[0] != _PARTITION), functorch_config.donated_buffer))
 
 
 def lower_forward(
@@ -348,7 +355,9 @@ def compile_step(
             run = compile_fx.compile_fx_inner(graph, example_inputs, **kwargs)
         return finish(run, built[0] if built else None, time.perf_counter() - started)
 
-    patches: dict[str, Any] = {"custom_partitioner_fn": _Partitioner(callbacks.partition, identity)}
+    # Inductor's own key does not say whether saved tensors may be overwritten
+    key = f"{identity}, donated: {functorch_config.donated_buffer}"
+    patches: dict[str, Any] = {_PARTITION: _Partitioner(callbacks.partition, key)}
     patches["auto_chunker.enable"] = False  # it hides the loss head in subgraphs, whose memory has no lines
     # what AOTAutograd keeps would skip the partition; and the backward is to be compiled before anything runs
     with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):

@@ -100,6 +100,15 @@ class PlanCache:
             total -= size
 
 
+def _compiler(settings: Settings) -> str:
+    """What the code of a compiled plan depends on beside the plan."""
+    if settings.compiler == "eager":
+        return ""
+    from hybridremat.graph.private_inductor import compiler_settings  # takes a second
+
+    return compiler_settings()
+
+
 def plan_key(fingerprint: str, settings: Settings, device: str, *, reused: bool) -> str:
     """The key of a plan: a hash of all that it depends on.
 
@@ -107,5 +116,5 @@ def plan_key(fingerprint: str, settings: Settings, device: str, *, reused: bool)
     options of another input shape may be in the plan.
     """
     here = device_description(device) if settings.spec is None else ""
-    parts = fingerprint, settings.deciding(), here, reused, SCHEMA, __version__
+    parts = fingerprint, settings.deciding(), here, reused, SCHEMA, __version__, _compiler(settings)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

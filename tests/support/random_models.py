@@ -8,6 +8,7 @@ of the loss, and some of it an output too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 
 import torch
 from hypothesis import strategies as st
@@ -56,6 +57,18 @@ def recipes(longest: int = 14):
         st.integers(0, 2),
         st.integers(0, 1000),
     )
+
+
+def drawn_recipe(seed: int, longest: int) -> Recipe:
+    """One recipe for each seed, for tests that take too long to have hypothesis look for a smaller one."""
+    draw = Random(seed)
+
+    def step() -> Step:
+        numbers = draw.randrange(24), draw.randrange(4), draw.randrange(4)
+        return Step(draw.choice([*PIECES, SHARED]), *numbers, draw.random() < 0.5)
+
+    steps = tuple(step() for _ in range(longest))
+    return Recipe(steps, draw.choice(["tokens", "sequence", "image"]), draw.randrange(3), seed)
 
 
 class RandomModel(nn.Module):
