@@ -29,8 +29,8 @@ SHARES = ("95%", "80%", "1%")
 """Limits, in turn; the last is out of reach, so that the least plan runs, mostly in its own order."""
 
 NOISE = 4e-6
-"""Relative error below which two ways to add up are alike: float32 rounds to 6e-8, and gradients here are sums
-of up to some thousand terms, whose errors add up as the square root of that."""
+"""Relative error below which two ways to add up are alike: float32 rounds to 6e-8, and gradients here are
+sums of up to some thousand terms, whose errors add up as the square root of that."""
 
 WRONG = 1e-3
 """Relative error that no order of the same float32 operations makes in these models."""
@@ -50,19 +50,28 @@ class First:
 
     @classmethod
     def of(cls, trained) -> First:
-        kinds = ("loss 0", "gradient 0 ", "buffer 0 ")
-        names = [name for name in trained.tensors if name.startswith(kinds)]
+        first = ("loss 0", "gradient 0 ", "buffer 0 ")
+        names = [name for name in trained.tensors if name.startswith(first)]
         return cls({name.replace("_orig_mod.", ""): trained.tensors[name] for name in names})
 
     def error(self, exact: First) -> float:
-        """Largest relative error of a tensor that is not zero but for rounding."""
+        """Largest error of a tensor, relative to its own norm.
+
+        Or to a thousandth of the largest of its kind, if it is smaller: it may be what is left of large terms
+        that cancel out (the gradient of a scale before a BatchNorm), and then its own norm says nothing.
+        """
         sizes = {name: float(t.double().norm()) for name, t in exact.tensors.items() if t.is_floating_point()}
-        least = 1e-6 * max(sizes.values())
+        largest = {kind: max(sizes[name] for name in sizes if name.startswith(kind)) for kind in kinds(sizes)}
         return max(
-            float((self.tensors[name].double() - exact.tensors[name].double()).norm()) / size
+            float((self.tensors[name].double() - exact.tensors[name].double()).norm())
+            / max(size, 1e-3 * largest[name.split()[0]])
             for name, size in sizes.items()
-            if size > least
         )
+
+
+def kinds(names) -> set[str]:
+    """Loss, gradient, buffer."""
+    return {name.split()[0] for name in names}
 
 
 def counters(trained) -> dict[str, torch.Tensor]:

@@ -41,6 +41,7 @@ def explain_block(plan: PlanData, index: int) -> BlockExplanation:
         headroom=None if what_if is None else what_if.headroom(place),
         options=options,
         reason=_reason(options, block) if options or block.option is None else "its options are not known",
+        compiled=plan.compiler != "eager",
     )
 
 
@@ -64,7 +65,7 @@ def explain_module(plan: PlanData, module: str) -> ModuleExplanation:
             headroom[block.index] = what_if.headroom(place)
     if not values:
         raise InputError(_no_module(plan, module))
-    return ModuleExplanation(module, tuple(values), headroom)
+    return ModuleExplanation(module, tuple(values), headroom, plan.compiler != "eager")
 
 
 def _part_of(plan: PlanData, index: int) -> tuple[PlanData, int]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from hybridremat.graph.joint import short_op
 from hybridremat.plans.records import PlannedBlock, ValueRecord
 from hybridremat.reports.block_rows import block_bytes, common_path, module_tail, option_text
-from hybridremat.reports.text import rendered
+from hybridremat.reports.text import COUNTED, rendered
 from hybridremat.reports.what_if import Change, Headroom
 from hybridremat.units import format_bytes, format_time
 
@@ -66,7 +66,10 @@ class OptionExplanation:
 
 @dataclass(frozen=True)
 class BlockExplanation:
-    """One block: its decision, its values, its headroom and its options; ``reason`` says why in words."""
+    """One block: its decision, its values, its headroom and its options; ``reason`` says why in words.
+
+    ``compiled``: what is said is counted, and the limit is held by the code of a compiler.
+    """
 
     block: PlannedBlock
     modules: tuple[str, ...]
@@ -74,6 +77,7 @@ class BlockExplanation:
     headroom: Headroom | None
     options: tuple[OptionExplanation, ...]
     reason: str
+    compiled: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain JSON types."""
@@ -85,11 +89,15 @@ class BlockExplanation:
 
 @dataclass(frozen=True)
 class ModuleExplanation:
-    """What the plan does with the values of one module and of the modules in it; ``headroom`` by block."""
+    """What the plan does with the values of one module and of the modules in it; ``headroom`` by block.
+
+    ``compiled``: see :class:`BlockExplanation`.
+    """
 
     module: str
     values: tuple[ValueExplanation, ...]
     headroom: dict[int, Headroom]
+    compiled: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain JSON types."""
@@ -116,7 +124,7 @@ def block_text(explained: BlockExplanation, *, everything: bool = False) -> list
         grid.add_row("why", explained.reason)
     parts: list[RenderableType] = [grid, _value_table(explained.values, blocks=False)]
     if explained.headroom is not None:
-        parts.append(Text(NOTE, style="dim"))
+        parts.append(_note(compiled=explained.compiled))
     if explained.options:
         parts.append(_option_table(explained.options, everything=everything))
     return parts
@@ -134,7 +142,11 @@ def module_text(explained: ModuleExplanation) -> list[RenderableType]:
     grid.add_row("recomputed", f"{len(again)} values, {size}, {took}")
     for index, headroom in explained.headroom.items():
         grid.add_row(f"free in block {index}", _headroom(headroom))
-    return [grid, _value_table(explained.values, blocks=True), Text(NOTE, style="dim")]
+    return [grid, _value_table(explained.values, blocks=True), _note(compiled=explained.compiled)]
+
+
+def _note(*, compiled: bool) -> Text:
+    return Text(f"{NOTE} {COUNTED}" if compiled else NOTE, style="dim")
 
 
 def _grid() -> Table:

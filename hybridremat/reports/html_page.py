@@ -20,7 +20,7 @@ from hybridremat.files import write_atomic
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.reports.html_data import report_data
 from hybridremat.reports.html_rows import row_views
-from hybridremat.reports.text import summary
+from hybridremat.reports.text import COUNTED, summary
 from hybridremat.units import format_bytes, format_share_up, format_time
 
 SCRIPTS = ("text", "steps", "bands", "timeline", "alive", "chain", "frontier", "values", "table", "start")
@@ -47,6 +47,7 @@ def render_html(plan: PlanData) -> str:
         parts=parts,
         rows=[row_views(part.blocks) for part in parts],
         key_figures=key_figures(plan),
+        counted=COUNTED,
         summary=summary_lines(plan),
         pins=_records(plan.pins),
         data=report_data(plan),

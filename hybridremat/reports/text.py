@@ -30,6 +30,11 @@ LEGEND = (
     "without what other blocks hold. Time: its forward, and all that it runs again. A merged row (×n) shows "
     "one of its blocks."
 )
+COUNTED = (
+    "Blocks, values and options are counted on the graph that the compiler fuses; its code takes some "
+    "percent more or less than the count."
+)
+"""Said of compiled plans, whose peaks are those of the code."""
 NAME_WIDTH = 24
 
 
@@ -54,7 +59,8 @@ def rendered(renderables: Sequence[RenderableType]) -> str:
 
 def plan_tables(plan: PlanData, *, everything: bool = False) -> list[RenderableType]:
     """The summary of a plan and its table of blocks; ``everything``: identical blocks are not merged."""
-    return [summary(plan), block_table(plan, everything=everything), Text(LEGEND, style="dim")]
+    legend = LEGEND if plan.compiler == "eager" else f"{LEGEND} {COUNTED}"
+    return [summary(plan), block_table(plan, everything=everything), Text(legend, style="dim")]
 
 
 def summary(plan: PlanData) -> Table:
