@@ -21,11 +21,13 @@ from hybridremat.planning.settings import Settings
 from support.command_line import QUICK
 from support.compiled import compiled, error, gradients, needs_compiler, nothing_kept_by_inductor
 from support.loop_cases import MEASURED, PREDICTED
+from support.processes import run_ranks
 from support.training import Mlp, allocated_peak, small, train
 from support.wrapping import HOW, assert_untouched, state_of
 
 built = [pytest.mark.slow, needs_compiler]
 SHARE = "90%"
+OWN = 512  # bytes of small tensors that DistributedDataParallel makes in a step, in threads of its own
 
 
 def slow(test):
@@ -204,6 +206,18 @@ def test_measure_finds_what_was_predicted():
     _, model, batch = planned()
     measured = hybridremat.measure(model, kwargs=batch)
     assert measured.peak == measured.predicted == plan().predicted_peak
+
+
+@slow
+def test_ranks_share_a_plan_and_each_compiles_it(tmp_path):
+    first, second = run_ranks("support.rank_cases:compiled", tmp_path)
+    assert first["plan"] == second["plan"]
+    assert first["lowered"] > 0 == second["lowered"]
+    for rank in (first, second):
+        assert sum(peak > rank["limit"] + OWN for peak in rank["peaks"]) <= 1  # DDP rebuilds its buckets once
+        assert max(rank["peaks"]) <= rank["limit"] + rank["buckets"] + OWN
+    assert first["weights"] == second["weights"]
+    assert first["losses"] != second["losses"]  # of batches of their own
 
 
 # --- requests

@@ -38,6 +38,8 @@ WRONG = 1e-3
 
 @pytest.fixture(autouse=True)
 def _nothing_kept():
+    """Nor by Dynamo, which runs a class of modules plain once it has compiled many of them."""
+    torch._dynamo.reset()
     with nothing_kept_by_inductor():
         yield
 
@@ -64,7 +66,7 @@ class First:
         largest = {kind: max(sizes[name] for name in sizes if name.startswith(kind)) for kind in kinds(sizes)}
         return max(
             float((self.tensors[name].double() - exact.tensors[name].double()).norm())
-            / max(size, 1e-3 * largest[name.split()[0]])
+            / max(size, 1e-3 * largest[name.split()[0]], 1e-30)
             for name, size in sizes.items()
         )
 
@@ -113,7 +115,7 @@ def test_random_models_keep_the_limit_and_the_numbers(seed):
     eager = train(copy.deepcopy(model), batch, measure=False)
     exact = train(copy.deepcopy(model).double(), doubled(batch), steps=1, measure=False)
     stock_model = copy.deepcopy(model)
-    stock_model.compile()
+    stock_model.compile(dynamic=False)
     stock = train(stock_model, batch, steps=1, measure=False)
     random = draws(model, batch)
     compiled(model, batch, SHARES[SEEDS.index(seed) % len(SHARES)], on_infeasible="least")

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from hybridremat.compiler.emit import OP, emit
 from hybridremat.compiler.inductor import as_allocated
 from hybridremat.compiler.lowered_memory import replay
-from hybridremat.graph.joint import Phase
+from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_inductor import BufferEvent, InductorFusion, LoweredCode, Result
 from hybridremat.graph.tracing.fusion import find_fusion
@@ -120,6 +121,31 @@ def test_what_products_read_and_make_keeps_its_memory(feed):
             assert source not in fusion.inlined
 
 
+class Shared(nn.Module):
+    """An elementwise result without memory of its own, read before a product and after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        doubled = x * 2
+        return (self.layer(doubled.sin()).cos() * doubled).sum()
+
+
+def test_what_has_no_memory_is_computed_anew_beyond_a_product():
+    step = traced(Shared(), x=torch.randn(4, 8, requires_grad=True), fused=True)
+    (doubled,) = (node for node in step.fusion.inlined if node.args[1:] == (2,))
+    runs = [set()]  # of kernels that may be fused
+    for node in emit(step, plain_schedule(step.graph))[0].graph.nodes:
+        if OP in node.meta and node.meta[OP] not in step.fused_ops:
+            runs.append(set())
+        runs[-1].update(source for source in node.all_input_nodes if source.target is doubled.target)
+    shared = [run for run in runs if any(source.args[1:] == (2,) for source in run)]
+    assert len(shared) == 2
+    assert shared[0].isdisjoint(shared[1])
+
+
 @examples(40)
 @given(st.integers(0, 10_000), st.floats(0, 1))
 def test_sunk_recomputations_compute_the_same_in_no_more_memory(seed, share):
@@ -134,11 +160,22 @@ def test_sunk_recomputations_compute_the_same_in_no_more_memory(seed, share):
     assert [op for op in sunk.steps[sunk.num_forward :] if op not in fused] == kept
 
 
+def all_at_once(graph):
+    """Everything that the backward reads is computed again when it starts."""
+    late = graph.phase_ops(Phase.BACKWARD)
+    needed = {graph.producer(value) for op in late for value in graph.ops[op].reads}
+    first = sorted(op.id for op in needed if op is not None and op.phase is not Phase.BACKWARD)
+    forward = graph.phase_ops(Phase.FORWARD)
+    return Schedule((*forward, *first, *late), len(forward))
+
+
 def test_a_recomputation_runs_right_before_it_is_read():
     graph = transformer(2)
-    schedule = extreme_schedule(graph, 1, 0.5)
+    schedule = all_at_once(graph)
     again = {op.id for op in graph.ops if op.phase is not Phase.BACKWARD}
-    steps = sink_recomputations(graph, schedule, again).steps[schedule.num_forward :]
+    sunk = sink_recomputations(graph, schedule, again)
+    assert step_memory(graph, sunk).peak < step_memory(graph, schedule).peak
+    steps = sunk.steps[schedule.num_forward :]
     for now, op in enumerate(steps[:-1]):
         if op in again:
             follower = graph.ops[steps[now + 1]]

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hybridremat
 from hybridremat.blocks.pareto import enumerate_options
 from hybridremat.blocks.types import Effort
+from hybridremat.compiler.inductor import Inductor
 from hybridremat.graph.costs import cost_models as costs
 from hybridremat.graph.costs import kernel_store
 from hybridremat.planning import pipeline
@@ -219,3 +220,28 @@ def others(rank: int, x: torch.Tensor) -> dict:
         mixed(x[:32])["loss"].backward()
         wrap(net(), x[:32], "100%", across_ranks=False)
     return {"other kernels": slow, "other inputs": inputs}
+
+
+def compiled(rank: int) -> dict:
+    """One compiled plan for all, and training with it; ``lowered`` counts the schedules that were lowered."""
+    lowered = []
+    plain = Inductor.lowered_memory
+
+    def counted(self, *args, **how):
+        lowered.append(1)
+        return plain(self, *args, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inductor, "lowered_memory", counted)
+        model = wrap(net(), batches(rank, 1)[0], "90%", compiler="inductor")
+    trained = train_ddp(model, batches(rank), measure=True)
+    buckets = sum(p.numel() * p.element_size() for p in model.parameters())
+    return {
+        "plan": described(model),
+        "limit": hybridremat.get_plan(model).memory_limit,
+        "lowered": len(lowered),
+        "peaks": trained.peaks,
+        "buckets": buckets,
+        "weights": [p.double().sum().item() for p in model.parameters()],
+        "losses": [trained.tensors[f"loss {number}"].item() for number in range(3)],
+    }

@@ -237,9 +237,14 @@ class FixedPlanner:
         self.peak = memory.peak
 
 
-def traced(model, *args, hold_outputs=False, **kwargs):
-    """The traced step of a model with flops costs; nothing runs."""
-    planner = FixedPlanner()
-    backend = Backend(PlannedPartition(planner.choose), hold_outputs=hold_outputs)
+def traced(model, *args, hold_outputs=False, fused=False, **kwargs):
+    """The traced step of a model with flops costs, ``fused`` as for Inductor; nothing runs."""
+    planner, inductor = FixedPlanner(), None
+    if fused:
+        from hybridremat.compiler.inductor import Inductor  # takes a second
+
+        inductor = Inductor("")
+    partition = PlannedPartition(planner.choose, inductor)
+    backend = Backend(partition, hold_outputs=hold_outputs)
     capture(model, compile_step(model, backend), backend, args, kwargs)
     return planner.step
