@@ -14,6 +14,7 @@ from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_inductor import BufferEvent, InductorFusion, LoweredCode, Result
 from hybridremat.graph.tracing.fusion import find_fusion
+from hybridremat.graph.tracing.fx_nodes import is_random
 from hybridremat.sequence.sinking import sink_recomputations
 from support.examples import examples
 from support.extreme_schedules import extreme_schedule
@@ -144,6 +145,23 @@ def test_what_has_no_memory_is_computed_anew_beyond_a_product():
     shared = [run for run in runs if any(source.args[1:] == (2,) for source in run)]
     assert len(shared) == 2
     assert shared[0].isdisjoint(shared[1])
+
+
+class Dropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return functional.dropout(self.layer(x), 0.5).sin().sum()
+
+
+def test_what_advances_the_generator_runs_once():
+    """A compiler cannot set it back, as graphs that run op by op do."""
+    for fused in (True, False):
+        step = traced(Dropped(), x=torch.randn(4, 8), fused=fused)
+        (drawn,) = (op for op, node in enumerate(step.op_nodes) if is_random(node))
+        assert step.graph.ops[drawn].recomputable != fused
 
 
 @examples(40)
