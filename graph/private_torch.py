@@ -9,7 +9,7 @@ the capture of a second shape. So 2.11 is not in the supported range.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +70,7 @@ __all__ = [
     "FailOnRecompileLimitHit",
     "FakeTensor",
     "HigherOrderOperator",
+    "LoggedByName",
     "OpOverload",
     "TorchDynamoException",
     "TorchRuntimeError",
@@ -105,6 +106,17 @@ __all__ = [
     "tree_map",
     "with_effects",
 ]
+
+
+class LoggedByName(set[Callable[..., Any]]):
+    """Functions for a setting of Dynamo; a copy has their names instead.
+
+    Dynamo writes a copy of its settings to its log as JSON. 2.11 does not leave out the functions whose calls
+    it ignores, and logged an error for each graph, which kept the graph alive.
+    """
+
+    def __deepcopy__(self, _: object) -> set[str]:
+        return {function.__qualname__ for function in self}
 
 
 def change_count(tensor: Tensor) -> int:

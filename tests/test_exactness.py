@@ -55,6 +55,23 @@ class Mixed(nn.Module):
         return x.float().pow(2).mean()
 
 
+class Averaged(nn.Module):
+    """Running averages, updated by kernels that multiply and add with one rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 64)
+        self.register_buffer("mean", torch.linspace(0.1, 1, 64))
+        self.register_buffer("ratio", torch.linspace(0.1, 1, 64))
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        with torch.no_grad():
+            self.mean.add_(h.mean(0), alpha=0.1)
+            self.ratio.addcdiv_(h.mean(0), h.var(0) + 0.3, value=0.1)
+        return self.second(h * self.mean + self.ratio).pow(2).mean()
+
+
 def least_of(model, batch):
     return hybridremat.plan(model, kwargs=batch, memory_limit="100000%", **HOW).least_peak
 
@@ -65,6 +82,7 @@ MODELS = {
     "smooth l1": lambda: Loss(functional.smooth_l1_loss),
     "cross entropy of probabilities": lambda: Loss(functional.binary_cross_entropy),
     "autocast": Mixed,
+    "running averages": Averaged,
 }
 
 

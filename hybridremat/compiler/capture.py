@@ -17,6 +17,7 @@ from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.private_torch import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
+    LoggedByName,
     TorchDynamoException,
     TorchRuntimeError,
     dynamo_config,
@@ -44,15 +45,19 @@ MOST_GRAPHS: Final = 16384
 def dynamo_settings() -> Iterator[None]:
     """Dynamo's settings for planned steps.
 
-    Logging in the model's code is left out of the compiled step, without a graph break. Hooks are guarded, so
-    that the step is planned again if one is registered. DistributedDataParallel does not split the graph at
-    gradient buckets. Too many captures are an error, since the step would then run unplanned.
+    Logging in the model's code is left out of the compiled step, without a graph break. In-place sums of
+    products (``add_`` with ``alpha=``, ``addcdiv_``) stay the kernels that they are, since several in their
+    place round in another way. Hooks are guarded, so that the step is planned again if one is registered.
+    DistributedDataParallel does not split the graph at gradient buckets. Too many captures are an error, since
+    the step would then run unplanned.
     """
     with dynamo_config.patch(
-        ignore_logging_functions=dynamo_config.ignore_logging_functions | _logging_methods(),
+        ignore_logging_functions=LoggedByName(dynamo_config.ignore_logging_functions | _logging_methods()),
+        enable_dynamo_decompositions=False,
         skip_nnmodule_hook_guards=False,
         optimize_ddp=False,
         fail_on_recompile_limit_hit=True,
+        recompile_limit=MOST_CAPTURES,
         accumulated_recompile_limit=MOST_GRAPHS,
     ):
         yield
@@ -96,12 +101,11 @@ def model_device(model: nn.Module) -> str:
 
 def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     """The model's call, compiled by ``backend``: one graph, or several if the backend takes several."""
-    limits: dict[str, Any] = {"recompile_limit": MOST_CAPTURES}  # not in torch.compile's published overloads
     call = fresh_call(model)
     # Dynamo's compiled code and the code object refer to each other, and would never be freed
     weakref.finalize(call, reset_code, call.__code__).atexit = False
     compiled: Callable[..., Any] = torch.compile(
-        call, backend=backend, dynamic=False, fullgraph=not backend.several_graphs, **limits
+        call, backend=backend, dynamic=False, fullgraph=not backend.several_graphs
     )
     return compiled
 
