@@ -25,7 +25,13 @@ GPU_ARGS ?=
 GPU_PYTHON ?= 3.12
 GPU_PLATFORMS := $(foreach glibc,2_28 2_27 2_17,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64
 
-.PHONY: help demo test test-slow test-all lint types wheel-check docs check marks compat gpu gpu-wheels browser clean
+# Another release of torch, for test-torch; by itself the oldest that is supported. TORCH_INDEX: a further
+# package index to take it from, such as https://download.pytorch.org/whl/cpu, whose builds are small.
+TORCH ?= $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1.0/p' pyproject.toml)
+TORCH_INDEX ?=
+OTHER := .torch/$(TORCH)
+
+.PHONY: help demo test test-slow test-all test-torch lint types wheel-check docs check marks compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -44,6 +50,9 @@ test-slow: $(STAMP) browser ## the other tests: more models and cases, all examp
 
 test-all: $(STAMP) browser ## all of both
 	$(PYTEST) -m "not compat" --hypothesis-profile=full $(PYTEST_ARGS)
+
+test-torch: $(OTHER)/.installed browser ## the quick tests with another torch: make test-torch TORCH=2.11.0
+	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not compat" $(PYTEST_ARGS)
 
 # Without one, the tests of the HTML report's page are skipped (in CI: fail), all others run.
 browser: ## install Chromium and its driver, for the tests of the HTML report (Debian, as root or with sudo)
@@ -98,8 +107,13 @@ gpu-wheels: $(STAMP) ## collect what `make gpu` may need on a machine without ne
 		--implementation cp --python-version $(GPU_PYTHON) $(GPU_PLATFORMS) -d build/gpu-wheels
 	@du -sh build/gpu-wheels
 
+$(OTHER)/.installed: $(STAMP) tools/torch_environment.py
+	@echo "Setting up $(OTHER): some minutes the first time, and 6 GB where torch comes with CUDA"
+	@$(BIN)/python tools/torch_environment.py $(OTHER) $(TORCH) $(if $(TORCH_INDEX),--index $(TORCH_INDEX))
+	@touch $@
+
 clean: ## remove .venv and everything that was built
-	rm -rf .venv .typing .compat docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .torch .typing .compat docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch is named with its exact version: a bare "torch" may bring several GB for accelerators. setuptools
