@@ -25,13 +25,15 @@ GPU_ARGS ?=
 GPU_PYTHON ?= 3.12
 GPU_PLATFORMS := $(foreach glibc,2_28 2_27 2_17,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64
 
-# Another release of torch, for test-torch; by itself the oldest that is supported. TORCH_INDEX: a further
+# Another release of torch, for test-torch; unless said, the oldest one that is supported. TORCH_INDEX: a further
 # package index to take it from, such as https://download.pytorch.org/whl/cpu, whose builds are small.
 TORCH ?= $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1.0/p' pyproject.toml)
 TORCH_INDEX ?=
 OTHER := .torch/$(TORCH)
+# What a release of torch could break: the graphs that are captured, their numbers, Inductor's lowering
+OLDEST := $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py compiled.py lowered_memory.py)
 
-.PHONY: help demo test test-slow test-all test-torch lint types wheel-check docs check marks compat gpu gpu-wheels browser clean
+.PHONY: help demo test test-slow test-all test-torch test-oldest lint types wheel-check docs check marks compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -53,6 +55,9 @@ test-all: $(STAMP) browser ## all of both
 
 test-torch: $(OTHER)/.installed browser ## the quick tests with another torch: make test-torch TORCH=2.11.0
 	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not compat" $(PYTEST_ARGS)
+
+test-oldest: ## the quick tests of captured graphs, their numbers and compiled steps with the oldest torch
+	@$(MAKE) test-torch PYTEST_ARGS="$(OLDEST) $(PYTEST_ARGS)"
 
 # Without one, the tests of the HTML report's page are skipped (in CI: fail), all others run.
 browser: ## install Chromium and its driver, for the tests of the HTML report (Debian, as root or with sudo)
@@ -81,7 +86,7 @@ wheel-check: $(STAMP) ## build the wheel, install it elsewhere, import every mod
 docs: $(STAMP) ## the documentation as pages, docs/_build/html/index.html; a warning is an error
 	$(BIN)/sphinx-build -M html docs docs/_build -W --keep-going -q
 
-check: lint types wheel-check docs test-all ## lint, types, wheel, documentation and all tests, as CI does
+check: lint types wheel-check docs test-all test-oldest ## lint, types, wheel, documentation and all tests, as CI does
 
 marks: $(STAMP) ## frontiers of the reference models beside the recorded ones
 	$(BIN)/python benchmarks/compare_marks.py

@@ -1,7 +1,7 @@
 """Every private name of Inductor that hybridremat uses: the second half of ``private_torch``.
 
 Only steps with ``compiler="inductor"`` import it, since importing Inductor's compiler takes about a second.
-Read and run with torch 2.13.
+Read and run with torch 2.11, 2.12 and 2.13.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Those of Inductor stand in ``private_inductor``, which is imported only where it is asked for.
 
-Read and run with torch 2.13. With 2.11 the names are there, but two of the 131 tests of ``test_wrap``,
-``test_checker`` and ``test_trace`` fail: other gradients for a module that reads a buffer it overwrites, and
-the capture of a second shape. So 2.11 is not in the supported range.
+Read and run with torch 2.11, 2.12 and 2.13, the range of pyproject.toml; ``make test-torch`` runs the tests
+with another release.
 """
 
 from __future__ import annotations

@@ -87,6 +87,15 @@ def test_what_a_plan_depends_on_is_part_of_its_name(cache, solved):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("spec", [None, "h200"])
+def test_another_release_of_torch_has_plans_of_its_own(spec, monkeypatch):
+    settings = Settings(device_spec=spec)
+    here = plan_key("f", settings, "cpu", reused=False)
+    assert plan_key("f", settings, "cpu", reused=False) == here
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    assert plan_key("f", settings, "cpu", reused=False) != here
+
+
 def test_later_shapes_are_found_too(cache, solved):
     model, batch = small("transformer")
     half = {name: tensor[: len(tensor) // 2] for name, tensor in batch.items()}

@@ -48,8 +48,8 @@ def dynamo_settings() -> Iterator[None]:
     Logging in the model's code is left out of the compiled step, without a graph break. In-place sums of
     products (``add_`` with ``alpha=``, ``addcdiv_``) stay the kernels that they are, since several in their
     place round in another way. Hooks are guarded, so that the step is planned again if one is registered.
-    DistributedDataParallel does not split the graph at gradient buckets. Too many captures are an error, since
-    the step would then run unplanned.
+    DistributedDataParallel does not split the graph at gradient buckets. Too many captures are an error,
+    since the step would then run unplanned.
     """
     with dynamo_config.patch(
         ignore_logging_functions=LoggedByName(dynamo_config.ignore_logging_functions | _logging_methods()),

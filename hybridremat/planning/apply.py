@@ -52,7 +52,7 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
     elsewhere = plan.origin.device_name != here.device_name
     if elsewhere and plan.compiler != "eager":
         raise _mismatch(
-            "a compiled plan is for the device that it was made on",
+            "a compiled plan is for the device, and the release of torch, that it was made on",
             [f"it was made on {plan.origin.device_name or 'another device'}, and this is {here.device_name}"],
         )
     if plan.fingerprint != step.graph.fingerprint:

@@ -16,6 +16,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from hybridremat.errors import PlanFormatError
 from hybridremat.files import cache_folder, write_atomic
 from hybridremat.graph.costs.kernel_store import device_description
@@ -112,9 +114,9 @@ def _compiler(settings: Settings) -> str:
 def plan_key(fingerprint: str, settings: Settings, device: str, *, reused: bool) -> str:
     """The key of a plan: a hash of all that it depends on.
 
-    ``device`` is the kind of device, ignored if the settings have a device spec; ``reused`` says whether
-    options of another input shape may be in the plan.
+    ``device`` is the kind of device; with a device spec in the settings, what is here does not matter but for
+    torch, which captured the graph. ``reused`` says whether options of another input shape may be in it.
     """
-    here = device_description(device) if settings.spec is None else ""
+    here = device_description(device) if settings.spec is None else torch.__version__
     parts = fingerprint, settings.deciding(), here, reused, SCHEMA, __version__, _compiler(settings)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
