@@ -90,6 +90,7 @@ __all__ = [
     "force_save_collectives",
     "force_save_effectful_ops",
     "gradient_hooks",
+    "graph_break",
     "graph_is_retained",
     "group_store",
     "inductor_config",
@@ -116,6 +117,14 @@ class LoggedByName(set[Callable[..., Any]]):
 
     def __deepcopy__(self, _: object) -> set[str]:
         return {function.__qualname__ for function in self}
+
+
+def graph_break(error: TorchDynamoException) -> str:
+    """Why Dynamo breaks a graph, in its words, and the two innermost lines of code that it was in."""
+    reason, _, stack = str(error).partition("from user code:")
+    lines = [line.rstrip() for line in reason.splitlines() if line.strip()][:8]
+    code = [line for line in stack.partition("\nSet ")[0].splitlines() if line.strip(" ^")]
+    return "\n".join([*lines, "from user code:", *code[-4:]] if code else lines)
 
 
 def change_count(tensor: Tensor) -> int:

@@ -21,6 +21,7 @@ from hybridremat.graph.private_torch import (
     TorchDynamoException,
     TorchRuntimeError,
     dynamo_config,
+    graph_break,
     reset_code,
 )
 
@@ -43,20 +44,16 @@ MOST_GRAPHS: Final = 16384
 
 @contextmanager
 def dynamo_settings() -> Iterator[None]:
-    """Dynamo's settings for planned steps.
-
-    Logging in the model's code is left out of the compiled step, without a graph break. In-place sums of
-    products (``add_`` with ``alpha=``, ``addcdiv_``) stay the kernels that they are, since several in their
-    place round in another way. Hooks are guarded, so that the step is planned again if one is registered.
-    DistributedDataParallel does not split the graph at gradient buckets. Too many captures are an error,
-    since the step would then run unplanned.
-    """
+    """Dynamo's settings for planned steps."""
+    left_out = dynamo_config.ignore_logging_functions | _logging_methods()
     with dynamo_config.patch(
-        ignore_logging_functions=LoggedByName(dynamo_config.ignore_logging_functions | _logging_methods()),
-        enable_dynamo_decompositions=False,
+        ignore_logging_functions=LoggedByName(left_out),  # instead of a graph break
+        enable_dynamo_decompositions=False,  # ``add_`` with ``alpha=`` as two kernels rounds twice
+        # planned again if a hook is registered, or a parameter frozen (where 2.11 does not look by itself)
         skip_nnmodule_hook_guards=False,
-        optimize_ddp=False,
-        fail_on_recompile_limit_hit=True,
+        skip_tensor_guards_with_matching_dict_tags=False,
+        optimize_ddp=False,  # DistributedDataParallel does not split the graph at gradient buckets
+        fail_on_recompile_limit_hit=True,  # the step would then run unplanned
         recompile_limit=MOST_CAPTURES,
         accumulated_recompile_limit=MOST_GRAPHS,
     ):
@@ -194,10 +191,9 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     except TorchDynamoException as error:  # a break, an unbacked size in a branch
         raise CaptureError(
             f"the graph of {type(model).__name__} breaks, so the memory of the whole step cannot be "
-            f"planned. Nothing has been run. {_first_lines(error, 12)}\n{REMOVE_BREAK}"
+            f"planned. Nothing has been run. {graph_break(error)}\n{REMOVE_BREAK}"
         ) from error
 
 
-def _first_lines(error: object, count: int = 3) -> str:
-    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
-    return "\n".join(lines[:count]) if count > 3 else " ".join(line.strip() for line in lines[:count])
+def _first_lines(error: object) -> str:
+    return " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:3])

@@ -319,6 +319,9 @@ REFUSED = [
     ),
     Unusual("torch.cond", branch, refused="chooses by the data", remark="its memory depends on the data"),
     Unusual(
-        "torch.autograd.grad inside", gradient_inside, refused="autograd.grad", remark="torch.func.grad works"
+        "torch.autograd.grad inside",
+        gradient_inside,
+        refused="autograd.grad|requires_grad_",  # torch 2.11 stops at the latter, which comes before
+        remark="torch.func.grad works",
     ),
 ]
