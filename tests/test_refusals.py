@@ -109,6 +109,13 @@ def test_a_graph_break():
     refuse(hybridremat.CaptureError, "the graph of Broken breaks", Broken(), {"x": torch.ones(2, 8)})
 
 
+def test_a_graph_break_below_many_calls_is_named_with_its_line():
+    model = Broken()
+    for _ in range(5):
+        model = nn.Sequential(model)
+    refuse(hybridremat.CaptureError, r"in forward\n +if x.sum\(\)", model, args=(torch.ones(2, 8),))
+
+
 def test_an_output_without_gradient():
     class Detached(nn.Module):
         def __init__(self):
