@@ -23,6 +23,10 @@ settings.load_profile("quick")
 # repeat themselves (1 of 24 processes; 0 of 30 with one thread), so nothing could be compared bit for bit.
 torch.set_num_threads(1)
 
+# A torch with CUDA, on a machine without a GPU, writes of it to the standard error where it profiles, which
+# is compared where tests start a command.
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache_folder(tmp_path_factory):
