@@ -28,7 +28,7 @@ def test_versions_are_those_of_the_constraints_but_for_what_torch_chooses():
 
 def test_torch_alone_comes_from_the_further_index_and_its_range_is_not_looked_at(tmp_path, monkeypatch):
     runs = []
-    monkeypatch.setattr(torch_environment.subprocess, "run", lambda words, **_: runs.append([*map(str, words)]))
+    monkeypatch.setattr("subprocess.run", lambda words, **_: runs.append([*map(str, words)]))
     monkeypatch.setattr(torch_environment.venv, "create", lambda folder, with_pip: folder.mkdir())
     torch_environment.set_up(tmp_path / "env", "2.11.0", "https://index")
     torch, others, package = runs
