@@ -1,7 +1,6 @@
 """Steps that Inductor compiles: the limit, the numbers, and the choice of a plan by lowering."""
 
 import copy
-import shutil
 from math import inf
 
 import pytest
@@ -21,25 +20,19 @@ from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.pipeline import plan_graph
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.origin import Origin
+from support.compiled import compiled, error, gradients, needs_compiler, nothing_kept_by_inductor
 from support.examples import examples
 from support.extreme_schedules import run_extremely
 from support.random_models import build, recipes
 from support.random_training import trained_plain
-from support.training import SMALL, loss_in, small, traced, train
+from support.training import SMALL, small, traced, train
 from support.wrapping import HOW, assert_untouched, state_of
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_kept_by_inductor():
-    """What Inductor keeps from other runs would not be lowered again, and so not be compared."""
-    with torch._inductor.config.patch(fx_graph_cache=False):
+    with nothing_kept_by_inductor():
         yield
-
-
-def compiled(model, batch, limit, **how):
-    return hybridremat.wrap(model, kwargs=batch, memory_limit=limit, compiler="inductor", **HOW, **how)
 
 
 @examples(8)
@@ -164,22 +157,6 @@ def test_a_plan_alone_builds_nothing(monkeypatch):
 
 
 # --- compiled and run
-
-
-def gradients(model, batch, seed=1):
-    torch.manual_seed(seed)
-    model.zero_grad()
-    loss = loss_in(model(**batch))
-    loss.backward()
-    found = {name.replace("_orig_mod.", ""): p.grad.clone() for name, p in model.named_parameters()}
-    return loss.detach(), found
-
-
-def error(found, exact):
-    """Largest relative error of a gradient, of those that are not zero but for rounding."""
-    sizes = {name: float(gradient.norm()) for name, gradient in exact.items()}
-    counted = [name for name, size in sizes.items() if size > 1e-6 * max(sizes.values())]
-    return max(float((found[name].double() - exact[name]).norm()) / sizes[name] for name in counted)
 
 
 @needs_compiler
