@@ -1,6 +1,7 @@
 """Steps that Inductor compiles: the limit, the numbers, and the choice of a plan by lowering."""
 
 import copy
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 import hybridremat
 from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning.choose_lowered import choose_lowered
 from hybridremat.planning.lowered_frontier import MOST_LOWERINGS, WORTH, LoweredFrontier
@@ -111,6 +113,22 @@ def test_all_of_the_plain_code_is_the_plain_step(step, frontier):
     assert plan.overhead <= 0
     assert plan.plain_peak == plan.memory_limit
     assert not plan.lean
+
+
+def test_the_plain_step_fits_all_of_its_code_whatever_other_orders_take(step, frontier):
+    plain = plain_schedule(step.graph)
+
+    def lower(step, schedule, *, lean):
+        peak = step_memory(step.graph, schedule).peak // (2 if schedule == plain and not lean else 1)
+        return EmittedMemory(peak, peak, 0)
+
+    *others, last = frontier.candidates
+    reordered = replace(last, point=replace(last.point, schedule=others[-1].point.schedule))
+    changed = replace(frontier, candidates=(*others, reordered))
+    plan = chosen(step, changed, lower, memory_limit="100%")
+    assert plan.schedule == plain
+    assert plan.overhead == 0
+    assert plan.needed == plan.memory_limit == plan.plain_peak
 
 
 def test_an_infeasible_limit_says_what_the_least_code_takes(step, frontier):

@@ -165,6 +165,14 @@ class LoweredFrontier:
                 self.point(index, lean=True)
         return tuple(self.figures(point) for point in _pareto(self.lowered))
 
+    @property
+    def _plain(self) -> LoweredPoint:
+        """The plain step; the fastest candidate may run it in another order, whose code takes more."""
+        schedule = plain_schedule(self.counted.graph)
+        memory = self._lowered(schedule, lean=False)
+        needs = code_needs(self.counted.graph, memory, self.outside)
+        return LoweredPoint(Candidate(self.counted.plain, None), schedule, memory, needs, lean=False)
+
     def _lowered(self, schedule: Schedule, *, lean: bool) -> EmittedMemory:
         if (schedule, lean) not in self._memory:
             self._memory[schedule, lean] = self.lower(self.step, schedule, lean=lean)
@@ -175,6 +183,8 @@ class LoweredFrontier:
         last = len(self.counted.candidates) - 1
         if self.point(last, lean=False).needs <= limit:
             return self.point(last, lean=False)
+        if not self.counted.pins and self._plain.needs <= limit:
+            return self._plain
         near = self._guess(limit, self._gap_near(limit), -1, max(last, 1))
         own, lean = (self.point(near, lean=how).needs for how in (False, True))
         for how in dict.fromkeys((lean < own, True)):  # near the floor lean code alone may fit
