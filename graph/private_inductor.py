@@ -1,4 +1,4 @@
-"""Every private name of Inductor that hybridremat uses: the second half of ``private_torch``.
+"""Every private name of Inductor that hybridremat uses, with ``private_inductor_code``, which reads its code.
 
 Only steps with ``compiler="inductor"`` import it, since importing Inductor's compiler takes about a second.
 Read and run with torch 2.11, 2.12 and 2.13.
@@ -11,8 +11,7 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 from unittest import mock
 
 import torch
@@ -23,7 +22,6 @@ from torch._inductor import compile_fx, ir
 from torch._inductor import config as inductor_config
 from torch._inductor import graph as inductor_graph
 from torch._inductor.choices import InductorChoices
-from torch._inductor.codegen import wrapper
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.debug import DebugContext
 from torch._inductor.scheduler import ExternKernelSchedulerNode
@@ -32,7 +30,9 @@ from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hybridremat.graph.private_torch import OpOverload, tree_leaves
+from hybridremat.graph.generated_code import LoweredCode
+from hybridremat.graph.private_inductor_code import code_of
+from hybridremat.graph.private_torch import OpOverload
 
 _OPS = get_default_op_list()
 _PARTITION = "custom_partitioner_fn"
@@ -54,34 +54,6 @@ class InductorFusion:
         return isinstance(node.target, OpOverload) and bool(_OPS.is_view(node))
 
 
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""Size and strides of a tensor."""
-
-
-@dataclass(frozen=True)
-class BufferEvent:
-    """One line of the code that Inductor generates, as far as memory goes.
-
-    Attributes
-    ----------
-    kind
-        ``alloc``: ``name`` gets ``size`` bytes of its own. ``alias``: ``name`` is one more name for what
-        ``source`` holds. ``move``: what ``source`` holds is called ``name`` from now on. ``free``: the name
-        is gone. ``call``: a kernel runs that Inductor did not generate.
-    nodes
-        For a call: the names of the nodes of the graph that it comes from.
-    layouts
-        For a call: size and strides of its tensor arguments.
-    """
-
-    kind: Literal["alloc", "alias", "move", "free", "call"]
-    name: str
-    size: int = 0
-    source: str = ""
-    nodes: tuple[str, ...] = ()
-    layouts: tuple[Layout, ...] = ()
-
-
 class _Lowered(BaseException):
     """Ends a compilation once the code is generated."""
 
@@ -99,27 +71,6 @@ def _instead_of_building(do: Callable[[Any, Callable[[], Any]], Any]) -> Iterato
             yield
         finally:
             inductor_graph.GraphLowering.compile_to_module = plain  # type: ignore[method-assign]
-
-
-@dataclass(frozen=True)
-class Result:
-    """One result of a lowered graph.
-
-    ``buffer`` is what holds it, ``size`` its bytes; 0 for an input that is handed through, and for numbers.
-    ``strides`` are None for numbers.
-    """
-
-    buffer: str = ""
-    size: int = 0
-    strides: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class LoweredCode:
-    """What Inductor makes of one graph: its memory events in order, and its results."""
-
-    events: tuple[BufferEvent, ...]
-    results: tuple[Result, ...]
 
 
 class _InOrder(InductorChoices):
@@ -190,7 +141,7 @@ def _lower(
 
     def stop(lowering: Any, _: Callable[[], Any]) -> Any:
         lowering.codegen()
-        found.append(_code(lowering))
+        found.append(code_of(lowering))
         raise _Lowered
 
     (output,) = module.graph.find_nodes(op="output")
@@ -212,87 +163,6 @@ def _lower(
             boxed_forward_device_index=None,
         )
     return found[0]
-
-
-def _code(lowering: Any) -> LoweredCode:
-    results = tuple(_result(lowering, result) for result in lowering.graph_outputs)
-    return LoweredCode(tuple(_events(lowering)), results)
-
-
-def _result(lowering: Any, result: Any) -> Result:
-    if not isinstance(result, ir.IRNode) or not result.has_tensor_output():
-        return Result()
-    name, strides = result.get_name(), tuple(int(stride) for stride in result.get_layout().stride)
-    buffer = lowering.name_to_buffer.get(name)
-    return Result(name, 0 if buffer is None else _bytes(lowering, buffer), strides)
-
-
-def _bytes(lowering: Any, buffer: Any) -> int:
-    return int(lowering.get_allocation_storage_size(buffer)) * int(buffer.get_dtype().itemsize)
-
-
-def _call(node: Any) -> BufferEvent:
-    layouts = []
-    for given in node.inputs:
-        if isinstance(given, ir.IRNode) and given.has_tensor_output():
-            size, strides = given.get_size(), given.get_stride()
-            layouts.append((tuple(map(int, size)), tuple(map(int, strides))))
-    return BufferEvent("call", node.get_name(), nodes=_origins(node), layouts=tuple(layouts))
-
-
-def _origins(node: Any) -> tuple[str, ...]:
-    own = getattr(node, "origin_node", None)
-    first = [own.name] if own is not None else []
-    return tuple(dict.fromkeys([*first, *(origin.name for origin in node.get_origins())]))
-
-
-def _events(lowering: Any) -> Iterator[BufferEvent]:
-    """The memory events of a lowered graph whose code has been generated."""
-    for line in lowering.wrapper_code.lines:
-        if isinstance(line, wrapper.AllocateLine):
-            yield BufferEvent("alloc", line.node.get_name(), _bytes(lowering, line.node))
-        elif isinstance(line, wrapper.ReuseLine):
-            kind: Literal["move", "alias"] = "move" if line.delete_old else "alias"
-            yield BufferEvent(kind, line.reused_as.get_name(), source=line.node.get_name())
-        elif isinstance(line, wrapper.ReinterpretLine):
-            yield BufferEvent("alias", line.reused_as.get_name(), source=line.node.get_name())
-        elif isinstance(line, wrapper.FreeIfNotReusedLine):
-            if not line.is_reused:
-                yield from (BufferEvent("free", name) for name in _names(line.node))
-        elif isinstance(line, wrapper.FreeLine):
-            yield BufferEvent("free", line.node.get_name())
-        elif isinstance(line, wrapper.ExternKernelAllocLine):
-            yield from _made_by_call(lowering, line.node)
-        elif isinstance(line, wrapper.ExternKernelOutLine):
-            yield _call(line.node)
-        elif isinstance(line, wrapper.MultiOutputLine):
-            yield BufferEvent("alias", line.result_name, source=f"{line.arg_name}:{line.result_name}")
-
-
-def _names(node: Any) -> Iterator[str]:
-    """The names under which a buffer is held: for a tuple of results one for each of them."""
-    yield node.get_name()
-    if isinstance(node.get_output_spec(), ir.MultiOutputLayout):
-        yield from (f"{node.get_name()}:{item.get_name()}" for item in _items(node))
-
-
-def _items(node: Any) -> Iterator[Any]:
-    """The tensors in the tuple that a kernel returns, without views of its inputs."""
-    for item in tree_leaves(getattr(node, "outputs", ())):
-        if isinstance(item, ir.Buffer) and not item.get_inputs_that_alias_output():
-            yield item
-
-
-def _made_by_call(lowering: Any, node: Any) -> Iterator[BufferEvent]:
-    """A kernel that allocates its own results: one tensor, or a tuple that holds several."""
-    name = node.get_name()
-    results = []
-    if isinstance(node.get_output_spec(), ir.MultiOutputLayout):
-        results = [(f"{name}:{item.get_name()}", item) for item in _items(node)]
-    elif not isinstance(node.get_output_spec(), ir.NoneLayout) and not node.get_inputs_that_alias_output():
-        results = [(name, node)]
-    yield from (BufferEvent("alloc", held, _bytes(lowering, item)) for held, item in results)
-    yield _call(node)
 
 
 class _Partitioner(CustomPartitionerFn):
@@ -348,7 +218,7 @@ def compile_step(
 
         def record(lowering: Any, build: Callable[[], Any]) -> Any:
             made = build()
-            built.append(_code(lowering))
+            built.append(code_of(lowering))
             return made
 
         with _instead_of_building(record), _scheduling(lean=callbacks.lean):

@@ -107,6 +107,7 @@ def unplanned(monkeypatch):
     return figures
 
 
+@pytest.mark.slow
 def test_numbers_that_differ_have_failed(monkeypatch, unplanned):
     assert doctor_steps.try_step("cpu").status == OK
     monkeypatch.setattr(doctor_steps, "differences", lambda *_: ["gradient head.weight"])
@@ -115,6 +116,7 @@ def test_numbers_that_differ_have_failed(monkeypatch, unplanned):
     assert found.figures["bit_equal"] is False
 
 
+@pytest.mark.slow
 def test_gradients_that_are_off_have_failed(monkeypatch, unplanned):
     assert doctor_steps.try_compiled_step("cpu").status == OK
     monkeypatch.setattr(doctor_steps, "_error", lambda *_: float("nan"))

@@ -194,6 +194,7 @@ def test_models_and_methods_have_what_the_issue_asks_for():
     assert {method.compiler for method in METHODS.values()} == {"", "eager", "inductor"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(BENCHES))
 def test_small_models_can_be_made_and_have_layers_to_checkpoint(name):
     model, batch = BENCHES[name].make(2, "cpu", small=True)

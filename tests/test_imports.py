@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     ("errors",),
     ("files", "units", "version"),
-    ("graph",),  # joint, memory, pins, private_torch, private_inductor
+    ("graph",),  # joint, memory, pins, private_torch, private_inductor, private_inductor_code, generated_code
     ("graph.segmentation", "graph.tracing"),
     ("graph.costs",),
     ("blocks", "compiler", "zoo"),
@@ -35,7 +35,7 @@ ORDER = (
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOLDERS = ("graph", "blocks", "sequence", "hybridremat")
-PRIVATE_DOORS = ("graph/private_torch.py", "graph/private_inductor.py")
+PRIVATE_DOORS = ("graph/private_torch.py", "graph/private_inductor.py", "graph/private_inductor_code.py")
 
 BLOCK = """
 import sys

@@ -10,9 +10,10 @@ from torch.nn import functional
 from hybridremat.compiler.emit import OP, emit
 from hybridremat.compiler.inductor import as_allocated
 from hybridremat.compiler.lowered_memory import replay
+from hybridremat.graph.generated_code import BufferEvent, LoweredCode, Result
 from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.graph.private_inductor import BufferEvent, InductorFusion, LoweredCode, Result
+from hybridremat.graph.private_inductor import InductorFusion
 from hybridremat.graph.tracing.fusion import find_fusion
 from hybridremat.graph.tracing.fx_nodes import is_random
 from hybridremat.sequence.sinking import sink_recomputations

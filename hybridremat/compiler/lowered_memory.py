@@ -8,10 +8,8 @@ these are replayed. What kernels of libraries allocate while they run is added, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hybridremat.graph.private_inductor import BufferEvent
+from hybridremat.graph.generated_code import BufferEvent
 
 
 def replay(
