@@ -1,5 +1,6 @@
 """Settings that every test shares."""
 
+import gc
 import os
 import sys
 from contextlib import nullcontext
@@ -38,6 +39,13 @@ def _own_cache_folder(tmp_path_factory):
         patch.setenv("HYBRIDREMAT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("HYBRIDREMAT_CACHE_SIZE", "0")
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _older_objects_are_not_searched():
+    """Every measured step collects garbage, a second among the million objects of torch's compilers."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,13 +14,7 @@ from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.progress import Progress, no_progress
-from hybridremat.planning.step_frontier import (
-    Candidate,
-    StepFrontier,
-    infeasible,
-    too_slow,
-    too_slow_policy,
-)
+from hybridremat.planning.step_frontier import Candidate, StepFrontier, infeasible, too_slow
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, PhasePeaks, needed_bytes
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.sequence.sinking import sink_recomputations
@@ -133,8 +127,7 @@ class LoweredFrontier:
             If what a policy wants recomputed alone exceeds the overhead.
         """
         frontier = self.counted
-        if max_overhead is not None and frontier.fastest_overhead > max_overhead + 1e-12:
-            raise too_slow_policy(max_overhead, frontier.fastest_overhead)
+        frontier.require_policy_within(max_overhead)
         best = self._fastest_within(limit)
         if best is None:
             least = min(point.needs for point in self.lowered)

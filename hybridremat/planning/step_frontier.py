@@ -81,6 +81,16 @@ class StepFrontier:
         """The least overhead: 0 or less, unless a policy asks for recomputations."""
         return self.overhead(self.candidates[-1].point)
 
+    def require_policy_within(self, max_overhead: float | None) -> None:
+        """Raise PolicyError if what a policy wants recomputed alone exceeds an overhead (fraction)."""
+        takes = self.fastest_overhead
+        if max_overhead is not None and takes > max_overhead + 1e-12:
+            raise PolicyError(
+                f"policy: what it says must_recompute takes {format_overhead_up(takes)} more time than the "
+                f"plain step, which is more than max_overhead {max_overhead:.1%}. Raise max_overhead, or "
+                "recompute less."
+            )
+
     def figures(self, point: SchedulePoint) -> FrontierPoint:
         """The figures of a schedule."""
         return FrontierPoint(point.peak, self.overhead(point), self.extra_flops(point))
@@ -123,8 +133,7 @@ class StepFrontier:
         PolicyError
             If what a policy wants recomputed alone exceeds the overhead.
         """
-        if max_overhead is not None and self.fastest_overhead > max_overhead + 1e-12:
-            raise too_slow_policy(max_overhead, self.fastest_overhead)
+        self.require_policy_within(max_overhead)
         needed = [(self.needs(candidate, outside), candidate) for candidate in self.candidates]
         fitting = [c for needs, c in needed if limit is None or needs <= limit]
         if not fitting:
@@ -179,12 +188,4 @@ def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> In
         "one.",
         limit=limit,
         least=least,
-    )
-
-
-def too_slow_policy(max_overhead: float, takes: float) -> PolicyError:
-    """The error for a policy whose overhead ``takes`` exceeds ``max_overhead`` (both fractions)."""
-    return PolicyError(
-        f"policy: what it says must_recompute takes {format_overhead_up(takes)} more time than the plain "
-        f"step, which is more than max_overhead {max_overhead:.1%}. Raise max_overhead, or recompute less."
     )
