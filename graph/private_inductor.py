@@ -36,6 +36,7 @@ from hybridremat.graph.private_torch import OpOverload
 
 _OPS = get_default_op_list()
 _PARTITION = "custom_partitioner_fn"
+_VISIBLE = "user_visible_output_idxs"  # results that keep the strides that they have in the graph
 
 
 class InductorFusion:
@@ -92,8 +93,14 @@ class _InOrder(InductorChoices):
 
 
 # Inductor's own scheduling moves kernels and keeps buffers for later ones. ``pattern_matcher``: a product is
-# moved to the sum that it can be made together with, however late that is.
-_LEAN = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False, "pattern_matcher": False}
+# moved to the sum that it can be made together with, however late that is. ``realize_reads_threshold``: what
+# is made of more than two tensors and read more than once is stored, as it is counted, so that these can die.
+_LEAN = {
+    "allow_buffer_reuse": False,
+    "reorder_for_peak_memory": False,
+    "pattern_matcher": False,
+    "realize_reads_threshold": 2,
+}
 
 
 @contextmanager
@@ -134,6 +141,16 @@ def lower_backward(
         return _lower(module, inputs, visible=visible, backward=True)
 
 
+def _keep_inputs(module: GraphModule) -> None:
+    """Let the inputs among a forward's results be handed through as they are.
+
+    Of every weight that a convolution reads, Inductor would save a copy that is laid out for it.
+    """
+    (output,) = module.graph.find_nodes(op="output")
+    inputs = (i for i, a in enumerate(output.args[0]) if isinstance(a, fx.Node) and a.op == "placeholder")
+    output.meta[_VISIBLE] = sorted({*output.meta.get(_VISIBLE, ()), *inputs})
+
+
 def _lower(
     module: GraphModule, inputs: Sequence[Any], *, visible: Sequence[int], backward: bool
 ) -> LoweredCode:
@@ -145,7 +162,9 @@ def _lower(
         raise _Lowered
 
     (output,) = module.graph.find_nodes(op="output")
-    output.meta["user_visible_output_idxs"] = [i for i in visible if isinstance(output.args[0][i], fx.Node)]
+    output.meta[_VISIBLE] = [i for i in visible if isinstance(output.args[0][i], fx.Node)]
+    if not backward:
+        _keep_inputs(module)
     with ExitStack() as stack:
         for context in (suppress(_Lowered), _instead_of_building(stop), _disable_current_modes()):
             stack.enter_context(context)
@@ -212,7 +231,10 @@ def compile_step(
     """Compile one of Dynamo's graphs with Inductor; ``identity`` is part of the keys of Inductor's caches."""
 
     def inner(graph: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        finish = callbacks.begin(graph, backward=bool(kwargs.get("is_backward")))
+        backward = bool(kwargs.get("is_backward"))
+        finish = callbacks.begin(graph, backward=backward)
+        if not backward:
+            _keep_inputs(graph)
         built: list[LoweredCode] = []
         started = time.perf_counter()
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import hybridremat
 from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.lowered_memory import LoweredStep
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning.choose_lowered import choose_lowered
@@ -81,7 +82,7 @@ class Lowering:
     def __call__(self, step, schedule, *, lean):
         self.runs.append((schedule, lean))
         peak = int(self.share[lean] * step_memory(step.graph, schedule).peak)
-        return EmittedMemory(peak, peak, 0)
+        return LoweredStep(EmittedMemory(peak, peak, 0))
 
 
 def chosen(step, frontier, lowering, **asked):
@@ -120,7 +121,7 @@ def test_the_plain_step_fits_all_of_its_code_whatever_other_orders_take(step, fr
 
     def lower(step, schedule, *, lean):
         peak = step_memory(step.graph, schedule).peak // (2 if schedule == plain and not lean else 1)
-        return EmittedMemory(peak, peak, 0)
+        return LoweredStep(EmittedMemory(peak, peak, 0))
 
     *others, last = frontier.candidates
     reordered = replace(last, point=replace(last.point, schedule=others[-1].point.schedule))

@@ -9,6 +9,7 @@ import torch
 
 import hybridremat
 from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.lowered_memory import LoweredStep
 from hybridremat.graph.memory import step_memory
 from support.training import Mlp, small, train
 from support.wrapping import HOW
@@ -29,9 +30,9 @@ def lowerings(monkeypatch):
     def lower(_, step, schedule, *, lean):
         runs.append((schedule, lean))
         peak = int((LEAN if lean else OWN) * step_memory(step.graph, schedule).peak)
-        return EmittedMemory(peak, peak, 0)
+        return LoweredStep(EmittedMemory(peak, peak, 0))
 
-    monkeypatch.setattr("hybridremat.compiler.inductor.Inductor.lowered_memory", lower)
+    monkeypatch.setattr("hybridremat.compiler.inductor.Inductor.lowered", lower)
     return runs
 
 

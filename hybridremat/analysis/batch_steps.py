@@ -64,7 +64,8 @@ class BatchStep:
         settings, schedule = self.context.settings, plain_schedule(self.graph)
         outside = settings.outside_memory()
         if (inductor := inductor_for(settings)) is not None:
-            return code_needs(self.graph, inductor.lowered_memory(self.step, schedule, lean=False), outside)
+            memory = inductor.lowered(self.step, schedule, lean=False).memory
+            return code_needs(self.graph, memory, outside)
         if outside.none:
             return plain_point(self.graph).peak
         return schedule_needs(self.graph, schedule, outside)

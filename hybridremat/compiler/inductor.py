@@ -17,7 +17,7 @@ from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import OP, emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import Callbacks
-from hybridremat.compiler.lowered_memory import replay
+from hybridremat.compiler.lowered_memory import LoweredStep, replay
 from hybridremat.graph.costs.kernel_benchmarks import workspace_of
 from hybridremat.graph.generated_code import BufferEvent, LoweredCode, Result
 from hybridremat.graph.joint import Schedule
@@ -43,8 +43,8 @@ class Inductor:
         """Compile one of Dynamo's graphs."""
         return compile_step(module, inputs, callbacks, identity=self.identity)
 
-    def lowered_memory(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> EmittedMemory:
-        """The memory of a schedule of a step with Inductor's fusion, from its own lowering; nothing is built.
+    def lowered(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> LoweredStep:
+        """A schedule of a step with Inductor's fusion, from its own lowering; nothing is built.
 
         ``lean``: whether Inductor keeps the order of the schedule and frees every buffer at once.
 
@@ -59,7 +59,8 @@ class Inductor:
         owned = _owned(step, forward, backward)
         code = lower_forward(forward, _inputs(forward), visible=range(step.num_outputs), lean=lean)
         inputs = _restrided(_inputs(backward), code.results[step.num_outputs :])
-        return between.memory(code, lower_backward(backward, inputs, owned=owned, lean=lean))
+        memory = between.memory(code, lower_backward(backward, inputs, owned=owned, lean=lean))
+        return LoweredStep(memory, between.workspaces.measured)
 
     def code_memory(
         self, step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule
@@ -76,7 +77,10 @@ class Inductor:
 
 
 class StepBuffers:
-    """What joins the two graphs of a step: tensors that the forward hands to the caller and the backward."""
+    """What joins the two graphs of a step: tensors that the forward hands to the caller and the backward.
+
+    ``workspaces`` are those of their kernels.
+    """
 
     def __init__(self, step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
         """For two emitted graphs that have not been lowered yet."""
@@ -85,7 +89,7 @@ class StepBuffers:
         outputs = joint_outputs(step.module)[: self._count]
         self._held = [isinstance(node, fx.Node) and _is_held(step, node) for node in outputs]
         self._tangents = sum(value.bytes for value in step.graph.values if value.tangent)
-        self._workspaces = Workspaces(step, forward, backward)
+        self.workspaces = Workspaces(step, forward, backward)
         devices = {t.device.type for node in step.op_nodes for t in tensors(node.meta.get("val"))}
         self._device = "cuda" if "cuda" in devices else "cpu"
 
@@ -98,8 +102,8 @@ class StepBuffers:
         always = self._tangents + sum(size for buffer, size in held.items() if buffer not in sizes)
         given = {name: (r.buffer, r.size) for name, r in zip(self._inputs, saved, strict=False) if r.size}
         return EmittedMemory(
-            forward_peak=replay(forward.events, {}, self._workspaces),
-            backward_peak=replay(backward.events, given, self._workspaces, always, held),
+            forward_peak=replay(forward.events, {}, self.workspaces),
+            backward_peak=replay(backward.events, given, self.workspaces, always, held),
             saved=sum({**sizes, **{result.buffer: result.size for result in outputs}}.values()),
         )
 
@@ -118,12 +122,16 @@ def _is_held(step: TracedStep, node: fx.Node) -> bool:
 
 
 class Workspaces:
-    """Bytes that kernels of libraries allocate while they run, on tensors as Inductor lays them out."""
+    """Bytes that kernels of libraries allocate while they run, on tensors as Inductor lays them out.
+
+    ``measured`` are those found so far by op, the most of each.
+    """
 
     def __init__(self, step: TracedStep, *graphs: fx.GraphModule) -> None:
         self._step = step
         nodes = [node for graph in graphs for node in graph.graph.nodes]
         self._op_of = {node.name: node.meta[OP] for node in nodes if OP in node.meta}
+        self.measured: dict[int, int] = {}
 
     def __call__(self, event: BufferEvent) -> int:
         """Workspace of a call."""
@@ -134,8 +142,11 @@ class Workspaces:
         return max(self._of(op, event) for op in calls)
 
     def _of(self, op: int, event: BufferEvent) -> int:
-        measured = workspace_of(self._step.op_nodes[op], event.layouts)
-        return self._step.graph.ops[op].temp if measured is None else measured
+        found = workspace_of(self._step.op_nodes[op], event.layouts)
+        if found is None:
+            return self._step.graph.ops[op].temp
+        self.measured[op] = max(found, self.measured.get(op, 0))
+        return found
 
 
 def _owned(step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule) -> list[int]:

@@ -8,8 +8,30 @@ these are replayed. What kernels of libraries allocate while they run is added, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.graph.generated_code import BufferEvent
+from hybridremat.graph.tracing.trace import TracedStep
+
+
+@dataclass(frozen=True)
+class LoweredStep:
+    """What is known of the code of a schedule.
+
+    ``workspaces``: bytes that kernels of libraries allocate while they run, by op, on tensors as Inductor
+    lays them out.
+    """
+
+    memory: EmittedMemory
+    workspaces: Mapping[int, int] = field(default_factory=dict)
+
+    def laid_out(self, step: TracedStep) -> TracedStep:
+        """The step with these workspaces; those of its costs are of tensors as PyTorch lays them out."""
+        ops = (
+            replace(op, temp=self.workspaces.get(index, op.temp)) for index, op in enumerate(step.graph.ops)
+        )
+        return replace(step, graph=replace(step.graph, ops=tuple(ops)))
 
 
 def replay(

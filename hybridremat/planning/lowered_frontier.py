@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.lowered_memory import LoweredStep
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.progress import Progress, no_progress
@@ -36,10 +37,10 @@ def code_needs(graph: JointGraph, memory: EmittedMemory, outside: OutsideMemory)
 
 
 class Lower(Protocol):
-    """Lowers a schedule (``Inductor.lowered_memory``)."""
+    """Lowers a schedule (``Inductor.lowered``)."""
 
-    def __call__(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> EmittedMemory:
-        """The memory of its code."""
+    def __call__(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> LoweredStep:
+        """Its code."""
         ...
 
 
@@ -59,14 +60,17 @@ class LoweredPoint:
 
 @dataclass(frozen=True)
 class LoweredFrontier:
-    """The points of one frontier, each lowered at most once."""
+    """The points of one frontier, each lowered at most once.
+
+    ``known``: the memory of schedules that have been lowered, in Inductor's own scheduling and lean.
+    """
 
     step: TracedStep
     counted: StepFrontier
     lower: Lower
     outside: OutsideMemory = NO_OUTSIDE_MEMORY
     progress: Progress = no_progress
-    _memory: dict[tuple[Schedule, bool], EmittedMemory] = field(default_factory=dict)
+    known: dict[tuple[Schedule, bool], EmittedMemory] = field(default_factory=dict)
     _points: dict[tuple[int, bool], LoweredPoint] = field(default_factory=dict)
 
     @property
@@ -167,9 +171,9 @@ class LoweredFrontier:
         return LoweredPoint(Candidate(self.counted.plain, None), schedule, memory, needs, lean=False)
 
     def _lowered(self, schedule: Schedule, *, lean: bool) -> EmittedMemory:
-        if (schedule, lean) not in self._memory:
-            self._memory[schedule, lean] = self.lower(self.step, schedule, lean=lean)
-        return self._memory[schedule, lean]
+        if (schedule, lean) not in self.known:
+            self.known[schedule, lean] = self.lower(self.step, schedule, lean=lean).memory
+        return self.known[schedule, lean]
 
     def _fastest_within(self, limit: int) -> LoweredPoint | None:
         """The fastest candidate that fits, in the way of scheduling that takes less near the limit."""

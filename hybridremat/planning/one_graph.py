@@ -45,6 +45,8 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
     context.store.add(plan)
     started = partial(context.store.use, plan.fingerprint)
     if plan.compiler == "inductor":
+        if plan.details is not None:  # with the workspaces of its code
+            step = replace(step, graph=plan.details.graph)
         accept_code = partial(_require_code_within_limit, plan, step.graph)
         return Chosen(step, plan.schedule, started=started, accept_code=accept_code, lean=plan.lean)
     return Chosen(

@@ -21,7 +21,7 @@ from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import run_op_by_op
 from hybridremat.compiler.model_checks import require_capturable
-from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
 from hybridremat.planning.choose_lowered import choose_from
@@ -159,12 +159,18 @@ def step_frontier(
     step: TracedStep, timings: Timings, context: PlanContext, *, reuse: bool = False
 ) -> StepFrontier | LoweredFrontier:
     """The frontier of a step with costs; of one that is to be compiled, by the memory of its code."""
-    counted = graph_frontier(step.graph, timings, context, reuse=reuse)
     inductor = inductor_for(context.settings)
     if inductor is None:
-        return counted
+        return graph_frontier(step.graph, timings, context, reuse=reuse)
+    timed, plain = Stopwatch(timings), plain_schedule(step.graph)
+    with timed("lowering"):
+        context.progress("lowering", 0, 1)
+        code = inductor.lowered(step, plain, lean=False)
+    step = code.laid_out(step)
+    counted = graph_frontier(step.graph, timed.timings, context, reuse=reuse)
+    known = {(plain, False): code.memory}
     outside = context.settings.outside_memory()
-    return LoweredFrontier(step, counted, inductor.lowered_memory, outside, context.progress)
+    return LoweredFrontier(step, counted, inductor.lowered, outside, context.progress, known)
 
 
 def make_plan(

@@ -225,14 +225,14 @@ def others(rank: int, x: torch.Tensor) -> dict:
 def compiled(rank: int) -> dict:
     """One compiled plan for all, and training with it; ``lowered`` counts the schedules that were lowered."""
     lowered = []
-    plain = Inductor.lowered_memory
+    plain = Inductor.lowered
 
     def counted(self, *args, **how):
         lowered.append(1)
         return plain(self, *args, **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Inductor, "lowered_memory", counted)
+        patch.setattr(Inductor, "lowered", counted)
         model = wrap(net(), batches(rank, 1)[0], "90%", compiler="inductor")
     trained = train_ddp(model, batches(rank), measure=True)
     buckets = sum(p.numel() * p.element_size() for p in model.parameters())
