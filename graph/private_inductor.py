@@ -33,10 +33,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hybridremat.graph.generated_code import LoweredCode
 from hybridremat.graph.private_inductor_code import code_of
 from hybridremat.graph.private_torch import OpOverload
+from hybridremat.graph.tracing.fx_nodes import OP
 
 _OPS = get_default_op_list()
 _PARTITION = "custom_partitioner_fn"
 _VISIBLE = "user_visible_output_idxs"  # results that keep the strides that they have in the graph
+
+_RULES = 2
+"""Goes up whenever other code is made of the same graph here: Inductor must not take kept code for it."""
 
 
 class InductorFusion:
@@ -93,14 +97,30 @@ class _InOrder(InductorChoices):
 
 
 # Inductor's own scheduling moves kernels and keeps buffers for later ones. ``pattern_matcher``: a product is
-# moved to the sum that it can be made together with, however late that is. ``realize_reads_threshold``: what
-# is made of more than two tensors and read more than once is stored, as it is counted, so that these can die.
-_LEAN = {
-    "allow_buffer_reuse": False,
-    "reorder_for_peak_memory": False,
-    "pattern_matcher": False,
-    "realize_reads_threshold": 2,
-}
+# moved to the sum that it can be made together with, however late that is.
+_LEAN = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False, "pattern_matcher": False}
+
+
+@contextmanager
+def _storing_ops() -> Iterator[None]:
+    """Store what an op of the plan makes and several kernels read, as it is counted.
+
+    Inductor would compute some of it anew for each of them, and what it is computed from would live on.
+    """
+    with _patching:
+        plain = inductor_graph.GraphLowering.run_node
+
+        def run_node(self: Any, n: fx.Node) -> object:
+            if OP not in n.meta:
+                return plain(self, n)
+            with inductor_config.patch(realize_reads_threshold=0):
+                return plain(self, n)
+
+        inductor_graph.GraphLowering.run_node = run_node  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            inductor_graph.GraphLowering.run_node = plain  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -109,7 +129,7 @@ def _scheduling(*, lean: bool) -> Iterator[None]:
     if not lean:
         yield
         return
-    with inductor_config.patch(_LEAN), V.set_choices_handler(_InOrder()):
+    with _storing_ops(), inductor_config.patch(_LEAN), V.set_choices_handler(_InOrder()):
         yield
 
 
@@ -248,7 +268,7 @@ def compile_step(
         return finish(run, built[0] if built else None, time.perf_counter() - started)
 
     # Inductor's own key does not say whether saved tensors may be overwritten
-    key = f"{identity}, donated: {functorch_config.donated_buffer}"
+    key = f"{identity}, rules {_RULES}, donated: {functorch_config.donated_buffer}"
     patches: dict[str, Any] = {_PARTITION: _Partitioner(callbacks.partition, key)}
     patches["auto_chunker.enable"] = False  # it hides the loss head in subgraphs, whose memory has no lines
     # what AOTAutograd keeps would skip the partition; and the backward is to be compiled before anything runs

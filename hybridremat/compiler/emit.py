@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,11 +22,8 @@ from hybridremat.graph.private_torch import (
     detect_fake_mode,
     run_and_save_rng_state,
 )
-from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs, tensors
+from hybridremat.graph.tracing.fx_nodes import OP, is_mutation, is_random, joint_outputs, tensors
 from hybridremat.graph.tracing.trace import TracedStep
-
-OP: Final = "hybridremat_op"
-"""The key of a node's ``meta`` under which the number of its op stands."""
 
 
 class _Writer:

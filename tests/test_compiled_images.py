@@ -1,0 +1,87 @@
+"""Convolutions, compiled: Inductor lays images out anew, and has other workspaces for them."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hybridremat.compiler.backend import Backend
+from hybridremat.compiler.capture import capture, compile_step
+from hybridremat.compiler.emit import emit
+from hybridremat.compiler.inductor import Inductor
+from hybridremat.compiler.lowered_memory import LoweredStep
+from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.private_inductor import lower_forward
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.pipeline import PlannedPartition, step_frontier
+from hybridremat.planning.settings import Settings
+from support.training import FixedPlanner
+
+
+class Residual(nn.Module):
+    """Narrow convolutions beside wide paths around them: two wide gradients meet before each."""
+
+    def __init__(self, wide=64, narrow=16, blocks=3):
+        super().__init__()
+        self.stem = nn.Conv2d(3, wide, 3, padding=1)
+        self.down = nn.ModuleList(nn.Conv2d(wide, narrow, 3, padding=1, bias=False) for _ in range(blocks))
+        self.up = nn.ModuleList(nn.Conv2d(narrow, wide, 1, bias=False) for _ in range(blocks))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(wide) for _ in range(blocks))
+
+    def forward(self, x):
+        x = functional.relu(self.stem(x))
+        for down, up, norm in zip(self.down, self.up, self.norms, strict=True):
+            x = functional.relu(norm(up(down(x).relu())) + x)
+        return x.mean()
+
+
+@pytest.fixture(scope="module")
+def step():
+    """As Inductor decomposes it, with costs."""
+    torch.manual_seed(0)
+    planner, inductor = FixedPlanner(), Inductor("")
+    backend = Backend(PlannedPartition(planner.choose, inductor), inner=inductor, build=False)
+    model = Residual().train()
+    capture(model, compile_step(model, backend), backend, (), {"x": torch.randn(8, 3, 16, 16)})
+    return planner.step
+
+
+def test_inputs_that_are_saved_are_not_copied(step):
+    """Of every weight Inductor would keep a copy, laid out for its convolution."""
+    forward, _ = emit(step, plain_schedule(step.graph))
+    inputs = forward.graph.find_nodes(op="placeholder")
+    results = forward.graph.find_nodes(op="output")[0].args[0]
+    code = lower_forward(forward, [node.meta["val"] for node in inputs], visible=(0,), lean=False)
+    saved = [code.results[index] for index, node in enumerate(results) if node in inputs]
+    assert len([result for result in saved if len(result.strides) == 4]) >= 4  # three weights, the images
+    assert {result.size for result in saved} == {0}
+
+
+@pytest.fixture(scope="module")
+def frontier(step):
+    settings = Settings(compiler="inductor").validated(need_limit=False)
+    return step_frontier(step, {}, PlanContext.of(settings))
+
+
+def test_the_frontier_counts_workspaces_as_they_are_laid_out(step, frontier):
+    before, used = ([op.temp for op in each.graph.ops] for each in (step, frontier.step))
+    changed = {op.name for op, old, new in zip(step.graph.ops, before, used, strict=True) if old != new}
+    assert {name.rstrip("_0123456789") for name in changed} == {"convolution", "convolution_backward"}
+
+
+def test_what_the_plan_stores_lean_code_stores(frontier, monkeypatch):
+    """Gradients that meet: their sum is read several times, and its parts can die."""
+    lean = frontier.point(0, lean=True)
+    monkeypatch.setattr("hybridremat.graph.private_inductor._storing_ops", nullcontext)
+    anew = frontier.lower(frontier.step, lean.schedule, lean=True)
+    assert lean.memory.peak < 0.9 * anew.memory.peak
+
+
+def test_only_measured_workspaces_replace_others(step):
+    laid_out = LoweredStep(None, {0: 12345}).laid_out(step)
+    first, *others = laid_out.graph.ops
+    assert first == replace(step.graph.ops[0], temp=12345)
+    assert tuple(others) == step.graph.ops[1:]
