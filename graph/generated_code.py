@@ -1,9 +1,12 @@
-"""What is known of the code that a compiler generates of a graph: its memory, line by line."""
+"""What is known of the code that a compiler generates of an emitted graph: its memory, line by line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+OP: Final = "hybridremat_op"
+"""The key of an emitted node's ``meta`` under which the number of its op stands."""
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Size and strides of a tensor."""

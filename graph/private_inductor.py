@@ -30,10 +30,9 @@ from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hybridremat.graph.generated_code import LoweredCode
+from hybridremat.graph.generated_code import OP, LoweredCode
 from hybridremat.graph.private_inductor_code import code_of
 from hybridremat.graph.private_torch import OpOverload
-from hybridremat.graph.tracing.fx_nodes import OP
 
 _OPS = get_default_op_list()
 _PARTITION = "custom_partitioner_fn"

@@ -10,12 +10,12 @@ from torch.nn import functional
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.inductor import as_allocated
 from hybridremat.compiler.lowered_memory import replay
-from hybridremat.graph.generated_code import BufferEvent, LoweredCode, Result
+from hybridremat.graph.generated_code import OP, BufferEvent, LoweredCode, Result
 from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_inductor import InductorFusion
 from hybridremat.graph.tracing.fusion import find_fusion
-from hybridremat.graph.tracing.fx_nodes import OP, is_random
+from hybridremat.graph.tracing.fx_nodes import is_random
 from hybridremat.sequence.sinking import sink_recomputations
 from support.examples import examples
 from support.extreme_schedules import extreme_schedule

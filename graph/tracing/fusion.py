@@ -95,10 +95,16 @@ class _Finder:
         if not readers or not readers <= self.generated or self._is_returned(node):
             return False
         made = [source for source in below if source.op == "call_function" or self.backward[source]]
-        crosses = not self.backward[node] and any(self.backward[reader] for reader in readers)
+        crosses = self._crosses(node)
         if len(readers) == 1 and not crosses:
             return len(made) <= MOST_READS
+        if crosses and len(made) <= MOST_READS:  # what the backward reads in any case costs nothing more
+            made = [source for source in made if self.backward[source] or not self._crosses(source)]
         return _bytes(made) <= _bytes([node])
+
+    def _crosses(self, node: fx.Node) -> bool:
+        """Whether the backward reads a node of the forward."""
+        return not self.backward[node] and any(self.backward[reader] for reader in self._readers(node))
 
     def _readers(self, node: fx.Node) -> Iterable[fx.Node]:
         """The nodes that compute with a node's result, through views."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import fx
 
 from hybridremat.graph.private_torch import OpOverload, arg_tree_leaves, with_effects
-
-OP: Final = "hybridremat_op"
-"""The key of an emitted node's ``meta`` under which the number of its op stands."""
 
 
 def joint_outputs(module: fx.GraphModule) -> list[Any]:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.rng_replay import replay
+from hybridremat.graph.generated_code import OP
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.private_torch import (
     _extract_fwd_bwd_modules,
@@ -22,7 +23,7 @@ from hybridremat.graph.private_torch import (
     detect_fake_mode,
     run_and_save_rng_state,
 )
-from hybridremat.graph.tracing.fx_nodes import OP, is_mutation, is_random, joint_outputs, tensors
+from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs, tensors
 from hybridremat.graph.tracing.trace import TracedStep
 
 

@@ -19,11 +19,11 @@ from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import Callbacks
 from hybridremat.compiler.lowered_memory import LoweredStep, replay
 from hybridremat.graph.costs.kernel_benchmarks import workspace_of
-from hybridremat.graph.generated_code import BufferEvent, LoweredCode, Result
+from hybridremat.graph.generated_code import OP, BufferEvent, LoweredCode, Result
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.private_inductor import InductorFusion, compile_step, lower_backward, lower_forward
 from hybridremat.graph.tracing.fusion import FusionRules
-from hybridremat.graph.tracing.fx_nodes import OP, allocated_bytes, joint_outputs, storages, tensors
+from hybridremat.graph.tracing.fx_nodes import allocated_bytes, joint_outputs, storages, tensors
 from hybridremat.graph.tracing.trace import TracedStep
 
 
