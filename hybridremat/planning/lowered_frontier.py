@@ -184,23 +184,24 @@ class LoweredFrontier:
             return self._plain
         near = self._guess(limit, self._gap_near(limit), -1, max(last, 1))
         own, lean = (self.point(near, lean=how).needs for how in (False, True))
-        for how in dict.fromkeys((lean < own, True)):  # near the floor lean code alone may fit
-            found = self._search(limit, lean=how)
-            if found >= 0:
-                return self.point(found, lean=how)
-        return None
+        leaner = lean < own
+        found = self._search(limit, lean=leaner)
+        if not leaner and (found < 0 or lean == own):  # lean code shrinks evenly; near the floor it alone may fit
+            further = self._search(limit, lean=True, beyond=found)
+            found, leaner = max(found, further), further > found
+        return self.point(found, lean=leaner) if found >= 0 else None
 
     def _guess(self, limit: int, gap: int, fits: int, high: int) -> int:
         """The candidate between two others that may just fit, if the count is ``gap`` bytes too high."""
         within = (i for i in range(high) if self.counted_needs(i) <= limit + gap)
         return min(max(max(within, default=0), fits + 1), high - 1)
 
-    def _search(self, limit: int, *, lean: bool) -> int:
-        """The fastest candidate known to fit, -1 if there is none.
+    def _search(self, limit: int, *, lean: bool, beyond: int = -1) -> int:
+        """The fastest candidate known to fit, or ``beyond``, which does in another way; -1 if there is none.
 
         The next one to be lowered is guessed from how far lowered and counted bytes were apart.
         """
-        fits, high = self._bracket(limit, lean=lean)
+        fits, high = self._bracket(limit, beyond, lean=lean)
         gap = self._gap_near(limit)
         for done in range(MOST_LOWERINGS):
             if high - fits <= 1 or not self._is_worth(fits, high - 1):
@@ -217,10 +218,11 @@ class LoweredFrontier:
             fits = 0
         return fits
 
-    def _bracket(self, limit: int, *, lean: bool) -> tuple[int, int]:
+    def _bracket(self, limit: int, least: int, *, lean: bool) -> tuple[int, int]:
         """The fastest candidate that is known to fit, and the slowest one beyond it that is known not to."""
         known = {index: point.needs for (index, how), point in self._points.items() if how == lean}
-        fits = max((index for index, needs in known.items() if needs <= limit), default=-1)
+        fits = max((index for index, needs in known.items() if needs <= limit), default=least)
+        fits = max(fits, least)
         beyond = (index for index, needs in known.items() if needs > limit and index > fits)
         return fits, min(beyond, default=len(self.counted.candidates))
 
