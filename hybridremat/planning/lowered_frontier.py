@@ -186,7 +186,7 @@ class LoweredFrontier:
         own, lean = (self.point(near, lean=how).needs for how in (False, True))
         leaner = lean < own
         found = self._search(limit, lean=leaner)
-        if not leaner and (found < 0 or lean == own):  # lean code shrinks evenly; near the floor it alone may fit
+        if not leaner and (found < 0 or lean == own):  # it shrinks evenly; near the floor it alone may fit
             further = self._search(limit, lean=True, beyond=found)
             found, leaner = max(found, further), further > found
         return self.point(found, lean=leaner) if found >= 0 else None
