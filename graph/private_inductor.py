@@ -39,7 +39,7 @@ _PARTITION = "custom_partitioner_fn"
 _VISIBLE = "user_visible_output_idxs"  # results that keep the strides that they have in the graph
 
 _RULES = 2
-"""Goes up whenever other code is made of the same graph here: Inductor must not take kept code for it."""
+"""Goes up whenever other code is made of the same graph here: kept code and kept plans are then not used."""
 
 
 class InductorFusion:
@@ -133,9 +133,10 @@ def _scheduling(*, lean: bool) -> Iterator[None]:
 
 
 def compiler_settings() -> str:
-    """The settings of Inductor that code depends on; they are the same in all processes that set none."""
+    """What code depends on beside the graph; it is the same in all processes that set none of Inductor's."""
     every = inductor_config.save_config_portable().items()
-    return repr((sorted(item for item in every if item[0] != _PARTITION), functorch_config.donated_buffer))
+    others = sorted(item for item in every if item[0] != _PARTITION)
+    return repr((_RULES, others, functorch_config.donated_buffer))
 
 
 def lower_forward(

@@ -28,9 +28,7 @@ class LoweredStep:
 
     def laid_out(self, step: TracedStep) -> TracedStep:
         """The step with these workspaces; those of its costs are of tensors as PyTorch lays them out."""
-        ops = (
-            replace(op, temp=self.workspaces.get(index, op.temp)) for index, op in enumerate(step.graph.ops)
-        )
+        ops = [replace(op, temp=self.workspaces.get(op.id, op.temp)) for op in step.graph.ops]
         return replace(step, graph=replace(step.graph, ops=tuple(ops)))
 
 
