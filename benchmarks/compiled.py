@@ -70,10 +70,9 @@ def stock_points(model: str) -> tuple[Stock, ...]:
 
 def against(found: hybridremat.Frontier, points: tuple[Stock, ...]) -> Iterator[Against]:
     """A plan at the peak of each of some stock steps that no other beats; of equal ones, the first."""
-    for index, stock in enumerate(points):
-        others = [(p.peak, p.extra) for p in points[:index]]
-        others += [each for p in points[index:] if (each := (p.peak, p.extra)) != (stock.peak, stock.extra)]
-        if any(peak <= stock.peak and extra <= stock.extra for peak, extra in others):
+    distinct = {(point.peak, point.extra): point for point in reversed(points)}.values()
+    for stock in reversed(distinct):
+        if any(p.peak <= stock.peak and p.extra <= stock.extra and p != stock for p in distinct):
             continue
         try:
             plan = found.plan(memory_limit=stock.peak)

@@ -219,10 +219,9 @@ class LoweredFrontier:
         return fits
 
     def _bracket(self, limit: int, least: int, *, lean: bool) -> tuple[int, int]:
-        """The fastest candidate that is known to fit, and the slowest one beyond it that is known not to."""
+        """The fastest candidate that is known to fit, at ``least`` or beyond, and the next known not to."""
         known = {index: point.needs for (index, how), point in self._points.items() if how == lean}
-        fits = max((index for index, needs in known.items() if needs <= limit), default=least)
-        fits = max(fits, least)
+        fits = max([least, *(index for index, needs in known.items() if needs <= limit)])
         beyond = (index for index, needs in known.items() if needs > limit and index > fits)
         return fits, min(beyond, default=len(self.counted.candidates))
 
