@@ -188,6 +188,7 @@ def _lower(
     with ExitStack() as stack:
         for context in (suppress(_Lowered), _instead_of_building(stop), _disable_current_modes()):
             stack.enter_context(context)
+        stack.enter_context(inductor_config.patch({"cpp.simdlen": 1}))  # vectors have no say in its memory
         stack.enter_context(DebugContext())
         stack.enter_context(torch.no_grad())
         compile_fx.fx_codegen_and_compile(

@@ -40,6 +40,13 @@ def record(device: str, run: Callable[[Mark], None]) -> Recording:
 def without_collection() -> Iterator[None]:
     """Collect garbage now and not meanwhile: a collection would free what a step without it holds."""
     gc.collect()
+    with collector_off():
+        yield
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Switch Python's garbage collector off, for code that makes many objects and few cycles."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -18,6 +18,7 @@ from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import Callbacks
 from hybridremat.compiler.lowered_memory import LoweredStep, replay
+from hybridremat.graph.costs.allocations import collector_off
 from hybridremat.graph.costs.kernel_benchmarks import workspace_of
 from hybridremat.graph.generated_code import OP, BufferEvent, LoweredCode, Result
 from hybridremat.graph.joint import Schedule
@@ -53,14 +54,8 @@ class Inductor:
         PlanError
             If the emitted graphs do not compute the joint graph.
         """
-        forward, backward = emit(step, schedule)
-        check(step, forward, backward)
-        between = StepBuffers(step, forward, backward)
-        owned = _owned(step, forward, backward)
-        code = lower_forward(forward, _inputs(forward), visible=range(step.num_outputs), lean=lean)
-        inputs = _restrided(_inputs(backward), code.results[step.num_outputs :])
-        memory = between.memory(code, lower_backward(backward, inputs, owned=owned, lean=lean))
-        return LoweredStep(memory, between.workspaces.measured)
+        with collector_off():  # it would go through the whole traced model again and again
+            return _lowered(step, schedule, lean=lean)
 
     def code_memory(
         self, step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule
@@ -147,6 +142,17 @@ class Workspaces:
             return self._step.graph.ops[op].temp
         self.measured[op] = max(found, self.measured.get(op, 0))
         return found
+
+
+def _lowered(step: TracedStep, schedule: Schedule, *, lean: bool) -> LoweredStep:
+    forward, backward = emit(step, schedule)
+    check(step, forward, backward)
+    between = StepBuffers(step, forward, backward)
+    owned = _owned(step, forward, backward)
+    code = lower_forward(forward, _inputs(forward), visible=range(step.num_outputs), lean=lean)
+    inputs = _restrided(_inputs(backward), code.results[step.num_outputs :])
+    memory = between.memory(code, lower_backward(backward, inputs, owned=owned, lean=lean))
+    return LoweredStep(memory, between.workspaces.measured)
 
 
 def _owned(step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule) -> list[int]:

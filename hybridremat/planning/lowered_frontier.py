@@ -26,6 +26,9 @@ MOST_LOWERINGS: Final = 4
 WORTH: Final = 0.001
 """Share of the plain step's time that a faster point has to save to be lowered."""
 
+FAR: Final = 0.1
+"""Where a limit is below the plain step by this share of its peak, the fastest point is not tried first."""
+
 SPREAD: Final = 6
 """Points that are lowered, in both ways, for a whole frontier."""
 
@@ -177,11 +180,11 @@ class LoweredFrontier:
 
     def _fastest_within(self, limit: int) -> LoweredPoint | None:
         """The fastest candidate that fits, in the way of scheduling that takes less near the limit."""
-        last = len(self.counted.candidates) - 1
-        if self.point(last, lean=False).needs <= limit:
+        last, plain = len(self.counted.candidates) - 1, self._plain
+        if limit > plain.needs - FAR * plain.memory.peak and self.point(last, lean=False).needs <= limit:
             return self.point(last, lean=False)
-        if not self.counted.pins and self._plain.needs <= limit:
-            return self._plain
+        if not self.counted.pins and plain.needs <= limit:
+            return plain
         near = self._guess(limit, self._gap_near(limit), -1, max(last, 1))
         own, lean = (self.point(near, lean=how).needs for how in (False, True))
         leaner = lean < own
