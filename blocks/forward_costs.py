@@ -49,6 +49,7 @@ def forward_costs(lattice: Lattice) -> ForwardCosts:
         for d, c in lattice.producer.items():
             if c <= k:
                 level = level + scale.value_units[d] * _alive(lattice, d, k, bits, runs, len(sets))
+        level = level - _overwritten(lattice, k, bits, runs, len(sets))
         np.maximum(peak, level, out=peak)
     time = np.zeros(len(sets), np.int64)
     for c, chosen in runs.items():
@@ -69,6 +70,20 @@ def _runs(lattice: Lattice, bits: dict[int, Marks], size: int) -> dict[int, Mark
                     if d in ops[u].reads:
                         runs[c] |= chosen
     return runs
+
+
+def _overwritten(
+    lattice: Lattice, k: int, bits: dict[int, Marks], runs: dict[int, Marks], size: int
+) -> Sizes | int:
+    """Units of what op k writes its output over, where it runs."""
+    ops = lattice.problem.ops
+    if not ops[k].overwrites:
+        return 0
+    over = np.zeros(size, bool)
+    for d in ops[k].overwrites:
+        over |= ~np.broadcast_to(_alive(lattice, d, k + 1, bits, runs, size), size)
+    units: int = lattice.scale.value_units[ops[k].overwrites[0]]
+    return units * (over & runs.get(k, True))
 
 
 def _alive(

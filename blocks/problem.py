@@ -97,6 +97,7 @@ def _forward_op(graph: JointGraph, op_id: int, local: dict[int, int], always: fr
         temp=op.temp + unread,
         optional=op.phase is Phase.OPTIONAL,
         recomputable=op.recomputable,
+        overwrites=tuple(local[v] for v in op.overwrites if v in local),
     )
 
 
@@ -110,7 +111,10 @@ class _BackwardOp:
 
 
 class _LiveGradients:
-    """Live gradient bytes of one block's backward. Values handed on and parameter gradients stay."""
+    """Live gradient bytes of one block's backward. Values handed on and parameter gradients stay.
+
+    What an op overwrites costs nothing while it runs; here that may be a gradient, not a forward value.
+    """
 
     def __init__(self, chain: Chain, index: int) -> None:
         self.graph = chain.graph
@@ -128,9 +132,10 @@ class _LiveGradients:
         seen = []
         for place, op_id in enumerate(self.backward):
             op = self.graph.ops[op_id]
-            self.live |= set(op.writes)
-            during = self._bytes(self.live) + op.temp
-            self.live = {v for v in self.live if v in self.stay or last.get(v, -1) > place}
+            before = self.live | set(op.writes)
+            self.live = {v for v in before if v in self.stay or last.get(v, -1) > place}
+            over = [v for v in op.overwrites if v in before - self.live][:1]
+            during = self._bytes(before.difference(over)) + op.temp
             seen.append(_BackwardOp(op_id, during, self._bytes(self.live)))
         return seen
 

@@ -2,7 +2,8 @@
 
 The judge of every option: it knows nothing of the solver's model, only the rules of memory. A value is one
 storage; every run of its producer makes a new version, which dies after its last reader. Outputs and released
-step outputs live to the end of the block's forward.
+step outputs live to the end of the block's forward. An op may write its output over a version that dies with
+it and was made in the same phase.
 """
 
 from __future__ import annotations
@@ -117,11 +118,12 @@ def _check_runs_once(
 
 @dataclass
 class _Version:
-    """One run's copy of a value, alive at events ``birth`` to ``last``."""
+    """One run's copy of a value, alive at events ``birth`` to ``last``; ``stays``: to the forward's end."""
 
     value: int
     birth: int
     last: int
+    stays: bool = False
 
 
 @dataclass
@@ -133,6 +135,8 @@ class _Simulation:
     extra: list[int] = field(default_factory=list)
     tails: dict[int, int] = field(default_factory=dict)
     versions: list[_Version] = field(default_factory=list)
+    candidates: dict[int, list[_Version]] = field(default_factory=dict)
+    split: int = 0
     current: dict[int, _Version] = field(default_factory=dict)
 
     def _read(self, values: Sequence[int], reader: str) -> None:
@@ -145,6 +149,7 @@ class _Simulation:
         """Run forward op ``c`` while ``gradient`` bytes of gradients are alive."""
         op = self.problem.ops[c]
         self._read(op.reads, f"op {c}")
+        self.candidates[len(self.extra)] = [self.current[d] for d in op.overwrites]
         for d in op.writes:
             self.current[d] = _Version(d, len(self.extra), len(self.extra))
             self.versions.append(self.current[d])
@@ -163,8 +168,21 @@ class _Simulation:
         for version in self.versions:
             if version.value in stay:
                 version.last = len(self.extra) - 1
+                version.stays = True
         self.current = {d: version for d, version in self.current.items() if d in self.saved}
-        return len(self.extra)
+        self.split = len(self.extra)
+        return self.split
+
+    def _overwritten(self) -> dict[int, int]:
+        """Bytes of what each event writes over."""
+        sizes, split = self.problem.value_bytes, self.split
+        found = {}
+        for now, versions in self.candidates.items():
+            dying = [v for v in versions if v.last == now and not v.stays]
+            dying = [v for v in dying if (v.birth < split) == (now < split)]
+            if dying:
+                found[now] = sizes[dying[0].value]
+        return found
 
     def levels(self) -> list[int]:
         """Bytes at every event; a step's tail runs when the values that only it still needed are gone."""
@@ -176,6 +194,8 @@ class _Simulation:
                 alive[now] += size
                 beyond[now] += size if now < version.last else 0
         levels = [a + e for a, e in zip(alive, self.extra, strict=True)]
+        for now, size in self._overwritten().items():
+            levels[now] -= size
         for now, tail in self.tails.items():
             levels[now] = max(levels[now], beyond[now] + tail)
         return levels

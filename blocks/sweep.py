@@ -100,20 +100,50 @@ def _rerun(
         inner = {d for k in row[:-1] for d in ops[k].writes if not lattice.has_axis(d)}
         fresh = [axis for axis in lattice.axes(j, ops[c].reads) if axis not in reads]
         made = dict.fromkeys(writes, int(c == row[-1]))
+        aside = sum(units[d] for d in ops[c].writes if not lattice.axes(j, (d,)))
+        aside += sum(units[d] for d in ops[c].reads if d in inner)
+        aside -= max((units[d] for d in ops[c].overwrites if d in inner), default=0)  # it dies here
+        room = limits - lattice.scale.temp_units[c] - aside - before
+        level = used[at(bits, reads | dict.fromkeys(fresh, 1) | made)][..., None]
+        over = _takeovers(lattice, j, c, fresh)
+        if over:
+            best = _where_it_fits(best, level, room, over)
         for axis in (*(writes if c == row[-1] and len(writes) > 1 else ()), *fresh):
             kept, dropped = best[at(bits, {axis: 1})], best[at(bits, {axis: 0})]
             drops.append((axis, dropped < kept))
             best = np.minimum(kept, dropped)
         reads |= dict.fromkeys(fresh, 1)
         best = best + np.int32(lattice.scale.time_units[c])
-        aside = sum(units[d] for d in ops[c].writes if not lattice.axes(j, (d,)))
-        aside += sum(units[d] for d in ops[c].reads if d in inner)
-        room = limits - lattice.scale.temp_units[c] - aside - before
-        np.copyto(best, INFEASIBLE, where=used[at(bits, reads | made)][..., None] > room)
+        if not over:
+            np.copyto(best, INFEASIBLE, where=level > room)
     target = times[at(bits, reads | dict.fromkeys(writes, 0))]
     runs = best < target
     np.minimum(target, best, out=target)
     return Rerun(row, tuple(reads), writes, runs, tuple(drops))
+
+
+def _takeovers(lattice: Lattice, j: int, c: int, fresh: list[int]) -> dict[int, int]:
+    """The axes of what op c may write its output over, if that goes with it, and the units that this saves.
+
+    That it was made in the backward, and not saved, is taken for granted: the simulator knows. To save it for
+    this op alone would not pay, as what the op makes is as small.
+    """
+    units = lattice.scale.value_units
+    over = ((axis, units[d]) for d in lattice.problem.ops[c].overwrites for axis in lattice.axes(j, (d,)))
+    return {axis: size for axis, size in over if axis in fresh}
+
+
+def _where_it_fits(
+    best: Times, level: NDArray[np.int64], room: NDArray[np.int64], over: dict[int, int]
+) -> Times:
+    """Times from the sets after an op, where what is alive meanwhile fits.
+
+    ``level`` is alive with all that the op reads and makes; less, where it writes over what is gone then.
+    """
+    fits = np.broadcast_to(level <= room, best.shape).copy()
+    for axis, units in over.items():
+        fits[at(best.ndim - 1, {axis: 0})] = level - units <= room
+    return np.where(fits, best, np.int32(INFEASIBLE))
 
 
 def recomputations(lattice: Lattice, sweep: Sweep, saved: int, limit: int) -> tuple[tuple[int, ...], ...]:

@@ -11,7 +11,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class ForwardOp:
-    """Forward or optional op c: local value indexes it reads and writes, its time and workspace."""
+    """Forward or optional op c: local value indexes it reads and writes, its time and workspace.
+
+    ``overwrites``: what its one output may be written over, of the same size, where that dies with the op and
+    was made in the same phase (of several the first one).
+    """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -19,6 +23,7 @@ class ForwardOp:
     temp: int
     optional: bool = False
     recomputable: bool = True
+    overwrites: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Units: bytes and nanoseconds, always integers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -64,6 +64,9 @@ class Op:
         Nanoseconds, by the cost model that was chosen.
     temp
         Workspace: bytes that the kernel allocates beyond its outputs while it runs.
+    overwrites
+        What it reads that its output may be written over, where nobody needs that any more: of the same size
+        and layout, proven on this device to give the same bits.
     module, source
         Where it comes from in the model: module path, and ``file:line``.
     """
@@ -78,6 +81,7 @@ class Op:
     io_bytes: int = 0
     time: int = 0
     temp: int = 0
+    overwrites: tuple[int, ...] = ()
     random: bool = False
     mutates: bool = False
     recomputable: bool = True
@@ -131,6 +135,11 @@ class JointGraph:
             for value in op.reads:
                 lists[value].append(op.id)
         return tuple(map(tuple, lists))
+
+
+def without_rewrites(graph: JointGraph) -> JointGraph:
+    """The graph with every op in its plain form, as PyTorch runs it."""
+    return replace(graph, ops=tuple(replace(op, overwrites=()) for op in graph.ops))
 
 
 @dataclass(frozen=True)

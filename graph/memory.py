@@ -8,6 +8,9 @@ The rules (they predict measured peaks to the byte on CPU):
   the first version of a released output lives at least to the end of the forward;
 - graph inputs cost nothing; tangents are alive during the whole backward;
 - the memory at an execution is what is alive, its outputs included, plus its workspace;
+- an op that may overwrite something that it reads (``Op.overwrites``) does so where this version dies with
+  it, was made in the same phase, and is no output of the step: of several the first one. The output then
+  takes its storage over, so the version is gone one execution earlier;
 - a random op that runs more than once keeps its generator state from its first run to its last.
 
 Hundreds of schedules of one graph are replayed for one plan, so the replay works on arrays.
@@ -78,6 +81,22 @@ class _Lifetimes:
     death: Integers
 
 
+@dataclass(frozen=True, slots=True)
+class _Versions:
+    """Every version of every value, sorted by value and birth, and what it is to the step."""
+
+    value: Integers
+    birth: Integers
+    death: Integers
+    keys: Integers
+    returned: NDArray[np.bool_]
+
+    def read(self, value: Integers, now: Integers, end: int) -> Integers:
+        """The versions that reads see: of each the last one born before it."""
+        found: Integers = np.searchsorted(self.keys, value * (end + 1) + now) - 1
+        return found
+
+
 class MemorySimulator:
     """Replays schedules of one graph and counts their bytes."""
 
@@ -86,6 +105,7 @@ class MemorySimulator:
         made = [value.producer is not None for value in graph.values]
         self._reads = _Lists.of([[v for v in op.reads if made[v]] for op in graph.ops])
         self._writes = _Lists.of([list(op.writes) for op in graph.ops])
+        self._overwrites = _Lists.of([list(op.overwrites) for op in graph.ops])
         self._bytes = np.array([value.bytes for value in graph.values], np.int64)
         self._temp = np.array([op.temp for op in graph.ops], np.int64)
         self._random = np.array([op.random for op in graph.ops], bool)
@@ -124,27 +144,58 @@ class MemorySimulator:
         marks[list(values)] = True
         return marks
 
+    def overwritten(self, schedule: Schedule) -> dict[int, int]:
+        """For each execution that writes its output over something that it reads, the value that goes.
+
+        Raises
+        ------
+        ScheduleError
+            If an execution reads a value that no earlier execution wrote.
+        """
+        steps = np.array(schedule.steps, np.int64)
+        if not len(steps):
+            return {}
+        versions = self._lifetimes(steps, schedule.num_forward)
+        now, gone = self._takeovers(steps, schedule.num_forward, versions)
+        return dict(zip(now.tolist(), versions.value[gone].tolist(), strict=True))
+
     def _versions(self, steps: Integers, split: int) -> _Lifetimes:
-        """Lifetimes of all versions of all values, sorted by value and birth."""
+        """Lifetimes of all versions of all values."""
+        versions = self._lifetimes(steps, split)
+        death = versions.death.copy()
+        death[self._takeovers(steps, split, versions)[1]] -= 1
+        return _Lifetimes(self._bytes[versions.value], versions.birth, death)
+
+    def _lifetimes(self, steps: Integers, split: int) -> _Versions:
+        """All versions, each to its last reader or the end of what holds it."""
         end = len(steps)
         value, birth = self._writes.along(steps)
         order = np.argsort(value, kind="stable")
         value, birth = value[order], birth[order]
-        death = birth.copy()
+        new = np.diff(value, prepend=-1) != 0
+        last = np.diff(value, append=-1) != 0
+        held, released = new & self._held[value], new & self._released[value]
+        returned = held | released | (last & self._gradients[value])
+        versions = _Versions(value, birth, birth.copy(), value * (end + 1) + birth, returned)
         read, now = self._reads.along(steps)
-        # a read sees the last version born before it: the one before its own place in the sorting
-        version = np.searchsorted(value * (end + 1) + birth, read * (end + 1) + now) - 1
+        version = versions.read(read, now, end)
         missing = (version < 0) | (value[version] != read) if len(value) else np.ones(len(read), bool)
         if missing.any():
             self._refuse(steps, int(now[missing][0]), int(read[missing][0]))
+        death = versions.death
         np.maximum.at(death, version, now)
-        new = np.diff(value, prepend=-1) != 0
-        last = np.diff(value, append=-1) != 0
-        released = new & self._released[value]
         death[released] = np.maximum(death[released], split - 1)
-        death[new & self._held[value]] = end
-        death[last & self._gradients[value]] = end
-        return _Lifetimes(self._bytes[value], birth, death)
+        death[held | (last & self._gradients[value])] = end
+        return versions
+
+    def _takeovers(self, steps: Integers, split: int, versions: _Versions) -> tuple[Integers, Integers]:
+        """The executions that write over a version that dies with them, and these versions."""
+        value, now = self._overwrites.along(steps)
+        version = versions.read(value, now, len(steps))
+        dies = (versions.death[version] == now) & ~versions.returned[version]
+        dies &= (versions.birth[version] >= split) == (now >= split)
+        now, first = np.unique(now[dies], return_index=True)
+        return now, version[dies][first]
 
     def _refuse(self, steps: Integers, now: int, value: int) -> None:
         op, name = self._graph.ops[steps[now]].name, self._graph.values[value].name or value

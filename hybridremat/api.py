@@ -81,6 +81,10 @@ def wrap(
         **What runs the step.** ``"eager"``: kernels op by op, with the same bits as plain PyTorch.
         ``"inductor"``: PyTorch's compiler fuses kernels; numbers are then as near to the plain ones as
         ``torch.compile``'s, and 100 % of a limit is the compiled plain step.
+    rewrites
+        **Ops in place.** ``"exact"``: an op may write its result over an input that nobody needs any more,
+        where a trial on this device gave the same bits; op by op only, as Inductor has its own ways.
+        ``"none"``: every op runs as PyTorch runs it.
     cost_model, workers, cache, progress
         **How it is planned.** ``cost_model`` is the source of times: ``"profile"`` (measured here),
         ``"roofline"``, ``"flops"`` (the same everywhere). ``workers``: processes that solve blocks; None: one

@@ -6,13 +6,13 @@ figures of flat schedules, to the byte and nanosecond.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
-from hybridremat.graph.memory import MemorySimulator, schedule_flops, schedule_time
+from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_flops, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.sequence.backtrack import Backtracker
@@ -47,6 +47,8 @@ class SchedulePoint:
         Matrix-product, convolution and attention flops of all executions.
     schedule
         Flat list of op executions.
+    needs
+        Bytes that have to be there for it: the peak, and what else is alive around the step.
     decisions
         What it decides for each block; empty for the plain step.
     """
@@ -55,13 +57,27 @@ class SchedulePoint:
     time: int
     flops: int
     schedule: Schedule
+    needs: int
     decisions: tuple[Decision, ...] = ()
 
 
+Needs = Callable[[Schedule, StepMemory], int]
+"""Bytes that have to be there for a schedule with this memory."""
+
+
+def peak_alone(_: Schedule, memory: StepMemory) -> int:
+    """What a step needs that nothing else is alive around."""
+    return memory.peak
+
+
 def frontier(
-    chain: Chain, bindings: Sequence[BlockBinding], option_sets: Sequence[OptionSet], pins: Pins = NO_PINS
+    chain: Chain,
+    bindings: Sequence[BlockBinding],
+    option_sets: Sequence[OptionSet],
+    pins: Pins = NO_PINS,
+    needs: Needs = peak_alone,
 ) -> tuple[SchedulePoint, ...]:
-    """The Pareto set of peak against time that the options of the blocks allow, sorted by peak.
+    """The Pareto set of needed bytes against time that the options of the blocks allow, sorted by bytes.
 
     The plain schedule is among the candidates, and its peak is the largest limit looked at. Schedules that do
     not obey ``pins`` are repaired (:mod:`hybridremat.sequence.repair`).
@@ -74,7 +90,7 @@ def frontier(
     graph = chain.graph
     simulate = MemorySimulator(graph)
     repair = PinRepair(graph, pins, chain.rebuilt)
-    plain = schedule_point(graph, repair(plain_schedule(graph)), simulate=simulate)
+    plain = schedule_point(graph, repair(plain_schedule(graph)), simulate=simulate, needs=needs)
     problem = chain_problem(chain, bindings, option_sets)
     flatten = Flattener(chain, bindings, option_sets)
     candidates: dict[tuple[Decision, ...], SchedulePoint] = {(): plain}
@@ -85,7 +101,8 @@ def frontier(
             decisions = backtrack(slot)
             if decisions not in candidates:
                 schedule = repair(flatten(decisions))
-                candidates[decisions] = schedule_point(graph, schedule, decisions, simulate=simulate)
+                point = schedule_point(graph, schedule, decisions, simulate=simulate, needs=needs)
+                candidates[decisions] = point
     return pareto_frontier(candidates.values())
 
 
@@ -114,14 +131,14 @@ def evenly_spaced(slots: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def merge_frontiers(*frontiers: Sequence[SchedulePoint]) -> tuple[SchedulePoint, ...]:
-    """The Pareto set of the points of several frontiers of one graph."""
+    """The Pareto set of the points of several frontiers of one graph, with the same needs."""
     return pareto_frontier(point for points in frontiers for point in points)
 
 
 def pareto_frontier(points: Iterable[SchedulePoint]) -> tuple[SchedulePoint, ...]:
-    """Points that no other point equals or beats in both peak and time, sorted by peak."""
+    """Points that no other point equals or beats in both needed bytes and time, sorted by bytes."""
     kept: list[SchedulePoint] = []
-    for point in sorted(points, key=lambda p: (p.peak, p.time, p.flops)):
+    for point in sorted(points, key=lambda p: (p.needs, p.time, p.peak, p.flops)):
         if not kept or point.time < kept[-1].time:
             kept.append(point)
     return tuple(kept)
@@ -133,12 +150,15 @@ def schedule_point(
     decisions: tuple[Decision, ...] = (),
     *,
     simulate: MemorySimulator | None = None,
+    needs: Needs = peak_alone,
 ) -> SchedulePoint:
     """The exact figures of one schedule; ``simulate`` is the graph's own, where many are made."""
+    memory = (simulate or MemorySimulator(graph))(schedule)
     return SchedulePoint(
-        (simulate or MemorySimulator(graph))(schedule).peak,
-        schedule_time(graph, schedule),
-        schedule_flops(graph, schedule),
-        schedule,
-        decisions,
+        peak=memory.peak,
+        time=schedule_time(graph, schedule),
+        flops=schedule_flops(graph, schedule),
+        schedule=schedule,
+        decisions=decisions,
+        needs=needs(schedule, memory),
     )

@@ -304,7 +304,7 @@ def replayed(name):
 def test_a_dropped_op_is_refused():
     step = step_of("mlp")
     forward, backward = emit(step, plain_schedule(step.graph))
-    node = next(n for n in calls(forward) if n.target is torch.ops.aten.mul.Tensor)
+    node = next(n for n in calls(forward) if n.name.startswith("mul"))
     node.replace_all_uses_with(node.args[0])
     with pytest.raises(PlanError, match="a forward output is not computed as in the joint graph"):
         check(step, forward, backward)
@@ -340,7 +340,7 @@ def test_outputs_that_are_computed_alike_stay_apart(held):
 def test_a_dropped_backward_op_is_refused():
     step = step_of("mlp")
     forward, backward = emit(step, plain_schedule(step.graph))
-    node = [n for n in calls(backward) if n.target is torch.ops.aten.mul.Tensor][-1]
+    node = [n for n in calls(backward) if n.name.startswith("mul")][-1]
     node.replace_all_uses_with(node.args[0])
     with pytest.raises(PlanError, match="a gradient is not computed as in the joint graph"):
         check(step, forward, backward)

@@ -64,6 +64,41 @@ def test_generator_state_is_kept_until_the_last_replay() -> None:
     assert again.saved == 7
 
 
+def donating_graph(**roles: object) -> JointGraph:
+    """Input → a (10) → b (10) → c (10), each may overwrite what it reads; d (10) may overwrite c and b."""
+    ops = (
+        Op(0, "a", Phase.FORWARD, (0,), (1,)),
+        Op(1, "b", Phase.FORWARD, (1,), (2,), temp=3, overwrites=(1,)),
+        Op(2, "c", Phase.FORWARD, (2,), (3,), overwrites=(2,)),
+        Op(3, "d", Phase.BACKWARD, (2, 3), (4,), overwrites=(3, 2)),
+    )
+    values = (Value(0, 7, None), *(Value(v, 10, v - 1) for v in range(1, 5)))
+    return JointGraph(ops, values, **roles)  # type: ignore[arg-type]
+
+
+def test_an_op_writes_over_what_dies_with_it_in_its_own_phase() -> None:
+    simulate = MemorySimulator(donating_graph())
+    plain = plain_schedule(donating_graph())
+    assert simulate.overwritten(plain) == {1: 1}  # b is read again; d must not write over what was saved
+    assert simulate(plain).profile == (10, 13, 20, 30)
+    again = Schedule((0, 1, 2, 0, 1, 2, 3), 3)
+    assert simulate.overwritten(again) == {1: 1, 2: 2, 4: 1, 6: 3}  # of two the first
+    assert simulate(again).profile == (10, 13, 10, 10, 13, 20, 20)
+
+
+@pytest.mark.parametrize("role", ["held_outputs", "released_outputs"])
+def test_an_output_is_never_written_over(role: str) -> None:
+    graph = donating_graph(**{role: frozenset({1})})
+    assert MemorySimulator(graph).overwritten(plain_schedule(graph)) == {}
+    recomputed = Schedule((0, 1, 2, 0, 1, 3), 3)
+    assert MemorySimulator(graph).overwritten(recomputed) == {2: 2, 4: 1, 5: 2}  # the second version may be
+
+
+def test_a_gradient_is_never_written_over() -> None:
+    graph = donating_graph(gradients=frozenset({3}))
+    assert MemorySimulator(graph).overwritten(Schedule((0, 1, 2, 1, 2, 3), 3)) == {2: 2, 5: 2}
+
+
 def test_reading_what_was_not_computed_is_refused() -> None:
     graph = small_graph()
     with pytest.raises(ScheduleError, match=r"step 1 \(c\) reads b, which was not computed before"):

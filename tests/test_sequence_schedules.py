@@ -199,7 +199,7 @@ def test_per_block_checkpoint_runs_every_forward_twice_but_the_last(seed: int) -
 
 def test_merging_keeps_the_better_points() -> None:
     def point(peak: int, time: int) -> SchedulePoint:
-        return SchedulePoint(peak, time, 0, Schedule((), 0))
+        return SchedulePoint(peak, time, 0, Schedule((), 0), needs=peak)
 
     merged = merge_frontiers([point(10, 5), point(20, 1)], [point(12, 6), point(9, 7), point(20, 0)])
     assert [(p.peak, p.time) for p in merged] == [(9, 7), (10, 5), (20, 0)]

@@ -30,7 +30,7 @@ _COPIED = 32 << 20  # bytes: beyond what caches hold
 
 
 @contextmanager
-def _outside_tracing() -> Iterator[None]:
+def outside_tracing() -> Iterator[None]:
     """Real execution without touching generators, autograd, autocast, or a running trace's fake tensors."""
     cuda = torch.cuda.is_available()
     devices = range(torch.cuda.device_count()) if cuda else []
@@ -91,7 +91,7 @@ def _footprints(calls: Mapping[str, Callable[[], partial[object]]], device: str)
             try:
                 result = call()
             except RuntimeError as error:
-                if _is_out_of_memory(error):
+                if is_out_of_memory(error):
                     raise
                 logger.warning(
                     "%s cannot be tried alone, its temporary memory is not counted: %s", call.func, error
@@ -102,7 +102,7 @@ def _footprints(calls: Mapping[str, Callable[[], partial[object]]], device: str)
 
         return run
 
-    with _outside_tracing(), _memory_errors():
+    with outside_tracing(), memory_errors():
         figures = peaks_of([partial(trial, key, make) for key, make in calls.items()], device)
     return {
         key: Footprint(max(0, peak - sum(outputs[key])), outputs[key])
@@ -111,17 +111,18 @@ def _footprints(calls: Mapping[str, Callable[[], partial[object]]], device: str)
     }
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a kernel could not run for lack of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 @contextmanager
-def _memory_errors() -> Iterator[None]:
+def memory_errors() -> Iterator[None]:
     """A lack of memory as an error of ours: nothing is known about a kernel that could not run for it."""
     try:
         yield
     except RuntimeError as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise MeasurementError(
             "no memory was left to try a single kernel of the model, and what it needs must be known to plan "
@@ -175,13 +176,13 @@ def measure_times(
         try:
             return clock.least(prepared(node))
         except RuntimeError as error:
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             logger.warning("%s cannot be timed alone, its time is guessed: %s", node, error)
             return None
 
     op_of = {key: _op(node) for key, node in kernels.node_of.items()}
-    with _outside_tracing(), _memory_errors():
+    with outside_tracing(), memory_errors():
         times = measured_times(keys, sample, Neighbours(op_of, roofline, known))
     for key in times.doubtful:
         logger.info("the time of %s did not settle and is not kept", kernels.node_of[key])
@@ -197,7 +198,7 @@ def _op(node: fx.Node) -> str:
 @cache
 def copy_rate(device: str) -> float:
     """Bytes that the device moves in a second, read and written, measured once a process."""
-    with _outside_tracing():
+    with outside_tracing():
         source = torch.zeros(_COPIED, dtype=torch.uint8, device=device)
         target = torch.ones_like(source)
         return 2e9 * _COPIED / clock_for(device).least(partial(target.copy_, source))

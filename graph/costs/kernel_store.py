@@ -19,7 +19,7 @@ from hybridremat.files import cache_folder, write_atomic
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 5  # 4 could hold times that were taken on a busy machine
+_VERSION = 6  # since what may be overwritten is kept; 4 could hold times taken on a busy machine
 
 
 def device_description(device: str) -> str:
@@ -61,13 +61,14 @@ def _cpu_name() -> str:
 
 
 class KernelStore:
-    """Times (ns), workspaces and output sizes (bytes) by kernel signature."""
+    """Times (ns), workspaces and output sizes (bytes) by kernel signature, and what may be overwritten."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._times: dict[str, int] = {}
         self._temporaries: dict[str, int] = {}
         self._outputs: dict[str, tuple[int, ...]] = {}
+        self._in_place: dict[str, bool] = {}
         self._changed = False
         if path is not None:
             self._load(path)
@@ -89,6 +90,15 @@ class KernelStore:
     def outputs(self, key: str) -> tuple[int, ...] | None:
         """Bytes of each output's real storage, or None if not known."""
         return self._outputs.get(key)
+
+    def in_place(self, key: str) -> bool | None:
+        """Whether a kernel may write over an input (``… over 0``: the first one); None if not tried."""
+        return self._in_place.get(key)
+
+    def add_in_place(self, tried: dict[str, bool]) -> None:
+        """Remember what was tried."""
+        self._in_place.update(tried)
+        self._changed |= bool(tried)
 
     def add_times(self, times: dict[str, int]) -> None:
         """Remember measured times."""
@@ -113,10 +123,11 @@ class KernelStore:
             self._times = {str(k): int(v) for k, v in data["times"].items()}
             self._temporaries = {str(k): int(v) for k, v in data["temporaries"].items()}
             self._outputs = {str(k): tuple(map(int, v)) for k, v in data["outputs"].items()}
+            self._in_place = {str(k): v is True for k, v in data["in place"].items()}
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            self._times, self._temporaries, self._outputs = {}, {}, {}
+            self._times, self._temporaries, self._outputs, self._in_place = {}, {}, {}, {}
             logger.warning("the kernel figures in %s cannot be read; they are measured again", path)
 
     def save(self) -> None:
@@ -128,6 +139,7 @@ class KernelStore:
             "times": self._times,
             "temporaries": self._temporaries,
             "outputs": self._outputs,
+            "in place": self._in_place,
         }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ the step it is. The emitted graphs are read the same way, and must
   in the forward only;
 - draw random numbers in the joint graph's order, and otherwise only replay them;
 - read no buffer after it has been overwritten (:mod:`hybridremat.compiler.buffer_hazards`);
+- write over nothing that is not their own, or that is read again (:mod:`hybridremat.compiler.overwrites`);
 - stay under the limit, by the storages alive at each node (:mod:`hybridremat.compiler.emitted_memory`).
 """
 
@@ -21,6 +22,7 @@ from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, refuse_stale_reads
 from hybridremat.compiler.emitted_memory import EmittedMemory, emitted_memory
+from hybridremat.compiler.overwrites import plain_keywords, plain_op
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.private_torch import run_and_save_rng_state
@@ -67,6 +69,8 @@ class _Reader:
             self.term[node] = self._item(node)
         elif is_random(node):
             self.term[node] = self._draw(self._call(node.target, node.args, node.kwargs))
+        elif (plain := plain_op(node.target)) is not None:
+            self.term[node] = self.terms.of(*self._call(plain, node.args, plain_keywords(node)))
         else:
             self.term[node] = self.terms.of(*self._call(node.target, node.args, node.kwargs))
             if is_mutation(node):

@@ -1,8 +1,9 @@
 """From a schedule to the forward graph and the backward graph that PyTorch runs.
 
 A new joint graph, with one node for each execution in schedule order, is cut into two by PyTorch's extractor.
-Values are freed after their last use. A random op that runs more than once saves the generator's state the
-first time and replays it afterwards.
+Values are freed after their last use; an op that may overwrite one of them does so where nobody needs it any
+more (:meth:`~hybridremat.graph.memory.MemorySimulator.overwritten`). A random op that runs more than once
+saves the generator's state the first time and replays it afterwards.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.rng_replay import replay
+from hybridremat.errors import PlanError
 from hybridremat.graph.generated_code import OP
 from hybridremat.graph.joint import Schedule
+from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.private_torch import (
     _extract_fwd_bwd_modules,
     _make_graph_module,
@@ -24,7 +27,10 @@ from hybridremat.graph.private_torch import (
     run_and_save_rng_state,
 )
 from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs, tensors
+from hybridremat.graph.tracing.in_place import in_place_form, overwritable
 from hybridremat.graph.tracing.trace import TracedStep
+
+_OVER = "hybridremat_over"  # a node's ``meta``: which of its inputs its result is to be written over
 
 
 class _Writer:
@@ -67,8 +73,8 @@ class _Writer:
             written[key] = self.graph.node_copy(node, lambda source: mapping[source])
         return written[key]
 
-    def execute(self, op: int, *, forward: bool) -> None:
-        """Write one execution of an op."""
+    def execute(self, op: int, *, forward: bool, over: int | None) -> None:
+        """Write one execution of an op, whose result is written over the value ``over``, if any."""
         node = self.step.op_nodes[op]
         now = forward, op in self.fused
         if now != self.last or not now[1]:
@@ -81,6 +87,8 @@ class _Writer:
             call = self.graph.node_copy(node, lambda source: mapping[source])
         call.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         call.meta[OP] = op
+        if over is not None:
+            call.meta[_OVER] = self._place_of(over, op, call, mapping)
         written = {node: call}
         for item in self.items.get(node, ()):
             copy = self.graph.create_node("call_function", operator.getitem, (call, item.args[1]))
@@ -105,6 +113,13 @@ class _Writer:
         self.states[op] = state
         self.forward_nodes.add(state)
         return self.graph.create_node("call_function", operator.getitem, (pair, 1))
+
+    def _place_of(self, over: int, op: int, call: fx.Node, mapping: dict[fx.Node, fx.Node]) -> int:
+        """Which of its inputs a call is to write its result over."""
+        source = dict(overwritable(self.step, op)).get(over)
+        if source is None:
+            raise PlanError(f"the plan lets {call.name} overwrite what it cannot; make it again")
+        return call.all_input_nodes.index(mapping[source])
 
     def _fake_state(self) -> torch.Tensor:
         fake = [n.meta["val"] for n in self.graph.nodes if n.op == "placeholder" and "val" in n.meta]
@@ -149,12 +164,18 @@ def emit(step: TracedStep, schedule: Schedule) -> tuple[fx.GraphModule, fx.Graph
 
     They follow AOTAutograd's contract for a partition function: the forward returns its outputs, then
     the saved tensors; the backward takes the saved tensors, then the tangents.
+
+    Raises
+    ------
+    PlanError
+        If an op of the graph may overwrite what it cannot.
     """
     writer = _Writer(step, Counter(schedule.steps))
+    overwritten = MemorySimulator(step.graph).overwritten(schedule)
     backward_calls: list[fx.Node] = []
     for position, op in enumerate(schedule.steps):
         forward = position < schedule.num_forward
-        writer.execute(op, forward=forward)
+        writer.execute(op, forward=forward, over=overwritten.get(position))
         if not forward:
             backward_calls.append(writer.current[step.op_nodes[op]])
     module = writer.finish()
@@ -168,6 +189,8 @@ def emit(step: TracedStep, schedule: Schedule) -> tuple[fx.GraphModule, fx.Graph
     )
     _drop_dead(forward_module, keep_random=True)
     _drop_dead(backward_module, keep_random=False)
+    for each in (forward_module, backward_module):
+        _write_in_place(each)
     return forward_module, backward_module
 
 
@@ -191,4 +214,17 @@ def _drop_dead(module: fx.GraphModule, *, keep_random: bool) -> None:
         return keep_random and (is_random(node) or node.target is run_and_save_rng_state)
 
     module.graph.eliminate_dead_code(is_impure_node=must_stay)
+    module.recompile()
+
+
+def _write_in_place(module: fx.GraphModule) -> None:
+    """Give the calls that are to write over an input their forms that do so.
+
+    Not before: PyTorch's extractor and the removal of dead code take such calls for updates.
+    """
+    for node in module.graph.nodes:
+        if node.op == "call_function" and _OVER in node.meta:  # of what is saved, inputs have it too
+            form, over = in_place_form(node.target), node.all_input_nodes[node.meta[_OVER]]
+            assert form is not None
+            node.target, node.kwargs = form.target, form.keywords(node.kwargs, over)
     module.recompile()

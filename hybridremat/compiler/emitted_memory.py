@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from hybridremat.compiler.overwrites import refuse_unsafe_overwrites, written_over
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.private_torch import run_and_save_rng_state
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
@@ -77,12 +78,17 @@ class _Storages:
         op = self.op_of.get(joint) if joint is not None else None
         if op is None:
             inputs = {v: s for n in node.all_input_nodes for v, s in self.held[n].items()}
-            wanted = self.values(joint) if joint is not None else ()
+            wanted = self.values(joint) if joint is not None else inputs  # of what is unknown all
             self.held[node] = {v: inputs[v] for v in wanted if v in inputs}
             return
         traced = self.step.graph.ops[op]
         writes = [self.alike.get(v, v) for v in traced.writes]
-        self.held[node] = {v: self.new(self.step.graph.values[v].bytes) for v in writes}
+        over = written_over(node)
+        taken = list(self.held[over].values()) if over is not None else []
+        if taken:
+            self.held[node] = dict(zip(writes, taken, strict=False))
+        else:
+            self.held[node] = {v: self.new(self.step.graph.values[v].bytes) for v in writes}
         self.temporary[node] = traced.temp + (rng if node.target is replay else 0)
         if node.target is run_and_save_rng_state:
             self.held[node][-1] = self.new(rng)
@@ -148,9 +154,15 @@ def emitted_memory(
 
     The terms are the checker's, which tell the joint node that a node computes. A node that draws and saves
     the generator's state has the term of what it draws.
+
+    Raises
+    ------
+    PlanError
+        If a call writes over what it must not.
     """
     storages = _storages(step, joint_terms)
     storages.read(forward, forward_terms)
+    refuse_unsafe_overwrites(forward, storages.held)
     results = joint_outputs(forward)
     between = storages.of(results)
     forward_peak = _peak(forward, storages, set(), between)
@@ -161,6 +173,7 @@ def emitted_memory(
     tangents = sum(value.bytes for value in step.graph.values if value.tangent)
     stays = {storages.new(tangents), *_held_outputs(step, forward, storages)}
     storages.read(backward, backward_terms)
+    refuse_unsafe_overwrites(backward, storages.held)
     gradients = storages.of(joint_outputs(backward))
     backward_peak = _peak(backward, storages, stays | storages.of(inputs), stays | gradients)
     return EmittedMemory(forward_peak, backward_peak, sum(storages.size[s] for s in between))

@@ -34,6 +34,7 @@ from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.stages import compose, forward_frontier, plain_point, segment_graph, solve_options
 from hybridremat.planning.step_costs import with_costs
 from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
 from hybridremat.plans.policy import Pinned, resolve_policy
 from hybridremat.version import __version__
 
@@ -152,6 +153,7 @@ def graph_frontier(
         reuse=reuse,
         pinned=resolve_policy(graph, context.settings.policy),
         timings=timings,
+        outside=context.settings.outside_memory(),
     )
 
 
@@ -196,6 +198,7 @@ def plan_graph(
     reuse: bool = False,
     pinned: Pinned | None = None,
     timings: Timings | None = None,
+    outside: OutsideMemory = NO_OUTSIDE_MEMORY,
 ) -> StepFrontier:
     """The whole frontier of a joint graph with costs.
 
@@ -209,6 +212,9 @@ def plan_graph(
         What a policy pins in this graph.
     timings
         Seconds of earlier stages.
+    outside
+        What is alive around the step: a schedule is left out if another needs no more with it, and no more
+        time.
 
     Raises
     ------
@@ -223,5 +229,5 @@ def plan_graph(
     with timed("solve blocks"):
         plans, reused = solve_options(chains, cache, workers, progress, reuse=reuse)  # solve
     with timed("compose"):
-        points = compose(plans, pinned.pins, progress)  # compose
+        points = compose(plans, pinned.pins, progress, outside)  # compose
     return StepFrontier(graph, plans, points, plain_point(graph), timed.timings, reused, pinned.records)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.joint import JointGraph, Op
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.ranks import RankGroup, Ranks
@@ -48,7 +48,10 @@ class RankAgreement:
         return self._ranks.alone
 
     def on_memory(self, traced: TracedStep, measured: TracedStep) -> TracedStep:
-        """The step with the maximum over the ranks for the bytes of each kernel and value."""
+        """The step with the maximum over the ranks for the bytes of each kernel and value.
+
+        An op overwrites only what all ranks have found that it may.
+        """
         key, graph = self._key(traced), measured.graph
         self._group = self._ranks.group(key, _memory_text(graph))
         if self._group.ranks is not None:
@@ -80,14 +83,26 @@ class RankAgreement:
 
 
 def _memory_text(graph: JointGraph) -> str:
-    return json.dumps([[op.temp for op in graph.ops], [value.bytes for value in graph.values]])
+    temps, sizes = [op.temp for op in graph.ops], [value.bytes for value in graph.values]
+    return json.dumps([temps, sizes, [op.overwrites for op in graph.ops]])
 
 
 def _with_maxima(graph: JointGraph, texts: Iterable[str]) -> JointGraph:
-    temps, sizes = (_maxima(lists) for lists in zip(*map(json.loads, texts), strict=True))
+    all_temps, all_sizes, overwrites = zip(*map(json.loads, texts), strict=True)
+    temps, sizes = _maxima(all_temps), _maxima(all_sizes)
+
+    def fits(op: Op, value: int) -> bool:
+        return {sizes[value]} == {sizes[written] for written in op.writes}
+
+    proven = [set[int].intersection(*map(set, group)) for group in zip(*overwrites, strict=True)]
     return replace(
         graph,
-        ops=tuple(replace(op, temp=temp) for op, temp in zip(graph.ops, temps, strict=True)),
+        ops=tuple(
+            replace(
+                op, temp=temp, overwrites=tuple(v for v in op.overwrites if v in everywhere and fits(op, v))
+            )
+            for op, temp, everywhere in zip(graph.ops, temps, proven, strict=True)
+        ),
         values=tuple(replace(value, bytes=size) for value, size in zip(graph.values, sizes, strict=True)),
     )
 

@@ -22,6 +22,7 @@ GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
 GraphBreaks = Literal["error", "plan"]
 Compiler = Literal["eager", "inductor"]
+Rewrites = Literal["exact", "none"]
 
 
 class CommonSettings(TypedDict, total=False):
@@ -34,6 +35,7 @@ class CommonSettings(TypedDict, total=False):
     cache: bool
     policy: Policy | None
     compiler: Compiler
+    rewrites: Rewrites
 
 
 class BatchSettings(CommonSettings, total=False):
@@ -100,6 +102,7 @@ class Settings:
     device_spec: str | Path | DeviceSpec | None = field(default=None, metadata=_NOT_OF_WRAP)
     policy: Policy | None = field(default=None, metadata=_DECIDES | {"option": "pin"})
     compiler: Compiler = field(default="eager", metadata=_OF_PLAN)
+    rewrites: Rewrites = field(default="exact", metadata=_OF_PLAN)
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
@@ -140,6 +143,7 @@ class Settings:
         _one_of("on_infeasible", self.on_infeasible, get_args(OnInfeasible))
         _one_of("graph_breaks", self.graph_breaks, get_args(GraphBreaks))
         _one_of("compiler", self.compiler, get_args(Compiler))
+        _one_of("rewrites", self.rewrites, get_args(Rewrites))
         self._require_compilable()
         if self.graph_breaks == "plan" and self.forwards > 1:
             raise LimitError(
@@ -190,7 +194,12 @@ class Settings:
     def request(self) -> Request:
         """What a plan records of these settings."""
         return Request(
-            self.memory_limit, self.max_overhead, self.hold_outputs, self.grad_outputs, self.reckoning
+            memory_limit=self.memory_limit,
+            max_overhead=self.max_overhead,
+            hold_outputs=self.hold_outputs,
+            grad_outputs=self.grad_outputs,
+            reckoning=self.reckoning,
+            rewrites=self.rewrites,
         )
 
     def following(self, plan: PlanData) -> Settings:
@@ -206,6 +215,7 @@ class Settings:
             forwards=plan.forwards,
             reckoning=plan.request.reckoning,
             compiler=cast(Compiler, plan.compiler),
+            rewrites=cast(Rewrites, plan.request.rewrites),
         )
 
     def reserve_bytes(self) -> int:

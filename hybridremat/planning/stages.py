@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.types import BlockBinding
 from hybridremat.errors import PolicyError
-from hybridremat.graph.joint import JointGraph, plain_schedule
+from hybridremat.graph.joint import JointGraph, plain_schedule, without_rewrites
 from hybridremat.graph.pins import Pins, obeys
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.graph.segmentation.cuts import block_sizes
@@ -21,8 +22,15 @@ from hybridremat.graph.segmentation.validate import validate_chain
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.progress import Progress, Timings
 from hybridremat.planning.step_frontier import Candidate, ChainPlan, StepFrontier
+from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, memory_needs
 from hybridremat.plans.policy import Pinned
-from hybridremat.sequence.frontier import SchedulePoint, frontier, merge_frontiers, schedule_point
+from hybridremat.sequence.frontier import (
+    SchedulePoint,
+    frontier,
+    merge_frontiers,
+    peak_alone,
+    schedule_point,
+)
 from hybridremat.sequence.repair import PinRepair
 
 
@@ -71,8 +79,12 @@ def solve_options(
     return plans, bool(reused)
 
 
-def compose(plans: Sequence[ChainPlan], pins: Pins, progress: Progress) -> tuple[Candidate, ...]:
+def compose(
+    plans: Sequence[ChainPlan], pins: Pins, progress: Progress, outside: OutsideMemory = NO_OUTSIDE_MEMORY
+) -> tuple[Candidate, ...]:
     """The merged frontier of all chains' points that obey the pins, each with its chain.
+
+    It is that of the bytes that a step needs with ``outside``.
 
     Raises
     ------
@@ -82,7 +94,8 @@ def compose(plans: Sequence[ChainPlan], pins: Pins, progress: Progress) -> tuple
     fronts = []
     for index, plan in enumerate(plans):
         progress("composing", index, len(plans))
-        points = frontier(plan.chain, plan.bindings, plan.option_sets, pins)
+        needs = peak_alone if outside.none else partial(memory_needs, plan.chain.graph, outside)
+        points = frontier(plan.chain, plan.bindings, plan.option_sets, pins, needs)
         fronts.append([p for p in points if obeys(plan.chain.graph, p.schedule, pins)])
     if not any(fronts):
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
@@ -98,5 +111,5 @@ def forward_frontier(graph: JointGraph, pinned: Pinned, timings: Timings) -> Ste
 
 
 def plain_point(graph: JointGraph) -> SchedulePoint:
-    """The figures of the plain step."""
-    return schedule_point(graph, plain_schedule(graph))
+    """The figures of the plain step, as PyTorch runs it."""
+    return schedule_point(without_rewrites(graph), plain_schedule(graph))

@@ -8,6 +8,7 @@ import warnings
 from hybridremat.errors import DeviceMemoryWarning
 from hybridremat.graph.costs.cost_models import with_footprints, with_times
 from hybridremat.graph.costs.device_specs import DeviceSpec
+from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.costs.spec_costs import sized_for
@@ -29,7 +30,10 @@ def with_costs(
         return step, {"costs": time.perf_counter() - started}
     device = distinct_kernels(step).device
     store = KernelStore.for_device(device) if settings.cache else KernelStore()
-    step = agreement.on_memory(step, with_footprints(step, store))
+    measured = with_footprints(step, store)
+    if settings.rewrites == "exact" and settings.compiler == "eager":
+        measured = with_rewrites(measured, store)
+    step = agreement.on_memory(step, measured)
     step = agreement.on_times(
         step,
         lambda: with_times(step, model, store, lambda done, total: progress("timing kernels", done, total)),

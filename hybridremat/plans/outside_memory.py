@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridremat.graph.joint import JointGraph, Schedule
-from hybridremat.graph.memory import step_memory
+from hybridremat.graph.memory import StepMemory, step_memory
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,11 @@ def outside_phases(graph: JointGraph, between: int, outside: OutsideMemory) -> P
 
 def schedule_needs(graph: JointGraph, schedule: Schedule, outside: OutsideMemory) -> int:
     """:func:`needed_bytes` of a schedule, with outputs alive between the phases."""
-    memory = step_memory(graph, schedule)
+    return memory_needs(graph, outside, schedule, step_memory(graph, schedule))
+
+
+def memory_needs(graph: JointGraph, outside: OutsideMemory, schedule: Schedule, memory: StepMemory) -> int:
+    """:func:`schedule_needs` of a schedule whose memory is known."""
     released = sum(graph.values[value].bytes for value in graph.released_outputs)
     split = schedule.num_forward
     peaks = PhasePeaks(

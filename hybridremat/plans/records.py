@@ -23,6 +23,7 @@ class Request:
     hold_outputs: bool = False
     grad_outputs: str = "auto"
     reckoning: str = ""
+    rewrites: str = "exact"
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.joint import plain_schedule, without_rewrites
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import FrontierPoint, PlanDetails, PlannedBlock
 from hybridremat.reports.block_rows import block_rows, module_names, option_text
@@ -68,8 +69,11 @@ def _graph_data(plan: PlanData) -> dict[str, Any]:
 
 def _drawn(plan: PlanData, details: PlanDetails, tables: Tables) -> dict[str, Any]:
     chain = details.chain
-    schedules = {"planned": plan.schedule, "plain": plain_schedule(chain.graph)}
-    steps = {name: step_data(step_timeline(chain, which), tables) for name, which in schedules.items()}
+    plain = replace(chain, graph=without_rewrites(chain.graph))
+    steps = {
+        "planned": step_data(step_timeline(chain, plan.schedule), tables),
+        "plain": step_data(step_timeline(plain, plain_schedule(chain.graph)), tables),
+    }
     return {
         "bands": band_names(len(chain.blocks)),
         "blocksPerBand": blocks_per_band(len(chain.blocks)),

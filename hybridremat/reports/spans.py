@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
-from hybridremat.graph.memory import ScheduleError
+from hybridremat.graph.memory import MemorySimulator, ScheduleError
 from hybridremat.graph.segmentation.chain import Chain
 
 
@@ -56,8 +56,16 @@ def live_spans(chain: Chain, schedule: Schedule, blocks: Sequence[int | None]) -
     """
     graph = chain.graph
     births, last_reads = _versions(graph, schedule)
+    overwritten = {(value, now) for now, value in MemorySimulator(graph).overwritten(schedule).items()}
     spans = [
-        Span(value, op, graph.values[value].bytes, birth, death, _band(chain, value, blocks[birth]))
+        Span(
+            value,
+            op,
+            graph.values[value].bytes,
+            birth,
+            death - ((value, death) in overwritten),  # what overwrites it has its storage from then on
+            _band(chain, value, blocks[birth]),
+        )
         for value, versions in births.items()
         for op, birth, death in _lifetimes(graph, schedule, value, versions, last_reads)
     ]

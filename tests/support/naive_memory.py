@@ -23,10 +23,21 @@ def naive_profile(graph: JointGraph, schedule: Schedule) -> list[int]:
         released = first and value in graph.released_outputs and now < split
         return released or (first and value in graph.held_outputs) or (last and value in graph.gradients)
 
+    def is_written_over(value: int, now: int) -> bool:
+        """Whether the copy that execution ``now`` reads has no other use, and is of its own phase."""
+        birth = max(b for b in births[value] if b < now)
+        ends = graph.released_outputs | graph.held_outputs if birth == births[value][0] else frozenset()
+        ends |= graph.gradients if birth == births[value][-1] else frozenset()
+        rest = [b for b in births[value] if b > birth][:1] or [len(steps)]
+        again = any(value in graph.ops[steps[r]].reads for r in range(now + 1, min(rest[0] + 1, len(steps))))
+        return value not in ends and not again and (birth < split) == (now < split)
+
     profile = []
     for now, op_id in enumerate(steps):
         op = graph.ops[op_id]
         total = op.temp
+        over = [value for value in op.overwrites if is_written_over(value, now)]
+        total -= graph.values[over[0]].bytes if over else 0
         for value in graph.values:
             if value.tangent and now >= split:
                 total += value.bytes

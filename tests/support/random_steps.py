@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value
@@ -36,9 +37,13 @@ def random_step(seed: int) -> tuple[JointGraph, Schedule]:
         writes = tuple(range(len(values), len(values) + random.randint(0, 2)))
         phase = random.choice([Phase.FORWARD, Phase.BACKWARD])
         values += [Value(v, random.randint(0, 30), i) for v in writes]
-        ops.append(
-            Op(i, f"op{i}", phase, reads, writes, temp=random.randint(0, 9), random=random.random() < 0.3)
-        )
+        op = Op(i, f"op{i}", phase, reads, writes, temp=random.randint(0, 9), random=random.random() < 0.3)
+        over = tuple(v for v in reads if values[v].producer is not None and random.random() < 0.5)
+        if over and len(writes) == 1:
+            size = values[over[0]].bytes
+            over = tuple(v for v in over if values[v].bytes == size)
+            values[-1], op = replace(values[-1], bytes=size), replace(op, overwrites=over)
+        ops.append(op)
     steps = list(range(len(ops)))
     for _ in range(random.randint(0, 10)):
         again = random.randrange(len(ops))

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.graph.costs.cost_models import FlopsCost, with_footprints, with_times
+from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.planning.pipeline import Chosen, PlannedPartition
@@ -219,8 +220,9 @@ def train_plain(model, batch, **how) -> Trained:
 
 
 def with_costs(step, model, store, progress=lambda done, total: None):
-    """The same step with times, temporaries and the real sizes of its values."""
-    return with_times(with_footprints(step, store), model, store, progress)
+    """The same step with times, temporaries, the real sizes of its values and, op by op, in-place forms."""
+    sized = with_footprints(step, store)
+    return with_times(sized if step.fused_ops else with_rewrites(sized, store), model, store, progress)
 
 
 class FixedPlanner:

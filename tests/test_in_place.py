@@ -1,0 +1,304 @@
+"""Results written over inputs: the trials, the checker, and blocks of such ops against brute force."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from torch import nn
+
+import hybridremat
+from hybridremat.blocks.pareto import enumerate_options
+from hybridremat.blocks.types import BlockProblem
+from hybridremat.compiler.check import check
+from hybridremat.compiler.emit import emit
+from hybridremat.errors import LimitError, PlanError
+from hybridremat.graph.costs.in_place_trials import with_rewrites
+from hybridremat.graph.costs.kernel_store import KernelStore
+from hybridremat.graph.joint import Phase, Schedule, plain_schedule, without_rewrites
+from hybridremat.graph.memory import MemorySimulator, step_memory
+from hybridremat.graph.tracing import in_place
+from support.brute_blocks import SWEEPS, blocks, brute_force, figures, frontier
+from support.examples import examples
+from support.training import traced
+from support.wrapping import HOW
+
+RANDOM = examples(60, suppress_health_check=list(HealthCheck))
+ATEN = torch.ops.aten
+
+
+class Chain(nn.Module):
+    """Elementwise ops in a row, each of which may write over its input, between two products."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.first, self.last = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = (x * 2 + 1).tanh().abs().sqrt()
+        return self.last(x).log_softmax(-1).sum()
+
+
+@cache
+def chain():
+    return traced(Chain(), torch.randn(8, 16))
+
+
+def emitted(step):
+    return emit(step, plain_schedule(step.graph))
+
+
+def in_place_calls(module):
+    return [n for n in module.graph.nodes if n.op == "call_function" and n.target._schema.is_mutable]
+
+
+# Trials
+
+
+def candidates(step, store):
+    return {op.name: op.overwrites for op in with_rewrites(step, store).graph.ops if op.overwrites}
+
+
+def test_ops_may_overwrite_what_a_trial_allows():
+    step, store = chain(), KernelStore()
+    found = candidates(step, store)
+    assert {"add", "abs_1", "sqrt", "_log_softmax"} <= found.keys()
+    assert all(step.graph.values[v].producer is not None for over in found.values() for v in over)
+    assert not any("mm" in name for name in found)  # products would compute wrong numbers
+
+
+def test_a_form_that_gives_other_bits_is_not_used(monkeypatch):
+    """A product that overwrites its own input, which PyTorch accepts."""
+    monkeypatch.setattr(in_place, "_WITH_OUT", frozenset({"mm.default"}))
+    monkeypatch.setattr(in_place, "_FIRST_ARGUMENT", frozenset())
+    in_place.in_place_form.cache_clear()
+    try:
+        assert in_place.in_place_form(ATEN.mm.default).target == ATEN.mm.out
+        step = traced(nn.Sequential(nn.Linear(16, 16, bias=False), Chain()), torch.randn(16, 16))
+        assert any(list(in_place.overwritable(step, op.id)) for op in step.graph.ops)
+        assert candidates(step, KernelStore()) == {}
+    finally:
+        in_place.in_place_form.cache_clear()
+
+
+def test_a_form_that_allocates_is_not_used(monkeypatch):
+    """``relu.out`` makes a tensor of its own first."""
+    monkeypatch.setattr(in_place, "_WITH_OUT", frozenset({"relu.default"}))
+    monkeypatch.setattr(in_place, "_FIRST_ARGUMENT", frozenset())
+    in_place.in_place_form.cache_clear()
+    try:
+        assert in_place.in_place_form(ATEN.relu.default).target == ATEN.relu.out
+        step = traced(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), Chain()), torch.randn(8, 16))
+        assert candidates(step, KernelStore()) == {}
+    finally:
+        in_place.in_place_form.cache_clear()
+
+
+def test_trials_are_kept(tmp_path):
+    store = KernelStore(tmp_path / "kernels.json")
+    found = candidates(chain(), store)
+    store.save()
+    again = KernelStore(tmp_path / "kernels.json")
+    again.add_in_place = lambda tried: pytest.fail("tried again") if tried else None
+    assert candidates(chain(), again) == found
+
+
+@RANDOM
+@given(data=st.data())
+def test_every_form_gives_the_bits_of_its_op(data):
+    """On random shapes and types, for all ops of the table: what a trial allows is equal on other numbers."""
+    names = sorted(n for n in in_place._WITH_OUT | in_place._FIRST_ARGUMENT if n in CALLS)
+    name = data.draw(st.sampled_from(names))
+    packet, overload = name.split(".")
+    plain = getattr(getattr(ATEN, packet), overload)
+    form = in_place.in_place_form(plain)
+    shape = data.draw(st.sampled_from([(7,), (4, 33), (2, 3, 65), (5, 1024)]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+    if name == "mul.Scalar" and dtype == torch.bfloat16:
+        return  # a trial refuses it: other bits
+    args = CALLS[name](lambda: torch.randn(shape).mul_(3).to(dtype))
+    expected = plain(*args)
+    over = args[0]
+    result = form.target(*args, **form.keywords({}, over))
+    assert result is over
+    assert torch.equal(result.view(torch.uint8), expected.view(torch.uint8)), name
+
+
+def _binary(make):
+    return make(), make()
+
+
+CALLS = {
+    **{f"{n}.Tensor": _binary for n in ("add", "sub", "mul", "div")},
+    **{f"{n}.default": _binary for n in ("maximum", "minimum", "atan2", "tanh_backward", "sigmoid_backward")},
+    **{f"{n}.default": lambda make: (make(),) for n in ("exp", "tanh", "sigmoid", "relu", "gelu", "silu")},
+    **{f"{n}.default": lambda make: (make(),) for n in ("abs", "neg", "rsqrt", "sqrt", "erf", "sin", "cos")},
+    **{f"{n}_backward.default": _binary for n in ("gelu", "silu")},
+    **{f"{n}.Scalar": lambda make: (make(), 1.7) for n in ("add", "sub", "mul", "div")},
+    "threshold_backward.default": lambda make: (make(), make(), 0),
+    "pow.Tensor_Scalar": lambda make: (make(), 2),
+    "_softmax.default": lambda make: (make(), -1, False),
+    "_log_softmax.default": lambda make: (make(), -1, False),
+    "masked_fill.Scalar": lambda make: (t := make(), t > 0, -1.0),
+}
+
+
+# What the checker refuses
+
+
+def first_call(module):
+    return in_place_calls(module)[0]
+
+
+def test_emitted_graphs_overwrite_and_pass():
+    step = chain()
+    forward, backward = emitted(step)
+    assert len(in_place_calls(forward)) >= 2 and in_place_calls(backward)
+    memory, schedule = check(step, forward, backward), plain_schedule(step.graph)
+    counted, plain = step_memory(step.graph, schedule), step_memory(without_rewrites(step.graph), schedule)
+    assert memory.peak == counted.peak
+    assert memory.forward_peak == max(counted.profile[: schedule.num_forward])
+    saved = [more - less for less, more in zip(counted.profile, plain.profile, strict=True)]
+    assert min(saved) == 0 and sum(saved) == 512 * len(MemorySimulator(step.graph).overwritten(schedule))
+
+
+def test_a_read_of_what_was_written_over_is_refused():
+    step = chain()
+    forward, backward = emitted(step)
+    call = first_call(forward)
+    gone = call.all_input_nodes[0]
+    with forward.graph.inserting_after(call):
+        late = forward.graph.call_function(ATEN.neg.default, (gone,))
+        late.meta["val"] = gone.meta["val"]
+    late.name = "late"
+    with pytest.raises(PlanError, match=f"reads {gone.name}, which has been written over"):
+        check(step, forward, backward)
+
+
+def test_a_read_through_a_view_is_refused():
+    step = chain()
+    forward, backward = emitted(step)
+    call = first_call(forward)
+    gone = call.all_input_nodes[0]
+    with forward.graph.inserting_before(call):
+        view = forward.graph.call_function(ATEN.view.default, (gone, [-1]))
+    with forward.graph.inserting_after(call):
+        forward.graph.call_function(ATEN.neg.default, (view,))
+    with pytest.raises(PlanError, match=f"reads {view.name}, which has been written over"):
+        check(step, forward, backward)
+
+
+@pytest.mark.parametrize("phase", ["parameter", "saved"])
+def test_what_comes_from_outside_is_never_written_over(phase):
+    step = chain()
+    forward, backward = emitted(step)
+    module = forward if phase == "parameter" else backward
+    call = next(n for n in in_place_calls(module) if {"out", "grad_input"} & n.kwargs.keys())
+    (name,) = {"out", "grad_input"} & call.kwargs.keys()
+    given = next(n for n in module.graph.find_nodes(op="placeholder") if n.meta["val"].dim() == 2)
+    call.kwargs = {**call.kwargs, name: given}
+    with pytest.raises(PlanError, match=f"{call.name} writes over what this graph has not made"):
+        check(step, forward, backward)
+
+
+def test_an_update_in_place_of_another_op_is_refused():
+    """Of an op whose inputs must not be overwritten while it runs."""
+    step = traced(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), Chain()), torch.randn(16, 16))
+    forward, backward = emitted(step)
+    product = [n for n in forward.graph.nodes if n.target is ATEN.addmm.default][1]
+    source = next(n for n in product.args if n.op == "call_function")
+    product.target, product.kwargs = ATEN.addmm.out, {"out": source}
+    with pytest.raises(PlanError):
+        check(step, forward, backward)
+
+
+def test_what_is_laid_out_in_another_way_is_not_written_over():
+    step = chain()
+    forward, backward = emitted(step)
+    call = first_call(forward)
+    gone = call.all_input_nodes[0]
+    gone.meta["val"] = gone.meta["val"].t()
+    with pytest.raises(PlanError, match=f"{call.name} is not laid out as {gone.name}"):
+        check(step, forward, backward)
+
+
+def test_a_plan_that_overwrites_what_it_cannot_is_refused():
+    """As an edited plan file could let it: a product must not overwrite an input that dies with it."""
+    step = traced(nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.0), Chain()), torch.randn(16, 16))
+    ops = list(step.graph.ops)
+    (op, value), *_ = (
+        (op, v)
+        for op in ops
+        for v in op.reads
+        if op.target.startswith("aten.addmm") and step.graph.values[v].producer is not None
+    )
+    ops[op.id] = replace(op, overwrites=(value,))
+    forward = [op.id for op in ops if op.phase is Phase.FORWARD]
+    backward = [op.id for op in ops if op.phase is not Phase.FORWARD]
+    graph = replace(step.graph, ops=tuple(ops))
+    twice = Schedule((*forward, *forward, *backward), len(forward))
+    schedule = next(s for s in (plain_schedule(graph), twice) if value in overwritten_values(graph, s))
+    with pytest.raises(PlanError, match="overwrite what it cannot"):
+        emit(replace(step, graph=graph), schedule)
+
+
+def overwritten_values(graph, schedule):
+    return set(MemorySimulator(graph).overwritten(schedule).values())
+
+
+# Blocks
+
+
+@st.composite
+def overwriting_blocks(draw: st.DrawFn) -> BlockProblem:
+    """A block some of whose ops may overwrite what they read, which is then not saved."""
+    problem = draw(blocks())
+    sizes, ops, barred = list(problem.value_bytes), list(problem.ops), set()
+    for c, op in enumerate(ops):
+        free = [d for d in op.reads if d not in problem.outputs]
+        if len(op.writes) == 1 and free and draw(st.booleans()):
+            over = tuple(draw(st.permutations(free)))
+            over = tuple(d for d in over if sizes[d] == sizes[over[0]])
+            sizes[op.writes[0]] = sizes[over[0]]
+            ops[c], barred = replace(op, overwrites=over), barred | set(over)
+    return replace(problem, value_bytes=tuple(sizes), ops=tuple(ops), never_saved=frozenset(barred))
+
+
+@RANDOM
+@given(problem=overwriting_blocks())
+def test_blocks_with_ops_that_overwrite_are_solved_to_the_optimum(problem):
+    best = frontier(brute_force(problem, solo=False, copies=3, idle=problem.never_saved))
+    if not best:
+        return
+    found = enumerate_options(problem, SWEEPS)
+    mine = figures(tuple(o for o in found.options if not problem.rerun_only(o)))
+    most = max(peak for _, peak, _ in mine)
+    assert frontier(mine) == {p for p in best if p[1] <= most}
+
+
+@RANDOM
+@given(problem=overwriting_blocks())
+def test_what_may_be_saved_too_is_never_counted_too_low(problem):
+    problem = replace(problem, never_saved=frozenset())
+    every = brute_force(problem, solo=False, copies=3)
+    if every:
+        assert figures(enumerate_options(problem, SWEEPS).options) <= every
+
+
+# Users
+
+
+def test_rewrites_can_be_switched_off():
+    model, batch = Chain(64), {"x": torch.randn(256, 64)}
+    none = hybridremat.frontier(model, kwargs=batch, rewrites="none", **HOW)
+    exact = hybridremat.frontier(model, kwargs=batch, **HOW)
+    assert exact.least.peak < none.least.peak and exact.plain_peak == none.plain_peak
+    for point in none.points:  # at every limit, no slower
+        assert exact.at(memory_limit=point.peak).overhead <= point.overhead + 1e-9
+    with pytest.raises(LimitError, match="rewrites='fast' is not known; use 'exact' or 'none'"):
+        hybridremat.frontier(model, kwargs=batch, rewrites="fast", **HOW)
