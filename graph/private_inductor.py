@@ -38,7 +38,7 @@ _OPS = get_default_op_list()
 _PARTITION = "custom_partitioner_fn"
 _VISIBLE = "user_visible_output_idxs"  # results that keep the strides that they have in the graph
 
-_RULES = 2
+_RULES = 3
 """Goes up whenever other code is made of the same graph here: kept code and kept plans are then not used."""
 
 
@@ -140,14 +140,15 @@ def compiler_settings() -> str:
 
 
 def lower_forward(
-    module: GraphModule, inputs: Sequence[Any], *, visible: Sequence[int], lean: bool
+    module: GraphModule, inputs: Sequence[Any], *, visible: Sequence[int], lean: bool, plain: bool
 ) -> LoweredCode:
     """Lower, fuse and schedule a forward as Inductor does when it compiles it; nothing is built.
 
-    ``visible`` are the results that the caller sees, which keep their strides. The graph is changed.
+    ``visible`` are the results that the caller sees, which keep their strides; ``plain``: as the forward of a
+    step without a plan. The graph is changed.
     """
     with _scheduling(lean=lean):
-        return _lower(module, inputs, visible=visible, backward=False)
+        return _lower(module, inputs, visible=visible, keep_inputs=not plain)
 
 
 def lower_backward(
@@ -164,7 +165,8 @@ def lower_backward(
 def _keep_inputs(module: GraphModule) -> None:
     """Let the inputs among a forward's results be handed through as they are.
 
-    Of every weight that a convolution reads, Inductor would save a copy that is laid out for it.
+    Of every weight that a convolution reads, Inductor would save a copy that is laid out for it. The plain
+    step keeps these copies, which save time in its backward.
     """
     (output,) = module.graph.find_nodes(op="output")
     inputs = (i for i, a in enumerate(output.args[0]) if isinstance(a, fx.Node) and a.op == "placeholder")
@@ -172,7 +174,12 @@ def _keep_inputs(module: GraphModule) -> None:
 
 
 def _lower(
-    module: GraphModule, inputs: Sequence[Any], *, visible: Sequence[int], backward: bool
+    module: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    visible: Sequence[int],
+    backward: bool = False,
+    keep_inputs: bool = False,
 ) -> LoweredCode:
     found: list[LoweredCode] = []
 
@@ -183,7 +190,7 @@ def _lower(
 
     (output,) = module.graph.find_nodes(op="output")
     output.meta[_VISIBLE] = [i for i in visible if isinstance(output.args[0][i], fx.Node)]
-    if not backward:
+    if keep_inputs:
         _keep_inputs(module)
     with ExitStack() as stack:
         for context in (suppress(_Lowered), _instead_of_building(stop), _disable_current_modes()):
@@ -238,6 +245,11 @@ class InnerCallbacks(Protocol):
         """Whether the graphs of the partition are to run in their own order, every buffer freed at once."""
         ...
 
+    @property
+    def plain(self) -> bool:
+        """Whether the partition is that of the plain step."""
+        ...
+
     def begin(self, graph: GraphModule, *, backward: bool) -> Callable[[Any, object, float], Any]:
         """Called with each graph before it is compiled.
 
@@ -254,7 +266,7 @@ def compile_step(
     def inner(graph: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         backward = bool(kwargs.get("is_backward"))
         finish = callbacks.begin(graph, backward=backward)
-        if not backward:
+        if not backward and not callbacks.plain:
             _keep_inputs(graph)
         built: list[LoweredCode] = []
         started = time.perf_counter()

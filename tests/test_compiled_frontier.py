@@ -27,8 +27,8 @@ def lowerings(monkeypatch):
     """The schedules that are lowered."""
     runs = []
 
-    def lower(_, step, schedule, *, lean):
-        runs.append((schedule, lean))
+    def lower(_, step, schedule, *, lean=False, plain=False):
+        runs.append((schedule, lean, plain))
         peak = int((LEAN if lean else OWN) * step_memory(step.graph, schedule).peak)
         return LoweredStep(EmittedMemory(peak, peak, 0))
 

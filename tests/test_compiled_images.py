@@ -1,11 +1,13 @@
 """Convolutions, compiled: Inductor lays images out anew, and has other workspaces for them."""
 
+import copy
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
+import hybridremat
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.compiler.emit import emit
@@ -46,10 +48,25 @@ def test_inputs_that_are_saved_are_not_copied(step):
     forward, _ = emit(step, plain_schedule(step.graph))
     inputs = forward.graph.find_nodes(op="placeholder")
     results = forward.graph.find_nodes(op="output")[0].args[0]
-    code = lower_forward(forward, [node.meta["val"] for node in inputs], visible=(0, 1), lean=False)
-    saved = [code.results[index] for index, node in enumerate(results) if node in inputs]
-    assert len([result for result in saved if len(result.strides) == 4]) >= 10
-    assert {result.size for result in saved} == {0}
+    given = [node.meta["val"] for node in inputs]
+    sizes = {}
+    for plain in (True, False):
+        code = lower_forward(copy.deepcopy(forward), given, visible=(0, 1), lean=False, plain=plain)
+        saved = [code.results[index] for index, node in enumerate(results) if node in inputs]
+        assert len([result for result in saved if len(result.strides) == 4]) >= 10
+        sizes[plain] = {result.size for result in saved}
+    assert sizes[False] == {0}
+    assert len(sizes[True]) > 1
+
+
+@pytest.mark.slow
+def test_all_of_the_limit_is_the_plain_step():
+    batch = {"pixel_values": torch.randn(2, 3, 64, 64), "labels": torch.randint(0, 10, (2,))}
+    model = hybridremat.wrap(resnet(), kwargs=batch, memory_limit="100%", compiler="inductor")
+    plan = hybridremat.get_plan(model)
+    assert plan.plain_code and plan.predicted_peak == plan.plain_peak
+    measured = hybridremat.measure(model, kwargs=batch, repeats=1)
+    assert measured.peak == plan.predicted_peak
 
 
 @pytest.fixture(scope="module")

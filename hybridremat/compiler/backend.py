@@ -44,7 +44,8 @@ class Partition:
 
     ``started`` is called when the forward starts, ``accept`` with the code that the inner compiler makes of
     both graphs, unless it was cached; it raises PlanError if that is not what was planned. ``lean``: whether
-    a compiler has to keep the order of the graphs and free every buffer at once.
+    a compiler has to keep the order of the graphs and free every buffer at once; ``plain``: whether they are
+    those of the plain step.
     """
 
     forward: fx.GraphModule
@@ -52,6 +53,7 @@ class Partition:
     started: Callable[[], None]
     accept: Callable[[object, object], None] = lambda *_: None
     lean: bool = False
+    plain: bool = False
 
 
 class Partitioner(Protocol):
@@ -163,7 +165,7 @@ class _Graphs:
         self._started: Callable[[], None] = lambda: None
         self._accept: Callable[[object, object], None] = lambda *_: None
         self._forward_code: object = None
-        self.lean = False
+        self.lean = self.plain = False
 
     def partition(
         self, joint: fx.GraphModule, inputs: object, *, num_fwd_outputs: int, **_: object
@@ -173,7 +175,8 @@ class _Graphs:
         backend.captured = True
         with self._noting_errors():
             made = backend.partitioner.split(joint, num_fwd_outputs, hold_outputs=self._hold_outputs)
-        self._started, self._accept, self.lean = made.started, made.accept, made.lean
+        self._started, self._accept = made.started, made.accept
+        self.lean, self.plain = made.lean, made.plain
         return made.forward, made.backward
 
     def begin_inference(self, graph: fx.GraphModule) -> None:

@@ -44,10 +44,13 @@ class Inductor:
         """Compile one of Dynamo's graphs."""
         return compile_step(module, inputs, callbacks, identity=self.identity)
 
-    def lowered(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> LoweredStep:
+    def lowered(
+        self, step: TracedStep, schedule: Schedule, *, lean: bool = False, plain: bool = False
+    ) -> LoweredStep:
         """A schedule of a step with Inductor's fusion, from its own lowering; nothing is built.
 
-        ``lean``: whether Inductor keeps the order of the schedule and frees every buffer at once.
+        ``lean``: whether Inductor keeps the order of the schedule and frees every buffer at once. ``plain``:
+        whether it lays out what is saved as in a step without a plan.
 
         Raises
         ------
@@ -55,7 +58,7 @@ class Inductor:
             If the emitted graphs do not compute the joint graph.
         """
         with collector_off():  # it would go through the whole traced model again and again
-            return _lowered(step, schedule, lean=lean)
+            return _lowered(step, schedule, lean=lean, plain=plain)
 
     def code_memory(
         self, step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule
@@ -144,12 +147,13 @@ class Workspaces:
         return found
 
 
-def _lowered(step: TracedStep, schedule: Schedule, *, lean: bool) -> LoweredStep:
+def _lowered(step: TracedStep, schedule: Schedule, *, lean: bool, plain: bool) -> LoweredStep:
     forward, backward = emit(step, schedule)
     check(step, forward, backward)
     between = StepBuffers(step, forward, backward)
     owned = _owned(step, forward, backward)
-    code = lower_forward(forward, _inputs(forward), visible=range(step.num_outputs), lean=lean)
+    seen = range(step.num_outputs)
+    code = lower_forward(forward, _inputs(forward), visible=seen, lean=lean, plain=plain)
     inputs = _restrided(_inputs(backward), code.results[step.num_outputs :])
     memory = between.memory(code, lower_backward(backward, inputs, owned=owned, lean=lean))
     return LoweredStep(memory, between.workspaces.measured)

@@ -27,6 +27,11 @@ class Callbacks(Protocol):
         """Whether the two graphs are to run in their own order, every buffer freed at once."""
         ...
 
+    @property
+    def plain(self) -> bool:
+        """Whether they are those of the plain step, which a compiler may lay out as it likes."""
+        ...
+
     def begin_inference(self, graph: fx.GraphModule) -> None:
         """Called with a graph that has no backward."""
         ...

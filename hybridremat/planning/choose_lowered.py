@@ -90,8 +90,9 @@ def _plan(
         predicted_peak=chosen.memory.peak,
         needed=chosen.needs,
         plain_peak=frontier.plain_peak,
-        least_peak=min(frontier.counted_needs(0), *(point.needs for point in frontier.lowered)),
+        least_peak=min([frontier.counted_needs(0), *(point.needs for point in frontier.lowered)]),
         saved_bytes=chosen.memory.saved,
         compiler="inductor",
         lean=chosen.lean,
+        plain_code=chosen.plain,
     )

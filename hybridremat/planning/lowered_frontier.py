@@ -42,7 +42,7 @@ def code_needs(graph: JointGraph, memory: EmittedMemory, outside: OutsideMemory)
 class Lower(Protocol):
     """Lowers a schedule (``Inductor.lowered``)."""
 
-    def __call__(self, step: TracedStep, schedule: Schedule, *, lean: bool) -> LoweredStep:
+    def __call__(self, step: TracedStep, schedule: Schedule, *, lean: bool = False) -> LoweredStep:
         """Its code."""
         ...
 
@@ -51,7 +51,8 @@ class Lower(Protocol):
 class LoweredPoint:
     """A candidate as lowered; ``needs``: bytes with the caller's code.
 
-    ``lean``: whether Inductor keeps the order of the schedule and frees every buffer at once.
+    ``lean``: whether Inductor keeps the order of the schedule and frees every buffer at once; ``plain``:
+    whether this is the plain step, with what is saved laid out as Inductor likes.
     """
 
     candidate: Candidate
@@ -59,18 +60,21 @@ class LoweredPoint:
     memory: EmittedMemory
     needs: int
     lean: bool
+    plain: bool = False
 
 
 @dataclass(frozen=True)
 class LoweredFrontier:
     """The points of one frontier, each lowered at most once.
 
-    ``known``: the memory of schedules that have been lowered, in Inductor's own scheduling and lean.
+    ``plain_memory`` is that of the plain step's code. ``known``: the memory of schedules that have been
+    lowered, in Inductor's own scheduling and lean.
     """
 
     step: TracedStep
     counted: StepFrontier
     lower: Lower
+    plain_memory: EmittedMemory
     outside: OutsideMemory = NO_OUTSIDE_MEMORY
     progress: Progress = no_progress
     known: dict[tuple[Schedule, bool], EmittedMemory] = field(default_factory=dict)
@@ -84,7 +88,7 @@ class LoweredFrontier:
     @property
     def plain_peak(self) -> int:
         """Bytes of the plain step as Inductor compiles it."""
-        return self._lowered(plain_schedule(self.counted.graph), lean=False).peak
+        return self.plain_memory.peak
 
     @property
     def lowered(self) -> tuple[LoweredPoint, ...]:
@@ -168,10 +172,10 @@ class LoweredFrontier:
     @property
     def _plain(self) -> LoweredPoint:
         """The plain step; the fastest candidate may run it in another order, whose code takes more."""
-        schedule = plain_schedule(self.counted.graph)
-        memory = self._lowered(schedule, lean=False)
-        needs = code_needs(self.counted.graph, memory, self.outside)
-        return LoweredPoint(Candidate(self.counted.plain, None), schedule, memory, needs, lean=False)
+        graph, memory = self.counted.graph, self.plain_memory
+        needs = code_needs(graph, memory, self.outside)
+        candidate = Candidate(self.counted.plain, 0 if self.counted.chains else None)
+        return LoweredPoint(candidate, plain_schedule(graph), memory, needs, lean=False, plain=True)
 
     def _lowered(self, schedule: Schedule, *, lean: bool) -> EmittedMemory:
         if (schedule, lean) not in self.known:
@@ -181,10 +185,10 @@ class LoweredFrontier:
     def _fastest_within(self, limit: int) -> LoweredPoint | None:
         """The fastest candidate that fits, in the way of scheduling that takes less near the limit."""
         last, plain = len(self.counted.candidates) - 1, self._plain
-        if limit > plain.needs - FAR * plain.memory.peak and self.point(last, lean=False).needs <= limit:
-            return self.point(last, lean=False)
         if not self.counted.pins and plain.needs <= limit:
             return plain
+        if limit > plain.needs - FAR * plain.memory.peak and self.point(last, lean=False).needs <= limit:
+            return self.point(last, lean=False)
         near = self._guess(limit, self._gap_near(limit), -1, max(last, 1))
         own, lean = (self.point(near, lean=how).needs for how in (False, True))
         leaner = lean < own

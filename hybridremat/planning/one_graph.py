@@ -48,7 +48,14 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
         if plan.details is not None:  # with the workspaces of its code
             step = replace(step, graph=plan.details.graph)
         accept_code = partial(_require_code_within_limit, plan, step.graph)
-        return Chosen(step, plan.schedule, started=started, accept_code=accept_code, lean=plan.lean)
+        return Chosen(
+            step,
+            plan.schedule,
+            started=started,
+            accept_code=accept_code,
+            lean=plan.lean,
+            plain=plan.plain_code,
+        )
     return Chosen(
         step,
         plan.schedule,

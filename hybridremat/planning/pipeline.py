@@ -62,6 +62,8 @@ class Chosen:
         As ``accept``, for the code that a compiler generates of the graphs; None if they run op by op.
     lean
         Whether the compiler keeps the order of the schedule and frees every buffer at once.
+    plain
+        Whether it lays out what is saved as in a step without a plan.
     """
 
     step: TracedStep
@@ -71,6 +73,7 @@ class Chosen:
     started: Callable[[], None] = lambda: None
     accept_code: Callable[[EmittedMemory], None] | None = None
     lean: bool = False
+    plain: bool = False
 
 
 Choose = Callable[[TracedStep], Chosen]
@@ -128,7 +131,12 @@ class PlannedPartition:
             return Partition(forward, backward, chosen.started)
         memory_of = self.inductor.code_memory(chosen.step, forward, backward)
         return Partition(
-            forward, backward, chosen.started, lambda *codes: accept(memory_of(*codes)), chosen.lean
+            forward,
+            backward,
+            chosen.started,
+            lambda *codes: accept(memory_of(*codes)),
+            chosen.lean,
+            chosen.plain,
         )
 
     def forward_only(self, graph: fx.GraphModule) -> Callable[[], None]:
@@ -167,12 +175,11 @@ def step_frontier(
     timed, plain = Stopwatch(timings), plain_schedule(step.graph)
     with timed("lowering"):
         context.progress("lowering", 0, 1)
-        code = inductor.lowered(step, plain, lean=False)
+        code = inductor.lowered(step, plain, plain=True)
     step = code.laid_out(step)
     counted = graph_frontier(step.graph, timed.timings, context, reuse=reuse)
-    known = {(plain, False): code.memory}
     outside = context.settings.outside_memory()
-    return LoweredFrontier(step, counted, inductor.lowered, outside, context.progress, known)
+    return LoweredFrontier(step, counted, inductor.lowered, code.memory, outside, context.progress)
 
 
 def make_plan(

@@ -72,6 +72,8 @@ class Plan(PlanData):
     lean
         Whether Inductor keeps the order of the schedule and frees every buffer at once: it then fuses less,
         and takes less memory.
+    plain_code
+        Whether it is the plain step, and Inductor lays out what is saved as it likes.
     """
 
     parts: tuple[Plan, ...] = ()

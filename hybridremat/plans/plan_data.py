@@ -38,6 +38,7 @@ class PlanData:
     details: PlanDetails | None = None
     compiler: str = "eager"
     lean: bool = False
+    plain_code: bool = False
     timings: dict[str, float] = field(compare=False, default_factory=dict)
 
     @property
