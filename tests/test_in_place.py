@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -302,3 +303,44 @@ def test_rewrites_can_be_switched_off():
         assert exact.at(memory_limit=point.peak).overhead <= point.overhead + 1e-9
     with pytest.raises(LimitError, match="rewrites='fast' is not known; use 'exact' or 'none'"):
         hybridremat.frontier(model, kwargs=batch, rewrites="fast", **HOW)
+
+
+def test_plans_say_what_is_written_in_place(tmp_path):
+    model, batch = Chain(64), {"x": torch.randn(256, 64)}
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="85%", **HOW)
+    graph, steps = plan.details.graph, plan.schedule.steps
+    calls = Counter(steps[now] for now in MemorySimulator(graph).overwritten(plan.schedule))
+    assert f"{sum(calls.values())} of {len(steps)} kernel calls write over" in str(plan)
+    explained = [each for index in range(len(plan.blocks)) for each in plan.inspect(index).values]
+    shown = {each.value.name: each.in_place for each in explained}
+    expected = {graph.values[op.writes[0]].name: calls[op.id] for op in graph.ops if len(op.writes) == 1}
+    assert shown == {name: expected.get(name, 0) for name in shown}
+    assert any(shown.values()) and "tanh, in place" in str(plan.inspect(0))
+    plan.save(tmp_path / "p.json")
+    assert str(hybridremat.Plan.load(tmp_path / "p.json").inspect(0)) == str(plan.inspect(0))
+    plain = hybridremat.plan(model, kwargs=batch, memory_limit="85%", rewrites="none", **HOW)
+    assert "in place" not in str(plain) + str(plain.inspect(0))
+
+
+def test_a_plan_file_brings_its_rewrites(tmp_path):
+    model, batch, path = Chain(64), {"x": torch.randn(256, 64)}, tmp_path / "p.json"
+    hybridremat.plan(model, kwargs=batch, memory_limit="85%", rewrites="none", **HOW).save(path)
+    hybridremat.wrap(model, kwargs=batch, plan=path, **HOW)
+    assert hybridremat.get_plan(model).request.rewrites == "none"
+    hybridremat.unwrap(model)
+    hybridremat.plan(model, kwargs=batch, memory_limit="85%", **HOW).save(path)
+    with pytest.raises(LimitError, match="rewrites='none' beside plan=, which was made with"):
+        hybridremat.wrap(model, kwargs=batch, plan=path, rewrites="none", **HOW)
+
+
+def test_a_second_backward_through_a_retained_graph_gives_the_same_gradients():
+    """What the forward saved is never written over."""
+    torch.manual_seed(0)
+    model, batch = Chain(64), {"x": torch.randn(256, 64)}
+    hybridremat.wrap(model, kwargs=batch, memory_limit="85%", **HOW)
+    loss = model(**batch)
+    loss.backward(retain_graph=True)
+    first = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    loss.backward()
+    assert all(torch.equal(p.grad, once) for p, once in zip(model.parameters(), first, strict=True))

@@ -15,6 +15,7 @@ from hybridremat.reports.explanation import (
     BlockExplanation,
     ModuleExplanation,
     OptionExplanation,
+    Treatment,
     ValueExplanation,
 )
 from hybridremat.reports.what_if import Headroom, WhatIf
@@ -88,20 +89,21 @@ def _records(block: PlannedBlock) -> Iterator[ValueRecord]:
 
 def _values(block: PlannedBlock, what_if: WhatIf | None, module: str = "") -> Iterator[ValueExplanation]:
     again = {record for record, _ in block.recomputed}
-    for record in block.saved:
-        if record not in again:
-            yield ValueExplanation(record, block.index, "SAVE")
-    for record, times in block.recomputed:
-        asked = what_if is not None and _within(record.module, module)
-        yield ValueExplanation(
+
+    def explained(record: ValueRecord, policy: Treatment, times: int = 0) -> ValueExplanation:
+        asked = what_if is not None and times > 0 and _within(record.module, module)
+        return ValueExplanation(
             record,
             block.index,
-            "RECOMPUTE",
+            policy,
             times,
             what_if.saving(record.id) if asked and what_if is not None else None,
+            what_if.in_place(record.id) if what_if is not None else 0,
         )
-    for record in block.freed:
-        yield ValueExplanation(record, block.index, "FREE")
+
+    yield from (explained(record, "SAVE") for record in block.saved if record not in again)
+    yield from (explained(record, "RECOMPUTE", times) for record, times in block.recomputed)
+    yield from (explained(record, "FREE") for record in block.freed)
 
 
 def _options(what_if: WhatIf, block: int) -> Iterator[OptionExplanation]:

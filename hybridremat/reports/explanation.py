@@ -40,6 +40,8 @@ class ValueExplanation:
         How often it is computed again.
     if_saved
         The step if this value were saved as well; None if it is saved, or cannot be.
+    in_place
+        How many of the calls that make it write it over one of their inputs.
     """
 
     value: ValueRecord
@@ -47,6 +49,7 @@ class ValueExplanation:
     policy: Treatment
     times: int = 0
     if_saved: Change | None = None
+    in_place: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,8 @@ def _value_table(values: Sequence[ValueExplanation], *, blocks: bool) -> Table:
         shape = "×".join(str(size) for size in record.shape) or "scalar"
         policy = each.policy + (f" {each.times}×" if each.times else "")
         module, place = module_tail(record.module, prefix), _file_and_line(record.source)
-        cells = [policy, format_bytes(record.bytes), shape, record.dtype, short_op(record.op)]
+        op = short_op(record.op) + (", in place" if each.in_place else "")
+        cells = [policy, format_bytes(record.bytes), shape, record.dtype, op]
         cells += [format_time(record.time), module, place, _changed(each.if_saved)]
         table.add_row(*([str(each.block)] if blocks else []), *map(Text, cells))
     return table

@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hybridremat.graph.memory import MemorySimulator
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import PinRecord, PlannedBlock, ValueRecord
 from hybridremat.reports.block_rows import (
@@ -96,10 +97,19 @@ def summary(plan: PlanData) -> Table:
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")
+    if calls := in_place_calls(plan):
+        executions = sum(len(part.schedule.steps) for part in plan.parts or (plan,))
+        grid.add_row("in place", f"{calls} of {executions} kernel calls write over what they read last")
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in plan.timings.items())
     reused = "; block options of another input shape reused" if plan.reused_options else ""
     grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else "") + reused)
     return grid
+
+
+def in_place_calls(plan: PlanData) -> int:
+    """How many kernel calls of a step write over one of their inputs; 0 where details are not known."""
+    known = [(part.details, part.schedule) for part in plan.parts or (plan,)]
+    return sum(len(MemorySimulator(d.graph).overwritten(schedule)) for d, schedule in known if d is not None)
 
 
 def _pin(record: PinRecord) -> str:

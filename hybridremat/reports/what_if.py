@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -72,6 +73,8 @@ class WhatIf:
         self._limit = plan.needed if plan.memory_limit is None else plan.memory_limit
         self._time = schedule_time(self._graph, plan.schedule)
         self._profile = self._profile_with_outside()
+        steps, overwritten = plan.schedule.steps, MemorySimulator(self._graph).overwritten(plan.schedule)
+        self._in_place = Counter[int | None](steps[now] for now in overwritten)
         chain = details.chain
         self._sets = details.block_options
         bindings = [bind_block(chain, index) for index in range(len(chain.blocks))]
@@ -79,6 +82,10 @@ class WhatIf:
         self._mend = PinRepair(self._graph, resolve_policy(self._graph, policy_of(plan)).pins, chain.rebuilt)
         self._remove_dead = DeadCodeElimination(self._graph, chain.rebuilt)
         self._chosen = {decision.block: decision for decision in block_decisions(details.decisions)}
+
+    def in_place(self, value: int) -> int:
+        """How many of the calls that make a value write it over one of their inputs."""
+        return self._in_place[self._graph.values[value].producer]
 
     def saving(self, value: int) -> Change | None:
         """Save one more value instead of recomputing it; None if its op does not run in both phases.
