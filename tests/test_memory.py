@@ -94,6 +94,11 @@ def test_an_output_is_never_written_over(role: str) -> None:
     assert MemorySimulator(graph).overwritten(recomputed) == {2: 2, 4: 1, 5: 2}  # the second version may be
 
 
+def test_an_output_that_the_last_forward_op_reads_is_not_written_over() -> None:
+    graph = donating_graph(released_outputs=frozenset({2}))
+    assert MemorySimulator(graph).overwritten(Schedule((0, 1, 2, 0, 1, 3), 3)) == {1: 1, 4: 1, 5: 2}
+
+
 def test_a_gradient_is_never_written_over() -> None:
     graph = donating_graph(gradients=frozenset({3}))
     assert MemorySimulator(graph).overwritten(Schedule((0, 1, 2, 1, 2, 3), 3)) == {2: 2, 5: 2}
