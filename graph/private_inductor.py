@@ -276,7 +276,12 @@ def compile_step(
             built.append(code_of(lowering))
             return made
 
-        with _instead_of_building(record), _scheduling(lean=callbacks.lean):
+        laid_out = _Partitioner(callbacks.partition, f"{key}, plain: {callbacks.plain}")
+        # a key of Inductor's says what the results are, but not which of them keep their strides
+        with ExitStack() as stack:
+            stack.enter_context(inductor_config.patch({_PARTITION: laid_out}))
+            stack.enter_context(_instead_of_building(record))
+            stack.enter_context(_scheduling(lean=callbacks.lean))
             run = compile_fx.compile_fx_inner(graph, example_inputs, **kwargs)
         return finish(run, built[0] if built else None, time.perf_counter() - started)
 
