@@ -76,7 +76,7 @@ def in_place_form(target: object) -> InPlaceForm | None:
     if name not in _WITH_OUT:
         return None
     packet = target.overloadpacket
-    for each in map(packet.__getattr__, packet.overloads()):
+    for each in (getattr(packet, overload) for overload in packet.overloads()):
         outs = [entry.name for entry in each._schema.arguments if entry.is_out]
         if len(outs) == 1 and _arguments(each) == _arguments(target):
             return InPlaceForm(each, outs[0])
