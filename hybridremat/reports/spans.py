@@ -56,14 +56,15 @@ def live_spans(chain: Chain, schedule: Schedule, blocks: Sequence[int | None]) -
     """
     graph = chain.graph
     births, last_reads = _versions(graph, schedule)
-    overwritten = {(value, now) for now, value in MemorySimulator(graph).overwritten(schedule).items()}
+    over = MemorySimulator(graph).overwritten(schedule)
+    overwritten = {(value, max(b for b in births[value] if b < now)) for now, value in over.items()}
     spans = [
         Span(
             value,
             op,
             graph.values[value].bytes,
             birth,
-            death - ((value, death) in overwritten),  # what overwrites it has its storage from then on
+            death - ((value, birth) in overwritten),  # what overwrites it has its storage from then on
             _band(chain, value, blocks[birth]),
         )
         for value, versions in births.items()
