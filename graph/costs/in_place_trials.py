@@ -38,6 +38,7 @@ class _Candidate:
 
     @property
     def source(self) -> fx.Node:
+        """What it would write over."""
         return self.node.all_input_nodes[self.place]
 
 
@@ -58,7 +59,7 @@ def with_rewrites(step: TracedStep, store: KernelStore) -> TracedStep:
             continue
         for value, source in overwritable(step, op.id):
             place = node.all_input_nodes.index(source)
-            name = f"{key} over {place}"
+            name = f"{key} of {_distinct(node)} over {place}"
             candidates.setdefault(name, _Candidate(node, place, op.temp))
             found.setdefault(op.id, []).append((value, name))
     missing = {name: each for name, each in candidates.items() if store.in_place(name) is None}
@@ -68,6 +69,13 @@ def with_rewrites(step: TracedStep, store: KernelStore) -> TracedStep:
         for op in step.graph.ops
     )
     return replace(step, graph=replace(step.graph, ops=ops))
+
+
+def _distinct(node: fx.Node) -> list[int]:
+    """Its arguments by the number of the input: tells what is given more than once."""
+    given: list[int] = []
+    fx.map_arg((node.args, node.kwargs), lambda each: given.append(node.all_input_nodes.index(each)))
+    return given
 
 
 def _try_all(candidates: Mapping[str, _Candidate], kernels: Kernels) -> dict[str, bool]:

@@ -104,9 +104,9 @@ def overwritable(step: TracedStep, op: int) -> Iterator[tuple[int, fx.Node]]:
         if len(held) != 1 or held[0] in seen or values[held[0]].producer is None:
             continue
         seen.add(held[0])
-        others = (n for n in node.all_input_nodes if held[0] in step.node_values[n])
+        readers = [n for n in node.all_input_nodes if held[0] in step.node_values[n]]
         fits = values[held[0]].bytes == values[written].bytes and result.numel() > 0
-        if fits and all(_is_laid_out_as(other.meta.get("val"), result) for other in others):
+        if fits and readers == [source] and _is_laid_out_as(source.meta.get("val"), result):
             yield held[0], source
 
 
