@@ -113,7 +113,9 @@ class _BackwardOp:
 class _LiveGradients:
     """Live gradient bytes of one block's backward. Values handed on and parameter gradients stay.
 
-    What an op overwrites costs nothing while it runs; here that may be a gradient, not a forward value.
+    What an op overwrites costs nothing while it runs; here that may be a gradient, not a forward value. A
+    parameter gradient that leaves early goes once no backward op reads it or its parameter; that forward ops
+    which run again are done with the parameter by then is taken for granted, as the whole step is replayed.
     """
 
     def __init__(self, chain: Chain, index: int) -> None:
@@ -122,22 +124,35 @@ class _LiveGradients:
         self.stay = chain.gradient_boundary[index] | chain.graph.gradients | chain.graph.held_outputs
         self.live = {v for v in chain.gradient_boundary[index + 1] if not chain.graph.values[v].tangent}
         self.gradient_in = self._bytes(self.live)
+        self.deliveries = {each.gradient: each for each in chain.graph.deliveries}
 
     def _bytes(self, values: Iterable[int]) -> int:
         return sum(self.graph.values[v].bytes for v in values)
 
     def walk(self) -> list[_BackwardOp]:
         """Run the backward ops in their order; the bytes alive while and after each."""
-        last = {v: place for place, op in enumerate(self.backward) for v in self.graph.ops[op].reads}
+        last = self._last_reads()
         seen = []
         for place, op_id in enumerate(self.backward):
             op = self.graph.ops[op_id]
             before = self.live | set(op.writes)
             self.live = {v for v in before if v in self.stay or last.get(v, -1) > place}
-            over = [v for v in op.overwrites if v in before - self.live][:1]
+            over = [v for v in op.overwrites if v in before - self.live and v not in self.deliveries][:1]
+            after = self._bytes(self.live)
             during = self._bytes(before.difference(over)) + op.temp
-            seen.append(_BackwardOp(op_id, during, self._bytes(self.live)))
+            leaving = self.deliveries.keys() & (before - self.live)
+            if leaving:
+                taken = max(self.deliveries[v].workspace for v in leaving)
+                during = max(during, after + self._bytes(leaving) + taken)
+            seen.append(_BackwardOp(op_id, during, after))
         return seen
+
+    def _last_reads(self) -> dict[int, int]:
+        """The place of the last backward op that reads each value, or the parameter that it is for."""
+        last = {v: place for place, op in enumerate(self.backward) for v in self.graph.ops[op].reads}
+        for each in self.deliveries.values():
+            last[each.gradient] = max(last.get(each.gradient, -1), last.get(each.parameter, -1))
+        return last
 
 
 @dataclass

@@ -89,6 +89,26 @@ class Op:
     source: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A gradient that leaves in the backward, as soon as nobody reads it or its parameter any more.
+
+    Attributes
+    ----------
+    gradient, parameter
+        Values: what leaves, and the graph input that it is the gradient of, which may change then.
+    index
+        Which of the step's inputs the parameter is; those that leave together leave in this order.
+    workspace
+        Bytes that whoever takes it (a hook with an optimizer) allocates meanwhile.
+    """
+
+    gradient: int
+    parameter: int
+    index: int
+    workspace: int = 0
+
+
 @dataclass(frozen=True)
 class JointGraph:
     """Ops in topological order (forward first among equals) and the values that join them.
@@ -105,6 +125,8 @@ class JointGraph:
     gradients
         Values that the backward returns (parameter gradients and the like): their last version
         lives to the end of the step.
+    deliveries
+        Gradients that leave earlier, by rising index; they are not among ``gradients``.
     rng_state_bytes
         Bytes of one saved generator state (for each random op that runs more than once).
     fingerprint
@@ -116,6 +138,7 @@ class JointGraph:
     held_outputs: frozenset[int] = frozenset()
     released_outputs: frozenset[int] = frozenset()
     gradients: frozenset[int] = frozenset()
+    deliveries: tuple[Delivery, ...] = ()
     rng_state_bytes: int = 0
     fingerprint: str = ""
 
@@ -123,6 +146,11 @@ class JointGraph:
         """The op that writes ``value``; None for graph inputs and tangents."""
         op = self.values[value].producer
         return None if op is None else self.ops[op]
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """The gradients that leave early."""
+        return frozenset(each.gradient for each in self.deliveries)
 
     def phase_ops(self, phase: Phase) -> tuple[int, ...]:
         """Ids of the ops of one phase, in topological order."""
@@ -137,9 +165,14 @@ class JointGraph:
         return tuple(map(tuple, lists))
 
 
-def without_rewrites(graph: JointGraph) -> JointGraph:
-    """The graph with every op in its plain form, as PyTorch runs it."""
-    return replace(graph, ops=tuple(replace(op, overwrites=()) for op in graph.ops))
+def as_plain(graph: JointGraph) -> JointGraph:
+    """The graph as PyTorch runs it: every op in its plain form, and all gradients held to the end."""
+    return replace(
+        graph,
+        ops=tuple(replace(op, overwrites=()) for op in graph.ops),
+        gradients=graph.gradients | graph.leaving,
+        deliveries=(),
+    )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ The rules (they predict measured peaks to the byte on CPU):
   dies after its last reader;
 - the first version of a held output and the last version of a gradient live to the end of the step;
   the first version of a released output lives at least to the end of the forward;
+- the last version of a gradient that leaves early (``JointGraph.deliveries``) lives to the last execution
+  that reads it or its parameter, and then until whoever takes it, with a workspace, is done;
 - graph inputs cost nothing; tangents are alive during the whole backward;
 - the memory at an execution is what is alive, its outputs included, plus its workspace;
 - an op that may overwrite something that it reads (``Op.overwrites``) does so where this version dies with
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridremat.graph.joint import JointGraph, Schedule
+from hybridremat.graph.joint import Delivery, JointGraph, Schedule
 
 Integers = NDArray[np.int64]
 
@@ -83,18 +85,30 @@ class _Lifetimes:
 
 @dataclass(frozen=True, slots=True)
 class _Versions:
-    """Every version of every value, sorted by value and birth, and what it is to the step."""
+    """Every version of every value, sorted by value and birth, and what it is to the step.
+
+    ``leaving``: for each delivery, the version that leaves.
+    """
 
     value: Integers
     birth: Integers
     death: Integers
     keys: Integers
     returned: NDArray[np.bool_]
+    leaving: Integers
 
     def read(self, value: Integers, now: Integers, end: int) -> Integers:
         """The versions that reads see: of each the last one born before it."""
         found: Integers = np.searchsorted(self.keys, value * (end + 1) + now) - 1
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Takeovers:
+    """Executions that write over one of the versions, and which."""
+
+    now: Integers
+    version: Integers
 
 
 class MemorySimulator:
@@ -112,6 +126,10 @@ class MemorySimulator:
         self._held = self._marks(graph.held_outputs)
         self._released = self._marks(graph.released_outputs)
         self._gradients = self._marks(graph.gradients)
+        taken = graph.deliveries
+        self._leaving = np.array([each.gradient for each in taken], np.int64)
+        self._workspace = np.array([each.workspace for each in taken], np.int64)
+        self._parameter_readers = _readers_of_inputs(graph, [each.parameter for each in taken])
         self._tangent_bytes = sum(value.bytes for value in graph.values if value.tangent)
 
     def __call__(self, schedule: Schedule) -> StepMemory:
@@ -125,17 +143,24 @@ class MemorySimulator:
         steps, split, end = np.array(schedule.steps, np.int64), schedule.num_forward, len(schedule.steps)
         if not end:
             return StepMemory(0, 0, 0, ())
-        change = np.zeros(end + 2, np.int64)
+        change, gone = np.zeros(end + 2, np.int64), np.zeros(end + 2, np.int64)
         saved = 0
         states, replayed = self._generator_states(steps)
-        for lifetimes in (self._versions(steps, split), states):
+        versions = self._lifetimes(steps, split)
+        takeovers = self._takeovers(steps, split, versions)
+        for lifetimes in (self._spans(versions, takeovers), states):
             np.add.at(change, lifetimes.birth, lifetimes.size)
-            np.subtract.at(change, np.minimum(lifetimes.death, end) + 1, lifetimes.size)
+            np.add.at(gone, np.minimum(lifetimes.death, end) + 1, lifetimes.size)
             saved += int(lifetimes.size[(lifetimes.birth < split) & (split <= lifetimes.death)].sum())
+        change -= gone
         change[split] += self._tangent_bytes
-        profile = np.cumsum(change[:end]) + self._temp[steps]
+        level = np.cumsum(change[:end])
+        profile = level + self._temp[steps]
         # a replay holds the generator's current state aside
         profile[replayed] += self._graph.rng_state_bytes
+        after = level - gone[1 : end + 1]
+        after[takeovers.now - 1] += self._bytes[versions.value[takeovers.version]]
+        self._deliver(profile, after, versions)
         peak_at = int(np.argmax(profile))
         return StepMemory(int(profile[peak_at]), peak_at, saved, tuple(profile.tolist()))
 
@@ -156,14 +181,36 @@ class MemorySimulator:
         if not len(steps):
             return {}
         versions = self._lifetimes(steps, schedule.num_forward)
-        now, gone = self._takeovers(steps, schedule.num_forward, versions)
-        return dict(zip(now.tolist(), versions.value[gone].tolist(), strict=True))
+        found = self._takeovers(steps, schedule.num_forward, versions)
+        return dict(zip(found.now.tolist(), versions.value[found.version].tolist(), strict=True))
 
-    def _versions(self, steps: Integers, split: int) -> _Lifetimes:
-        """Lifetimes of all versions of all values."""
-        versions = self._lifetimes(steps, split)
+    def departures(self, schedule: Schedule) -> dict[int, list[Delivery]]:
+        """For each execution after which gradients leave, these in order.
+
+        Raises
+        ------
+        ScheduleError
+            If an execution reads a value that no earlier execution wrote.
+        """
+        versions = self._lifetimes(np.array(schedule.steps, np.int64), schedule.num_forward)
+        found: dict[int, list[Delivery]] = {}
+        for now, each in zip(versions.death[versions.leaving].tolist(), self._graph.deliveries, strict=True):
+            found.setdefault(now, []).append(each)
+        return found
+
+    def _deliver(self, profile: Integers, after: Integers, versions: _Versions) -> None:
+        """Raise a profile to what is alive while gradients leave; ``after`` each execution, the rest is."""
+        when = versions.death[versions.leaving]
+        order = np.argsort(when, kind="stable")
+        when, waiting = when[order], np.cumsum(self._bytes[self._leaving[order]])
+        together = np.searchsorted(when, when, side="right") - 1
+        waiting = waiting[together] - waiting + self._bytes[self._leaving[order]]
+        np.maximum.at(profile, when, after[when] + waiting + self._workspace[order])
+
+    def _spans(self, versions: _Versions, takeovers: _Takeovers) -> _Lifetimes:
+        """Lifetimes of all versions, without what is written over in their last execution."""
         death = versions.death.copy()
-        death[self._takeovers(steps, split, versions)[1]] -= 1
+        death[takeovers.version] -= 1
         return _Lifetimes(self._bytes[versions.value], versions.birth, death)
 
     def _lifetimes(self, steps: Integers, split: int) -> _Versions:
@@ -176,7 +223,9 @@ class MemorySimulator:
         last = np.diff(value, append=-1) != 0
         held, released = new & self._held[value], new & self._released[value]
         returned = held | released | (last & self._gradients[value])
-        versions = _Versions(value, birth, birth.copy(), value * (end + 1) + birth, returned)
+        leaving = np.searchsorted(value, self._leaving, side="right") - 1
+        returned[leaving] = True
+        versions = _Versions(value, birth, birth.copy(), value * (end + 1) + birth, returned, leaving)
         read, now = self._reads.along(steps)
         version = versions.read(read, now, end)
         missing = (version < 0) | (value[version] != read) if len(value) else np.ones(len(read), bool)
@@ -186,16 +235,21 @@ class MemorySimulator:
         np.maximum.at(death, version, now)
         death[released] = np.maximum(death[released], split - 1)
         death[held | (last & self._gradients[value])] = end
+        if len(leaving):
+            last_run = np.full(len(self._graph.ops) + 1, -1, np.int64)
+            last_run[steps] = np.arange(end)  # of several runs of an op, numpy keeps the last
+            reader, delivery = self._parameter_readers
+            np.maximum.at(death, leaving[delivery], last_run[reader])
         return versions
 
-    def _takeovers(self, steps: Integers, split: int, versions: _Versions) -> tuple[Integers, Integers]:
-        """The executions that write over a version that dies with them, and these versions."""
+    def _takeovers(self, steps: Integers, split: int, versions: _Versions) -> _Takeovers:
+        """The executions that write over a version that dies with them."""
         value, now = self._overwrites.along(steps)
         version = versions.read(value, now, len(steps))
         dies = (versions.death[version] == now) & ~versions.returned[version]
         dies &= (versions.birth[version] >= split) == (now >= split)
         now, first = np.unique(now[dies], return_index=True)
-        return now, version[dies][first]
+        return _Takeovers(now, version[dies][first])
 
     def _refuse(self, steps: Integers, now: int, value: int) -> None:
         op, name = self._graph.ops[steps[now]].name, self._graph.values[value].name or value
@@ -210,6 +264,14 @@ class MemorySimulator:
         size = np.full(len(again), self._graph.rng_state_bytes, np.int64)
         birth, death = (np.array([r[i] for r in again], np.int64) for i in (0, -1))
         return _Lifetimes(size, birth, death), np.array([now for r in again for now in r[1:]], np.int64)
+
+
+def _readers_of_inputs(graph: JointGraph, inputs: list[int]) -> tuple[Integers, Integers]:
+    """The ops that read each of some graph inputs, and which of these it is."""
+    readers = graph.readers()
+    pairs = [(op, place) for place, value in enumerate(inputs) for op in readers[value]]
+    found = np.array(pairs, np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 def step_memory(graph: JointGraph, schedule: Schedule) -> StepMemory:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, _neg_view
+from torch._C import _will_engine_execute_node
 from torch._C._autograd import _get_current_graph_task_keep_graph, _profiler_enabled
 from torch._C._dynamo.eval_frame import reset_code
 from torch._C._profiler import _EventType
@@ -39,8 +40,10 @@ from torch._inductor import config as inductor_config
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import arg_tree_leaves, tree_flatten_with_path, tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
@@ -93,7 +96,9 @@ __all__ = [
     "graph_break",
     "graph_is_retained",
     "group_store",
+    "hooks_before_and_after",
     "inductor_config",
+    "inside_distributed_data_parallel",
     "new_node_number",
     "node_number",
     "ones_for_result",
@@ -104,6 +109,7 @@ __all__ = [
     "tree_flatten_with_path",
     "tree_leaves",
     "tree_map",
+    "will_run_in_this_backward",
     "with_effects",
 ]
 
@@ -137,6 +143,22 @@ def gradient_hooks(parameter: Tensor) -> Iterator[dict[int, Any]]:
     for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
         if hooks:
             yield hooks
+
+
+def hooks_before_and_after(parameter: Tensor) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
+    """What runs before a leaf's gradient is accumulated (tensor hooks), and after."""
+    before, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return list((before or {}).values()), list((after or {}).values())
+
+
+def will_run_in_this_backward(leaf: Tensor) -> bool:
+    """Called in a backward: whether it accumulates a gradient of a leaf."""
+    return bool(_will_engine_execute_node(get_gradient_edge(leaf).node))
+
+
+def inside_distributed_data_parallel() -> bool:
+    """Whether the forward of a DistributedDataParallel is running."""
+    return DistributedDataParallel._active_ddp_module is not None
 
 
 def node_number(node: Any) -> int:

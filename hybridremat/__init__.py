@@ -17,11 +17,13 @@ from hybridremat.errors import (
     DeviceMemoryWarning,
     DeviceSpecError,
     DoubleBackwardError,
+    EarlyGradientError,
     HeldOutputWarning,
     HybridRematError,
     InfeasibleLimitError,
     InfeasibleLimitWarning,
     InputError,
+    KeptGradientWarning,
     LimitError,
     MeasurementError,
     MissingPackageError,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from hybridremat.integrations.lightning import (
         HybridRematLightningCallback as HybridRematLightningCallback,
     )
+    from hybridremat.integrations.optimizer_in_backward import optimizer_in_backward
     from hybridremat.integrations.transformers_trainer import (
         HybridRematTrainerCallback as HybridRematTrainerCallback,
     )
@@ -69,12 +72,14 @@ __all__ = [
     "DeviceSpec",
     "DeviceSpecError",
     "DoubleBackwardError",
+    "EarlyGradientError",
     "Frontier",
     "HeldOutputWarning",
     "HybridRematError",
     "InfeasibleLimitError",
     "InfeasibleLimitWarning",
     "InputError",
+    "KeptGradientWarning",
     "LimitError",
     "MeasuredPoint",
     "Measurement",
@@ -101,6 +106,7 @@ __all__ = [
     "get_plan",
     "max_batch_size",
     "measure",
+    "optimizer_in_backward",
     "plan",
     "prepare",
     "unwrap",
@@ -125,6 +131,7 @@ _HOME = {
     "auto_limit": "hybridremat.runtime.auto_limit",
     "BatchSize": "hybridremat.analysis.batch_size",
     "Measurement": "hybridremat.analysis.measure",
+    "optimizer_in_backward": "hybridremat.integrations.optimizer_in_backward",
     # Not in __all__ nor in dir(): these need packages that may not be there, and must not be read unasked.
     "HybridRematTrainerCallback": "hybridremat.integrations.transformers_trainer",
     "HybridRematLightningCallback": "hybridremat.integrations.lightning",

@@ -85,6 +85,12 @@ def wrap(
         **Ops in place.** ``"exact"``: an op may write its result over an input that nobody needs any more,
         where a trial on this device gave the same bits; op by op only, as Inductor has its own ways.
         ``"none"``: every op runs as PyTorch runs it.
+    gradients
+        **When gradients leave.** ``"at_end"``: the backward returns them all, as in plain PyTorch.
+        ``"in_backward"``: each goes to its parameter's ``.grad``, and to the hooks on the parameter, as soon
+        as it is final and the parameter is read no more; the plan takes it to be dropped there
+        (:func:`hybridremat.optimizer_in_backward`), or added to a ``.grad`` that exists. One forward for each
+        backward, no clipping by global norm, no GradScaler, no DistributedDataParallel.
     cost_model, workers, cache, progress
         **How it is planned.** ``cost_model`` is the source of times: ``"profile"`` (measured here),
         ``"roofline"``, ``"flops"`` (the same everywhere). ``workers``: processes that solve blocks; None: one

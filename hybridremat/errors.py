@@ -84,6 +84,10 @@ class MeasurementError(HybridRematError, RuntimeError):
     """No memory was left to measure a kernel on its own."""
 
 
+class EarlyGradientError(HybridRematError, RuntimeError):
+    """What needs all gradients of a step at once, or none of them early, met gradients that leave early."""
+
+
 class DoubleBackwardError(HybridRematError, RuntimeError):
     """A backward with ``create_graph=True`` reached a planned step. Nothing of the planned backward ran.
 
@@ -105,6 +109,10 @@ class RankError(HybridRematError):
 
 class HeldOutputWarning(UserWarning):
     """The caller still holds an output during the backward that the plan assumed to be gone."""
+
+
+class KeptGradientWarning(UserWarning):
+    """Gradients that the plan takes to be used and dropped in the backward stay in ``.grad``."""
 
 
 class OutstandingForwardWarning(UserWarning):

@@ -20,7 +20,7 @@ from hybridremat.compiler.emit import emit
 from hybridremat.errors import LimitError, PlanError
 from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
-from hybridremat.graph.joint import Phase, Schedule, plain_schedule, without_rewrites
+from hybridremat.graph.joint import Phase, Schedule, as_plain, plain_schedule
 from hybridremat.graph.memory import MemorySimulator, step_memory
 from hybridremat.graph.tracing import in_place
 from support.brute_blocks import SWEEPS, blocks, brute_force, figures, frontier
@@ -174,7 +174,7 @@ def test_emitted_graphs_overwrite_and_pass():
     forward, backward = emitted(step)
     assert len(in_place_calls(forward)) >= 2 and in_place_calls(backward)
     memory, schedule = check(step, forward, backward), plain_schedule(step.graph)
-    counted, plain = step_memory(step.graph, schedule), step_memory(without_rewrites(step.graph), schedule)
+    counted, plain = step_memory(step.graph, schedule), step_memory(as_plain(step.graph), schedule)
     assert memory.peak == counted.peak
     assert memory.forward_peak == max(counted.profile[: schedule.num_forward])
     saved = [more - less for less, more in zip(counted.profile, plain.profile, strict=True)]

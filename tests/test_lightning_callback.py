@@ -262,3 +262,36 @@ def test_the_class_fits_the_package_in_use(monkeypatch):
 def test_without_lightning_the_error_says_what_to_install(monkeypatch):
     with pytest.raises(hybridremat.MissingPackageError, match="pip install lightning"):
         callback_class(monkeypatch, lightning__pytorch=None, pytorch_lightning=None)
+
+
+class LitInBackward(Lit):
+    """Its optimizer steps in the backward."""
+
+    def configure_optimizers(self):
+        return hybridremat.optimizer_in_backward(self, lambda p: torch.optim.AdamW(p, lr=1e-2))
+
+
+def test_an_optimizer_in_the_backward_trains_as_an_ordinary_one(tmp_path):
+    plain, early = Lit(), LitInBackward()
+    fit(plain, tmp_path)
+    how = {"gradients": "in_backward", "module": "body", "memory_limit": "70%"} | HOW
+    callback = hybridremat.HybridRematLightningCallback(**how)
+    with planned_forwards() as ran:
+        fit(early, tmp_path, callback)
+    assert len(ran) == len(loader())
+    assert all(torch.equal(a, b) for a, b in zip(early.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [({"gradient_clip_val": 1.0}, "clips gradients"), ({"accumulate_grad_batches": 2}, "accumulates")],
+)
+def test_a_loop_that_needs_all_gradients_is_refused(tmp_path, arguments, text):
+    callback = hybridremat.HybridRematLightningCallback(
+        module="body", memory_limit="70%", gradients="in_backward", **HOW
+    )
+    model = LitInBackward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(hybridremat.EarlyGradientError, match=text):
+        fit(model, tmp_path, callback, **arguments)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))

@@ -300,3 +300,48 @@ def test_several_gpus_in_one_process_are_refused():
     several = SimpleNamespace(n_gpu=2)
     with pytest.raises(hybridremat.ModelError, match="2 GPUs of this process"):
         planned().on_train_begin(several, None, None, model=language_model())
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def trained_with(optimizer_of, folder, *callbacks, **arguments):
+    """A Trainer that is given its optimizer, and its model."""
+    model = language_model()
+    args = {"max_grad_norm": 0.0, "lr_scheduler_type": "linear"} | arguments
+    trainer = make_trainer(model, folder, *callbacks, **args)
+    trainer.optimizer = optimizer_of(model)
+    return trainer, model
+
+
+def test_an_optimizer_in_the_backward_trains_as_an_ordinary_one(tmp_path):
+    expected, plain = trained_with(lambda model: adamw(model.parameters()), tmp_path / "plain")
+    expected.train()
+
+    def early(model):
+        return hybridremat.optimizer_in_backward(model, adamw)
+
+    trainer, model = trained_with(early, tmp_path / "early", planned("60%", gradients="in_backward"))
+    with planned_forwards() as ran:
+        trainer.train()
+    assert len(ran) == STEPS["max_steps"]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    assert [e["loss"] for e in entries(trainer, "loss")] == [e["loss"] for e in entries(expected, "loss")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [({"max_grad_norm": 1.0}, "clips gradients"), ({"gradient_accumulation_steps": 2}, "accumulates")],
+)
+def test_a_trainer_that_needs_all_gradients_is_refused(tmp_path, arguments, text):
+    def early(model):
+        return hybridremat.optimizer_in_backward(model, adamw)
+
+    callback = planned("60%", gradients="in_backward")
+    trainer, model = trained_with(early, tmp_path, callback, **arguments)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(hybridremat.EarlyGradientError, match=f"{text}.*No step has run"):
+        trainer.train()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert_plain(model)

@@ -70,4 +70,6 @@ def fingerprint(graph: JointGraph, op_nodes: Sequence[fx.Node]) -> str:
         digest.update(repr((value.producer, value.shape, value.dtype, value.tangent)).encode())
     for group in (graph.held_outputs, graph.released_outputs, graph.gradients):
         digest.update(repr(sorted(group)).encode())
+    if graph.deliveries:
+        digest.update(repr(graph.deliveries).encode())
     return digest.hexdigest()[:32]

@@ -8,13 +8,14 @@ belongs, whether it may run again, and whether it draws random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
-from hybridremat.graph.joint import JointGraph, Op, Phase
+from hybridremat.graph.joint import Delivery, JointGraph, Op, Phase
 from hybridremat.graph.private_torch import (
     CheckpointPolicy,
     HigherOrderOperator,
@@ -179,12 +180,34 @@ def _made(groups: AliasAnalysis, nodes: Iterable[fx.Node]) -> frozenset[int]:
     return frozenset(v for n in nodes for v in groups.node_values[n] if groups.values[v].producer is not None)
 
 
+def _deliveries(
+    groups: AliasAnalysis,
+    module: fx.GraphModule,
+    gradients: Sequence[fx.Node | None],
+    leaving: Mapping[int, int],
+) -> tuple[Delivery, ...]:
+    """The gradients that leave early: each dense, made by an op of the backward, in a storage of its own."""
+    inputs = [n for n in module.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
+    uses = Counter(v for node in gradients if node is not None for v in set(groups.node_values[node]))
+    found = []
+    for index in sorted(leaving):
+        node, (parameter, *_) = gradients[index], groups.node_values[inputs[index]]
+        if node is None or len(groups.node_values[node]) != 1 or not groups.backward[node]:
+            continue
+        (value,) = groups.node_values[node]
+        producer = groups.values[value].producer
+        if uses[value] == 1 and producer is not None and groups.backward[groups.op_nodes[producer]]:
+            found.append(Delivery(value, parameter, index, leaving[index]))
+    return tuple(found)
+
+
 def trace_joint(
     module: fx.GraphModule,
     num_outputs: int,
     *,
     hold_outputs: bool,
     rules: FusionRules | None = None,
+    leaving: Mapping[int, int] | None = None,
 ) -> TracedStep:
     """Read a joint graph.
 
@@ -200,6 +223,9 @@ def trace_joint(
     rules
         What the compiler that runs it fuses; None if it runs op by op. A compiled random op is never
         repeated.
+    leaving
+        The inputs whose gradients are to leave in the backward, by index, each with the bytes of workspace of
+        whoever takes it. Where autograd makes none there, it is returned as the others are.
 
     Raises
     ------
@@ -227,12 +253,15 @@ def trace_joint(
     needed = _ancestors([*forward, *mutations, *once])
     ops = tuple(_make_op(groups, index, needed, mutated) for index in range(len(groups.op_nodes)))
     held = [n for n in forward if hold_outputs or is_scalar(n)]
+    deliveries = _deliveries(groups, module, outputs[num_outputs:], leaving or {})
+    leave = {each.gradient for each in deliveries}
     graph = JointGraph(
         ops=ops,
         values=tuple(groups.values),
         held_outputs=_made(groups, held),
         released_outputs=_made(groups, forward) - _made(groups, held),
-        gradients=_made(groups, gradients),
+        gradients=_made(groups, gradients) - leave,
+        deliveries=deliveries,
         rng_state_bytes=RNG_STATE_BYTES.get(groups.device, RNG_STATE_BYTES["cpu"]),
     )
     graph = replace(graph, fingerprint=fingerprint(graph, groups.op_nodes))

@@ -8,7 +8,7 @@ from typing import Any
 
 from hybridremat.analysis.batch_size import TriedBatch
 from hybridremat.analysis.sample_step import sample_step
-from hybridremat.graph.joint import JointGraph, plain_schedule, without_rewrites
+from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.choose_lowered import choose_from
 from hybridremat.planning.context import PlanContext
@@ -68,7 +68,7 @@ class BatchStep:
             return code_needs(self.graph, memory, outside)
         if outside.none:
             return plain_point(self.graph).peak
-        return schedule_needs(without_rewrites(self.graph), schedule, outside)
+        return schedule_needs(as_plain(self.graph), schedule, outside)
 
     def frontier(self, *, reuse: bool, show: bool) -> StepFrontier | LoweredFrontier:
         """The frontier of the step; ``reuse``: options of other batches will do."""

@@ -18,12 +18,19 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with what it is trained on."""
+    """A model with what it is trained on; ``optimizer``: by what, if that is not a new AdamW."""
 
     model: nn.Module
     batch: Mapping[str, Any]
     loss_fn: Callable[[Any], Tensor]
     args: Sequence[Any] = ()
+    optimizer: torch.optim.Optimizer | None = None
+
+    def timed_step(self) -> None:
+        """A step with that of its optimizer, if it has one."""
+        self.step()
+        if self.optimizer is not None:
+            self.optimizer.step()
 
     def step(self) -> Tensor:
         """Forward, loss and backward; returns the loss."""
@@ -37,9 +44,14 @@ class Subject:
         return next(self.model.parameters()).device.type
 
 
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that models are trained with."""
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+
+
 def train(subject: Subject, steps: int) -> Iterator[tuple[dict[str, Tensor], int]]:
     """Train with AdamW and yield, after each step, copies of all its tensors and its peak in bytes."""
-    optimizer = torch.optim.AdamW(subject.model.parameters(), lr=LEARNING_RATE)
+    optimizer = subject.optimizer or adamw(list(subject.model.parameters()))
     torch.manual_seed(1)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -93,7 +105,7 @@ def _seconds(subject: Subject) -> float:
     subject.model.zero_grad()
     _wait(subject)
     started = time.perf_counter()
-    subject.step()
+    subject.timed_step()
     _wait(subject)
     return time.perf_counter() - started
 

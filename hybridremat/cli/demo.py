@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 
 import torch
@@ -15,14 +15,16 @@ from rich.console import Console
 from torch import Tensor
 
 from hybridremat.analysis.measure import measure
-from hybridremat.analysis.paired_steps import Subject, differences, time_ratio, train
+from hybridremat.analysis.paired_steps import Subject, adamw, differences, time_ratio, train
 from hybridremat.api import get_plan, unwrap, wrap
 from hybridremat.cli.demo_models import DEMO_MODELS, DemoModel
-from hybridremat.cli.demo_table import DemoRow, demo_table, verdict
+from hybridremat.cli.demo_table import IN_BACKWARD, DemoRow, demo_table, verdict
 from hybridremat.cli.output import print_json
 from hybridremat.errors import InfeasibleLimitError, TargetError
+from hybridremat.integrations.optimizer_in_backward import optimizer_in_backward
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
+from hybridremat.planning.settings import Gradients
 from hybridremat.reports.text import render
 from hybridremat.units import format_bytes
 
@@ -102,7 +104,21 @@ class ModelDemo:
         subject = self._fresh()
         plan = self._wrap(subject, int(TIGHT * plan.least_peak), reserve)
         note = "least feasible + 3 %"
-        return [*rows, self._row(reference, subject, time.perf_counter() - started, note)]
+        rows.append(self._row(reference, subject, time.perf_counter() - started, note))
+        return [*rows, self._row_in_backward(reference)] if self.model.in_backward else rows
+
+    def _row_in_backward(self, reference: Reference) -> DemoRow:
+        """Train with the optimizer in the backward, against plain training with an ordinary one."""
+        started = time.perf_counter()
+        subject = self._fresh()
+        subject = replace(subject, optimizer=optimizer_in_backward(subject.model, adamw))
+        least = self._wrap(subject, "1000%", 0, gradients="in_backward").least_peak
+        unwrap(subject.model)
+        self._wrap(subject, int(TIGHT * least), 0, gradients="in_backward")
+        seconds = time.perf_counter() - started
+        ordinary = adamw(list(reference.subject.model.parameters()))
+        subjects = replace(reference, subject=replace(reference.subject, optimizer=ordinary))
+        return self._row(subjects, subject, seconds, IN_BACKWARD)
 
     def _fresh(self) -> Subject:
         model, batch, loss_fn = self.model.make()
@@ -139,13 +155,16 @@ class ModelDemo:
             middle = (error.least + max(plain, error.least)) // 2
             return self._wrap(subject, middle, reserve), f"half-way: {EASY} is not feasible"
 
-    def _wrap(self, subject: Subject, limit: int | str, reserve: int) -> Plan:
+    def _wrap(
+        self, subject: Subject, limit: int | str, reserve: int, gradients: Gradients = "at_end"
+    ) -> Plan:
         started = time.perf_counter()
         wrap(
             subject.model,
             kwargs=subject.batch,
             memory_limit=limit,
             reserve=reserve,
+            gradients=gradients,
             cost_model=self.cost_model,
             progress=not self.quiet,
         )
@@ -159,11 +178,15 @@ class ModelDemo:
         assert plan.memory_limit is not None
         differing: list[str] = []
         peaks = []
-        with self._bar(f"training under {format_bytes(plan.memory_limit)}", self.steps + PAIRS) as advance:
-            for number, (tensors, peak) in enumerate(train(planned, self.steps)):
-                names = differences(tensors, reference.tensors[number])
-                differing += [f"step {number + 1}: {name}" for name in names]
-                peaks.append(peak)
+        # the first step in which an optimizer steps makes its state, too: one more is measured in its place
+        more = int(planned.optimizer is not None)
+        steps = self.steps + more
+        with self._bar(f"training under {format_bytes(plan.memory_limit)}", steps + PAIRS) as advance:
+            for number, (tensors, peak) in enumerate(train(planned, steps)):
+                if number < self.steps:
+                    names = differences(tensors, _comparable(reference.tensors[number], planned))
+                    differing += [f"step {number + 1}: {name}" for name in names]
+                peaks += [peak] if number >= more else []
                 advance()
             ratio = time_ratio(reference.subject, planned, PAIRS, advance)
         self._log(f"trained {self.steps} steps under it, peak {format_bytes(max(peaks))}")
@@ -193,3 +216,9 @@ class ModelDemo:
         with planning_progress(show=not self.quiet) as report:
             report(text, 0, total)
             yield lambda: report(text, next(steps), total)
+
+
+def _comparable(tensors: dict[str, Tensor], planned: Subject) -> dict[str, Tensor]:
+    """What a step has to equal: gradients are gone where the optimizer steps in the backward."""
+    early = planned.optimizer is not None
+    return {name: each for name, each in tensors.items() if not (early and name.startswith("gradient "))}

@@ -12,6 +12,8 @@ from rich.text import Text
 
 from hybridremat.units import format_bytes
 
+IN_BACKWARD = "optimizer in backward"
+
 
 @dataclass(frozen=True)
 class DemoRow:
@@ -89,6 +91,14 @@ def verdict(rows: Sequence[DemoRow], steps: int) -> list[RenderableType]:
         "it. Time ratio: planned over plain eager, in pairs of steps. Planning includes the capture; the "
         "second limit of a model reuses what was solved for the first.",
     ]
+    early = [row for row in rows if row.note == IN_BACKWARD]
+    if early:
+        lines.append(
+            "With the optimizer in the backward (hybridremat.optimizer_in_backward; the limit is the least "
+            "feasible + 3 %) gradients are used and dropped one by one: losses, buffers and parameters are "
+            "compared, with those of an ordinary loop, times include the optimizer's, and the peak is that "
+            "of the steps after the first, which makes the optimizer's state."
+        )
     reserves = sorted({row.reserve for row in rows if row.reserve})
     if reserves:
         kept = ", ".join(format_bytes(reserve) for reserve in reserves)

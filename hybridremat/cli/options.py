@@ -93,6 +93,9 @@ def _planning_options() -> Parser:
     group = parser.add_argument_group("planning")
     group.add_argument("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
     group.add_argument("--compiler", metavar="NAME", default="eager", help="eager (default), or inductor")
+    group.add_argument(
+        "--gradients", metavar="NAME", default="at_end", help="at_end (default), or in_backward"
+    )
     group.add_argument("--rewrites", metavar="NAME", default="exact", help="exact (default), or none")
     group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
     group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)

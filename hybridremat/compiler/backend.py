@@ -7,19 +7,22 @@ Dynamo hands over a graph; AOTAutograd makes the joint graph of it and asks for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from torch import fx
 from torch.profiler import record_function
 
+from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs
 from hybridremat.compiler.inner import Compiled, Finish, InnerCompiler, run_op_by_op
 from hybridremat.compiler.output_hooks import (
     HeldOutputs,
     UndefinedGradients,
     assign_roles,
+    delivered_sources,
     gradient_sources,
 )
 from hybridremat.errors import CaptureError, HybridRematError
@@ -45,7 +48,7 @@ class Partition:
     ``started`` is called when the forward starts, ``accept`` with the code that the inner compiler makes of
     both graphs, unless it was cached; it raises PlanError if that is not what was planned. ``lean``: whether
     a compiler has to keep the order of the graphs and free every buffer at once; ``plain``: whether they are
-    those of the plain step.
+    those of the plain step. ``delivered``: the inputs whose gradients the backward delivers.
     """
 
     forward: fx.GraphModule
@@ -54,13 +57,20 @@ class Partition:
     accept: Callable[[object, object], None] = lambda *_: None
     lean: bool = False
     plain: bool = False
+    delivered: tuple[int, ...] = ()
 
 
 class Partitioner(Protocol):
     """Makes the graphs that run (``planning/pipeline.py``)."""
 
-    def split(self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool) -> Partition:
-        """The forward and backward of a joint graph with ``num_outputs`` forward outputs."""
+    def split(
+        self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
+    ) -> Partition:
+        """The forward and backward of a joint graph with ``num_outputs`` forward outputs.
+
+        ``leaving``: the inputs whose gradients are to leave early, as in
+        :func:`~hybridremat.graph.tracing.trace.trace_joint`.
+        """
         ...
 
     def forward_only(self, graph: fx.GraphModule) -> Callable[[], None]:
@@ -82,6 +92,8 @@ class Backend:
     several_graphs
         Whether a step may have several graphs, some without a backward. All outputs of each may carry
         gradients and are held.
+    early_gradients
+        Whether gradients of parameters leave in the backward (:mod:`hybridremat.compiler.early_gradients`).
     inner
         Compiles and runs the graphs.
     build
@@ -109,13 +121,14 @@ class Backend:
         hold_outputs: bool = False,
         all_outputs: bool = False,
         several_graphs: bool = False,
+        early_gradients: bool = False,
         inner: InnerCompiler = run_op_by_op,
         build: bool = True,
     ) -> None:
         self.partitioner = partitioner
         self.inner, self.build = inner, build
         self.hold_outputs, self.all_outputs = hold_outputs, all_outputs or several_graphs
-        self.several_graphs = several_graphs
+        self.several_graphs, self.early_gradients = several_graphs, early_gradients
         self.armed = True
         self.error: HybridRematError | None = None
         self.captured = False
@@ -142,12 +155,13 @@ class Backend:
             roles = assign_roles(module, all_outputs=self.all_outputs)
             hold_outputs = self.hold_outputs or not roles.loss_inside
             held, undefined = HeldOutputs(expected=hold_outputs), UndefinedGradients()
-            graphs = _Graphs(self, held, undefined, hold_outputs=hold_outputs)
+            early = EarlyGradients(leaving_inputs(example_inputs) if self.early_gradients else {})
+            graphs = _Graphs(self, held, undefined, early, hold_outputs=hold_outputs)
             compiled = self.inner(module, example_inputs, graphs)
             _forget_examples(module)
 
         def run(*args: object) -> Any:
-            outputs = compiled(*args)
+            outputs = compiled(*early.aliases(args))
             undefined.register(outputs)
             return held.guard(outputs, roles.detached, args) if roles.loss_inside else outputs
 
@@ -158,9 +172,15 @@ class _Graphs:
     """What the inner compiler asks for, for one of Dynamo's graphs (``inner.Callbacks``)."""
 
     def __init__(
-        self, backend: Backend, held: HeldOutputs, undefined: UndefinedGradients, *, hold_outputs: bool
+        self,
+        backend: Backend,
+        held: HeldOutputs,
+        undefined: UndefinedGradients,
+        early: EarlyGradients,
+        *,
+        hold_outputs: bool,
     ) -> None:
-        self._backend, self._held, self._undefined = backend, held, undefined
+        self._backend, self._held, self._undefined, self._early = backend, held, undefined, early
         self._hold_outputs = hold_outputs
         self._started: Callable[[], None] = lambda: None
         self._accept: Callable[[object, object], None] = lambda *_: None
@@ -174,7 +194,10 @@ class _Graphs:
         backend = self._backend
         backend.captured = True
         with self._noting_errors():
-            made = backend.partitioner.split(joint, num_fwd_outputs, hold_outputs=self._hold_outputs)
+            made = backend.partitioner.split(
+                joint, num_fwd_outputs, hold_outputs=self._hold_outputs, leaving=self._early.leaving
+            )
+        self._early.indices = made.delivered
         self._started, self._accept = made.started, made.accept
         self.lean, self.plain = made.lean, made.plain
         return made.forward, made.backward
@@ -189,6 +212,7 @@ class _Graphs:
         if not self._backend.build:
             raise CaptureComplete
         sources = gradient_sources(graph.graph) if backward else []
+        early_sources = delivered_sources(graph.graph) if backward else {}
         if backward:
             self._undefined.once = not allows_second_backward()
 
@@ -201,9 +225,9 @@ class _Graphs:
             if code is not None and forward_code is not None:
                 with self._noting_errors():
                     self._accept(forward_code, code)
-            return self._undefined.drop_unreached(
-                sources, self._runnable(run, self._held.warn_once, "backward")
-            )
+            runnable = self._runnable(run, self._held.warn_once, "backward")
+            unreached = partial(self._undefined.unreached, early_sources)
+            return self._undefined.drop_unreached(sources, self._early.wrapped(runnable, unreached))
 
         return finish
 

@@ -8,6 +8,8 @@ the step it is. The emitted graphs are read the same way, and must
   in the forward only;
 - draw random numbers in the joint graph's order, and otherwise only replay them;
 - read no buffer after it has been overwritten (:mod:`hybridremat.compiler.buffer_hazards`);
+- hand out early exactly the gradients that the joint graph says, once, and read neither these nor their
+  parameters afterwards (:mod:`hybridremat.compiler.deliveries`);
 - write over nothing that is not their own, or that is read again (:mod:`hybridremat.compiler.overwrites`);
 - stay under the limit, by the storages alive at each node (:mod:`hybridremat.compiler.emitted_memory`).
 """
@@ -21,6 +23,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, refuse_stale_reads
+from hybridremat.compiler.deliveries import delivered_gradients, is_delivery
 from hybridremat.compiler.emitted_memory import EmittedMemory, emitted_memory
 from hybridremat.compiler.overwrites import plain_keywords, plain_op
 from hybridremat.compiler.rng_replay import replay
@@ -63,6 +66,8 @@ class _Reader:
             self.pairs[node] = self._draw(self._call(target, args, node.kwargs))
             self.state_of[self.terms.of("state", self.pairs[node])] = self.pairs[node]
             self.term[node] = self.terms.of("pair", self.pairs[node])
+        elif is_delivery(node):
+            self.term[node] = self.terms.of("delivery", str(node.args[1]))
         elif node.target is replay:
             self.term[node] = self._replay(node)
         elif node.target is operator.getitem:
@@ -161,6 +166,21 @@ def _check_distinct_outputs(step: TracedStep, forward: fx.GraphModule) -> None:
             raise check_error(f"{node.name} is returned as two outputs that are two in the joint graph")
 
 
+def _check_gradients(step: TracedStep, joint: _Reader, backward: fx.GraphModule, second: _Reader) -> None:
+    """Every gradient is returned or handed out, as the joint graph says, and computed as there."""
+    given = second.outputs(backward, 0, None)
+    expected = joint.outputs(step.module, step.num_outputs, None)
+    delivered = delivered_gradients(backward)
+    if set(delivered) != {each.index for each in step.graph.deliveries}:
+        raise check_error("other gradients are handed out early than planned")
+    for index, gradient in delivered.items():
+        if given[index] is not None:
+            raise check_error(f"the gradient of input {index} is both handed out and returned")
+        given[index] = second.term[gradient]
+    if given != expected:
+        raise check_error("a gradient is not computed as in the joint graph")
+
+
 def check(
     step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule, *, limit: int | None = None
 ) -> EmittedMemory:
@@ -179,8 +199,7 @@ def check(
     if first.outputs(forward, 0, count) != joint.outputs(step.module, 0, count):
         raise check_error("a forward output is not computed as in the joint graph")
     _check_distinct_outputs(step, forward)
-    if second.outputs(backward, 0, None) != joint.outputs(step.module, count, None):
-        raise check_error("a gradient is not computed as in the joint graph")
+    _check_gradients(step, joint, backward, second)
     _check_updates(step, joint, first, second)
     if second.drawn != joint.drawn:
         raise check_error("random numbers are not drawn in the order of the joint graph")

@@ -2,8 +2,9 @@
 
 A new joint graph, with one node for each execution in schedule order, is cut into two by PyTorch's extractor.
 Values are freed after their last use; an op that may overwrite one of them does so where nobody needs it any
-more (:meth:`~hybridremat.graph.memory.MemorySimulator.overwritten`). A random op that runs more than once
-saves the generator's state the first time and replays it afterwards.
+more (:meth:`~hybridremat.graph.memory.MemorySimulator.overwritten`). Gradients that leave early are handed to
+:func:`~hybridremat.compiler.early_gradients.deliver` in place of being returned. A random op that runs more
+than once saves the generator's state the first time and replays it afterwards.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from hybridremat.compiler.early_gradients import deliver
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.errors import PlanError
 from hybridremat.graph.generated_code import OP
@@ -30,6 +32,7 @@ from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_out
 from hybridremat.graph.tracing.in_place import in_place_form, overwritable
 from hybridremat.graph.tracing.trace import TracedStep
 
+_LEAVING = "hybridremat_leaving"  # a node's ``meta``: the inputs whose gradients leave right after it
 _OVER = "hybridremat_over"  # a node's ``meta``: which of its inputs its result is to be written over
 
 
@@ -99,6 +102,12 @@ class _Writer:
             self.forward_nodes.update(written.values())
             for old, new in written.items():
                 self.first.setdefault(old, new)
+
+    def deliver(self, index: int, gradient: fx.Node) -> None:
+        """Mark that a gradient leaves here; what it is a view of is there."""
+        self.resolve(gradient, self.current)
+        last = next(reversed(self.graph.nodes))
+        last.meta.setdefault(_LEAVING, []).append(index)
 
     def _random_call(self, op: int, node: fx.Node, mapping: dict[fx.Node, fx.Node]) -> fx.Node:
         args: Any = fx.map_arg(node.args, lambda source: mapping[source])
@@ -171,26 +180,31 @@ def emit(step: TracedStep, schedule: Schedule) -> tuple[fx.GraphModule, fx.Graph
         If an op of the graph may overwrite what it cannot.
     """
     writer = _Writer(step, Counter(schedule.steps))
-    overwritten = MemorySimulator(step.graph).overwritten(schedule)
+    simulate = MemorySimulator(step.graph)
+    overwritten, departures = simulate.overwritten(schedule), simulate.departures(schedule)
+    results = joint_outputs(step.module)[step.num_outputs :]
     backward_calls: list[fx.Node] = []
     for position, op in enumerate(schedule.steps):
         forward = position < schedule.num_forward
         writer.execute(op, forward=forward, over=overwritten.get(position))
         if not forward:
             backward_calls.append(writer.current[step.op_nodes[op]])
-    module = writer.finish()
-    outputs = joint_outputs(module)
+        for each in departures.get(position, ()):
+            writer.deliver(each.index, results[each.index])
+    joint = writer.finish()
+    outputs = joint_outputs(joint)
     gradients = [node for node in outputs[step.num_outputs :] if isinstance(node, fx.Node)]
     saved = writer.saved_nodes(backward_calls + gradients)
-    primals = [n for n in module.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
+    primals = [n for n in joint.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
     _exempt_overwritten(primals)
     forward_module, backward_module = _extract_fwd_bwd_modules(
-        module, primals + saved, saved_sym_nodes=[], num_fwd_outputs=step.num_outputs
+        joint, primals + saved, saved_sym_nodes=[], num_fwd_outputs=step.num_outputs
     )
     _drop_dead(forward_module, keep_random=True)
     _drop_dead(backward_module, keep_random=False)
-    for each in (forward_module, backward_module):
-        _write_in_place(each)
+    for module in (forward_module, backward_module):
+        _write_in_place(module)
+    _let_leave(backward_module, step)
     return forward_module, backward_module
 
 
@@ -227,4 +241,22 @@ def _write_in_place(module: fx.GraphModule) -> None:
             form, over = in_place_form(node.target), node.all_input_nodes[node.meta[_OVER]]
             assert form is not None
             node.target, node.kwargs = form.target, form.keywords(node.kwargs, over)
+    module.recompile()
+
+
+def _let_leave(module: fx.GraphModule, step: TracedStep) -> None:
+    """Deliver gradients in the backward in place of returning them."""
+    (output,) = module.graph.find_nodes(op="output")
+    results = list(output.args[0])
+    left: list[int] = []
+    for node in list(module.graph.nodes):
+        after = node
+        for index in node.meta.get(_LEAVING, ()) if node.op == "call_function" else ():
+            with module.graph.inserting_after(after):
+                after = module.graph.call_function(deliver, (results[index], index))
+            results[index] = None
+            left.append(index)
+    if sorted(left) != [each.index for each in step.graph.deliveries]:
+        raise PlanError("a gradient does not leave where it is planned to; please report this")
+    output.args = (tuple(results),)
     module.recompile()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from hybridremat.compiler.deliveries import is_delivery, refuse_unsafe_deliveries
 from hybridremat.compiler.overwrites import refuse_unsafe_overwrites, written_over
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.private_torch import run_and_save_rng_state
@@ -66,6 +67,9 @@ class _Storages:
 
     def add(self, node: fx.Node, term: int) -> None:
         """Find what a call node holds, and what it allocates while it runs."""
+        if is_delivery(node):
+            self.held[node], self.temporary[node] = {}, self._workspace(node)
+            return
         rng = self.step.graph.rng_state_bytes
         source = node.args[0] if node.target is operator.getitem else None
         if isinstance(source, fx.Node) and source.target is run_and_save_rng_state:
@@ -92,6 +96,10 @@ class _Storages:
         self.temporary[node] = traced.temp + (rng if node.target is replay else 0)
         if node.target is run_and_save_rng_state:
             self.held[node][-1] = self.new(rng)
+
+    def _workspace(self, delivery: fx.Node) -> int:
+        """Bytes that whoever takes a gradient allocates meanwhile."""
+        return sum(each.workspace for each in self.step.graph.deliveries if each.index == delivery.args[1])
 
     def values(self, joint: fx.Node) -> list[int]:
         """The values of the first joint node with the same term."""
@@ -158,7 +166,7 @@ def emitted_memory(
     Raises
     ------
     PlanError
-        If a call writes over what it must not.
+        If a call writes over what it must not, or reads what has been handed out.
     """
     storages = _storages(step, joint_terms)
     storages.read(forward, forward_terms)
@@ -174,6 +182,7 @@ def emitted_memory(
     stays = {storages.new(tangents), *_held_outputs(step, forward, storages)}
     storages.read(backward, backward_terms)
     refuse_unsafe_overwrites(backward, storages.held)
+    refuse_unsafe_deliveries(step, backward, storages.held, backward_terms, joint_terms)
     gradients = storages.of(joint_outputs(backward))
     backward_peak = _peak(backward, storages, stays | storages.of(inputs), stays | gradients)
     return EmittedMemory(forward_peak, backward_peak, sum(storages.size[s] for s in between))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from hybridremat.compiler.early_gradients import deliver
 from hybridremat.errors import DoubleBackwardError, HeldOutputWarning, PlanMismatchError
 from hybridremat.graph.private_torch import graph_is_retained, tangent_output
 from hybridremat.units import format_bytes
@@ -173,6 +174,11 @@ class UndefinedGradients:
         missing: set[int] = self._here.missing
         return missing
 
+    def unreached(self, sources: Mapping[int, frozenset[int | None]]) -> frozenset[int]:
+        """Those of some gradients that come from undefined ones alone; ``sources`` as below."""
+        missing = self._missing()
+        return frozenset(index for index, found in sources.items() if found and found <= missing)
+
     def drop_unreached(
         self, sources: Sequence[frozenset[int | None]], run: Callable[[list[Any]], Sequence[Any]]
     ) -> Callable[[list[Any]], Sequence[Any]]:
@@ -197,11 +203,23 @@ def gradient_sources(backward: fx.Graph) -> list[frozenset[int | None]]:
 
     None stands for a tangent that belongs to no single output (a base that several outputs are views of).
     """
+    found = _sources(backward)
+    output = next(iter(backward.find_nodes(op="output")))
+    return [found[item] if isinstance(item, fx.Node) else frozenset() for item in output.args[0]]
+
+
+def delivered_sources(backward: fx.Graph) -> dict[int, frozenset[int | None]]:
+    """:func:`gradient_sources` of the gradients that a backward graph delivers, by input."""
+    found = _sources(backward)
+    calls = backward.find_nodes(op="call_function", target=deliver)
+    return {node.args[1]: found[node.args[0]] for node in calls}
+
+
+def _sources(backward: fx.Graph) -> dict[fx.Node, frozenset[int | None]]:
     found: dict[fx.Node, frozenset[int | None]] = {}
     for node in backward.nodes:
         sources = frozenset[int | None]().union(*(found[source] for source in node.all_input_nodes))
         if node.op == "placeholder" and node.name.startswith("tangents_"):
             sources = frozenset([tangent_output(node)])
         found[node] = sources
-    output = next(iter(backward.find_nodes(op="output")))
-    return [found[item] if isinstance(item, fx.Node) else frozenset() for item in output.args[0]]
+    return found

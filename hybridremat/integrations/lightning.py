@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from hybridremat.errors import MissingPackageError, ModelError
 from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_options import WrapOptions, loop_options
+from hybridremat.integrations.optimizer_in_backward import require_steps_in_backward
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # one code base under two names, with separate classes
 
@@ -105,6 +106,13 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
         HybridRematError
             If it cannot be wrapped; no step has run, and nothing has changed.
         """
+        for optimizer in trainer.optimizers:
+            require_steps_in_backward(
+                optimizer,
+                clips=bool(trainer.gradient_clip_val),
+                accumulates=trainer.accumulate_grad_batches > 1,
+                scales=getattr(trainer.precision_plugin, "scaler", None) is not None,
+            )
         self._watch.begin(pl_module)
         whole = self._watch.target is pl_module
         if whole and trainer.model is not pl_module:

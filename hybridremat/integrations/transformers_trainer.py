@@ -11,6 +11,7 @@ from torch import nn
 from hybridremat.errors import MissingPackageError, ModelError
 from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_options import WrapOptions, loop_options
+from hybridremat.integrations.optimizer_in_backward import require_steps_in_backward
 
 try:
     from transformers import TrainerCallback
@@ -109,6 +110,12 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
             If the model cannot be wrapped; no step has run.
         """
         _require_one_device(args.n_gpu)
+        require_steps_in_backward(
+            kwargs.get("optimizer"),
+            clips=bool(args.max_grad_norm),
+            accumulates=args.gradient_accumulation_steps > 1,
+            scales=args.fp16,
+        )
         _move_to_front(self, inspect.currentframe())
         model: nn.Module = kwargs["model"]
         self._watch.begin(model)

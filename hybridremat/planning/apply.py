@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, PlanMismatchError
-from hybridremat.graph.joint import JointGraph, plain_schedule, without_rewrites
+from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.pins import obeys
 from hybridremat.graph.tracing.trace import TracedStep
@@ -88,7 +88,7 @@ def _recounted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin
         plan,
         predicted_peak=memory.peak,
         needed=needed,
-        plain_peak=step_memory(without_rewrites(graph), plain_schedule(graph)).peak,
+        plain_peak=step_memory(as_plain(graph), plain_schedule(graph)).peak,
         saved_bytes=memory.saved,
         blocks=planned_blocks(chain, details.block_options, plan.schedule, details.decisions),
         fingerprint=graph.fingerprint,

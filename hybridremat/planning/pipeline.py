@@ -86,6 +86,7 @@ def backend_for(settings: Settings, choose: Choose, *, build: bool = True) -> Ba
         PlannedPartition(choose, inductor),
         hold_outputs=settings.hold_outputs,
         all_outputs=settings.grad_outputs == "all",
+        early_gradients=settings.gradients == "in_backward",
         inner=inductor or run_op_by_op,
         build=build,
     )
@@ -119,16 +120,21 @@ class PlannedPartition:
     def __init__(self, choose: Choose, inductor: Inductor | None = None) -> None:
         self.choose, self.inductor = choose, inductor
 
-    def split(self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool) -> Partition:
+    def split(
+        self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
+    ) -> Partition:
         """See :class:`~hybridremat.compiler.backend.Partitioner`."""
         rules = self.inductor.rules if self.inductor is not None else None
-        traced = trace_joint(joint, num_outputs, hold_outputs=hold_outputs, rules=rules)  # trace
+        traced = trace_joint(  # trace
+            joint, num_outputs, hold_outputs=hold_outputs, rules=rules, leaving=leaving
+        )
         chosen = self.choose(traced)  # an existing plan, or make_plan
         forward, backward = emit(chosen.step, chosen.schedule)  # emit
         memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
         chosen.accept(memory)
         if self.inductor is None or (accept := chosen.accept_code) is None:
-            return Partition(forward, backward, chosen.started)
+            delivered = tuple(each.index for each in chosen.step.graph.deliveries)
+            return Partition(forward, backward, chosen.started, delivered=delivered)
         memory_of = self.inductor.code_memory(chosen.step, forward, backward)
         return Partition(
             forward,

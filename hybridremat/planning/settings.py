@@ -23,6 +23,7 @@ OnInfeasible = Literal["error", "least"]
 GraphBreaks = Literal["error", "plan"]
 Compiler = Literal["eager", "inductor"]
 Rewrites = Literal["exact", "none"]
+Gradients = Literal["at_end", "in_backward"]
 
 
 class CommonSettings(TypedDict, total=False):
@@ -36,6 +37,7 @@ class CommonSettings(TypedDict, total=False):
     policy: Policy | None
     compiler: Compiler
     rewrites: Rewrites
+    gradients: Gradients
 
 
 class BatchSettings(CommonSettings, total=False):
@@ -103,6 +105,7 @@ class Settings:
     policy: Policy | None = field(default=None, metadata=_DECIDES | {"option": "pin"})
     compiler: Compiler = field(default="eager", metadata=_OF_PLAN)
     rewrites: Rewrites = field(default="exact", metadata=_OF_PLAN)
+    gradients: Gradients = field(default="at_end", metadata=_OF_PLAN)
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
@@ -144,6 +147,8 @@ class Settings:
         _one_of("graph_breaks", self.graph_breaks, get_args(GraphBreaks))
         _one_of("compiler", self.compiler, get_args(Compiler))
         _one_of("rewrites", self.rewrites, get_args(Rewrites))
+        _one_of("gradients", self.gradients, get_args(Gradients))
+        self._require_early_gradients()
         self._require_compilable()
         if self.graph_breaks == "plan" and self.forwards > 1:
             raise LimitError(
@@ -151,6 +156,22 @@ class Settings:
                 "model that takes both inputs, or remove the breaks"
             )
         return self if self.device_spec is None else self._for_device(device_spec(self.device_spec))
+
+    def _require_early_gradients(self) -> None:
+        """Refuse what cannot be combined with gradients that leave in the backward."""
+        if self.gradients == "at_end":
+            return
+        others = [
+            ('compiler="inductor"', self.compiler == "inductor", "leave compiler= out"),
+            ('graph_breaks="plan"', self.graph_breaks == "plan", "remove the breaks"),
+            (f"forwards={self.forwards}", self.forwards > 1, "plan the pair as one model that takes both"),
+        ]
+        for name, given, instead in others:
+            if given:
+                raise LimitError(
+                    f'gradients="in_backward" and {name} cannot be combined: {instead}, or leave gradients= '
+                    "out"
+                )
 
     def _require_compilable(self) -> None:
         """Refuse what cannot be combined with Inductor."""
@@ -200,6 +221,7 @@ class Settings:
             grad_outputs=self.grad_outputs,
             reckoning=self.reckoning,
             rewrites=self.rewrites,
+            gradients=self.gradients,
         )
 
     def following(self, plan: PlanData) -> Settings:
@@ -216,6 +238,7 @@ class Settings:
             reckoning=plan.request.reckoning,
             compiler=cast(Compiler, plan.compiler),
             rewrites=cast(Rewrites, plan.request.rewrites),
+            gradients=cast(Gradients, plan.request.gradients),
         )
 
     def reserve_bytes(self) -> int:

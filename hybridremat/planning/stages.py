@@ -13,7 +13,7 @@ from functools import partial
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.types import BlockBinding
 from hybridremat.errors import PolicyError
-from hybridremat.graph.joint import JointGraph, plain_schedule, without_rewrites
+from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.pins import Pins, obeys
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.graph.segmentation.cuts import block_sizes
@@ -112,4 +112,4 @@ def forward_frontier(graph: JointGraph, pinned: Pinned, timings: Timings) -> Ste
 
 def plain_point(graph: JointGraph) -> SchedulePoint:
     """The figures of the plain step, as PyTorch runs it."""
-    return schedule_point(without_rewrites(graph), plain_schedule(graph))
+    return schedule_point(as_plain(graph), plain_schedule(graph))

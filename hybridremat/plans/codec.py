@@ -17,19 +17,19 @@ from cattrs.preconf.json import make_converter
 from hybridremat.blocks.types import Option
 from hybridremat.errors import PlanFormatError
 from hybridremat.files import write_atomic
-from hybridremat.graph.joint import Op, Value
+from hybridremat.graph.joint import Delivery, Op, Value
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.validate import require_sound
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
 
 P = TypeVar("P", bound=PlanData)
 
-SCHEMA = 4  # version of what plan_to_dict returns
+SCHEMA = 5  # version of what plan_to_dict returns
 _UNREADABLE = (
     *(BaseValidationError, ForbiddenExtraKeysError),
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
 )
-_ROWS = (Op, Value, Option)
+_ROWS = (Op, Value, Delivery, Option)
 _DECISIONS = {kind.__name__: kind for kind in (Forward, ForwardOption, Backward, Solo)}
 
 
@@ -85,6 +85,7 @@ def _converter() -> Converter:
     for kind in _ROWS:
         converter.register_unstructure_hook(kind, _row_writer(converter, kind))
         converter.register_structure_hook(kind, _row_reader(converter, kind))
+    converter.register_unstructure_hook_func(lambda kind: kind == frozenset[int], sorted)  # one order
     converter.register_unstructure_hook(Decision, _written_decision)
     converter.register_structure_hook(Decision, _read_decision)
     return converter

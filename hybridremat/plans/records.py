@@ -24,6 +24,7 @@ class Request:
     grad_outputs: str = "auto"
     reckoning: str = ""
     rewrites: str = "exact"
+    gradients: str = "at_end"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hybridremat.graph.joint import plain_schedule, without_rewrites
+from hybridremat.graph.joint import as_plain, plain_schedule
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import FrontierPoint, PlanDetails, PlannedBlock
 from hybridremat.reports.block_rows import block_rows, module_names, option_text
@@ -69,7 +69,7 @@ def _graph_data(plan: PlanData) -> dict[str, Any]:
 
 def _drawn(plan: PlanData, details: PlanDetails, tables: Tables) -> dict[str, Any]:
     chain = details.chain
-    plain = replace(chain, graph=without_rewrites(chain.graph))
+    plain = replace(chain, graph=as_plain(chain.graph))
     steps = {
         "planned": step_data(step_timeline(chain, plan.schedule), tables),
         "plain": step_data(step_timeline(plain, plain_schedule(chain.graph)), tables),

@@ -8,11 +8,11 @@ this one says, for one schedule that is shown, which values they belong to.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
-from hybridremat.graph.memory import MemorySimulator, ScheduleError
+from hybridremat.graph.memory import MemorySimulator, ScheduleError, step_memory
 from hybridremat.graph.segmentation.chain import Chain
 
 
@@ -20,8 +20,8 @@ class Band(StrEnum):
     """Kinds of memory that belong to no block.
 
     ``SHARED`` values are kept by every plan, or made outside of blocks; ``GRADIENTS`` are those of
-    activations; ``PARAMETER_GRADIENTS`` stay to the end; ``TEMPORARY`` is the workspace of kernels, and the
-    states of random generators.
+    activations; ``PARAMETER_GRADIENTS`` stay to the end, unless they leave early; ``TEMPORARY`` is the
+    workspace of kernels, and the states of random generators.
     """
 
     SHARED = "shared"
@@ -56,7 +56,10 @@ def live_spans(chain: Chain, schedule: Schedule, blocks: Sequence[int | None]) -
     """
     graph = chain.graph
     births, last_reads = _versions(graph, schedule)
-    over = MemorySimulator(graph).overwritten(schedule)
+    simulate = MemorySimulator(graph)
+    for now, leaving in simulate.departures(schedule).items():
+        last_reads |= {(each.gradient, births[each.gradient][-1]): now for each in leaving}
+    over = simulate.overwritten(schedule)
     overwritten = {(value, max(b for b in births[value] if b < now)) for now, value in over.items()}
     spans = [
         Span(
@@ -79,8 +82,12 @@ def live_spans(chain: Chain, schedule: Schedule, blocks: Sequence[int | None]) -
 
 
 def temporary_bytes(graph: JointGraph, schedule: Schedule) -> tuple[int, ...]:
-    """Workspace bytes of each execution."""
+    """Workspace bytes of each execution, and of whoever takes the gradients that leave after it."""
     temporary = [graph.ops[op].temp for op in schedule.steps]
+    if graph.deliveries:
+        bare = replace(graph, deliveries=tuple(replace(each, workspace=0) for each in graph.deliveries))
+        pairs = zip(step_memory(graph, schedule).profile, step_memory(bare, schedule).profile, strict=True)
+        temporary = [own + full - without for own, (full, without) in zip(temporary, pairs, strict=True)]
     for _, runs in _replayed(graph, schedule):
         for again in runs[1:]:
             temporary[again] += graph.rng_state_bytes  # the generator's current state is kept meanwhile
@@ -127,7 +134,7 @@ def _lifetimes(
 
 def _band(chain: Chain, value: int, block: int | None) -> int | Band:
     op = chain.graph.producer(value)
-    if value in chain.graph.gradients:
+    if value in chain.graph.gradients or value in chain.graph.leaving:
         return Band.PARAMETER_GRADIENTS
     if op is not None and op.phase is Phase.BACKWARD:
         return Band.GRADIENTS

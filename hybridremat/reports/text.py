@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import PinRecord, PlannedBlock, ValueRecord
@@ -100,6 +101,9 @@ def summary(plan: PlanData) -> Table:
     if calls := in_place_calls(plan):
         executions = sum(len(part.schedule.steps) for part in plan.parts or (plan,))
         grid.add_row("in place", f"{calls} of {executions} kernel calls write over what they read last")
+    if early := [graph for graph in _graphs(plan) if graph.deliveries]:
+        size = sum(graph.values[value].bytes for graph in early for value in graph.leaving)
+        grid.add_row("left early", f"{sum(len(g.deliveries) for g in early)} gradients, {format_bytes(size)}")
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in plan.timings.items())
     reused = "; block options of another input shape reused" if plan.reused_options else ""
     grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else "") + reused)
@@ -110,6 +114,10 @@ def in_place_calls(plan: PlanData) -> int:
     """How many kernel calls of a step write over one of their inputs; 0 where details are not known."""
     known = [(part.details, part.schedule) for part in plan.parts or (plan,)]
     return sum(len(MemorySimulator(d.graph).overwritten(schedule)) for d, schedule in known if d is not None)
+
+
+def _graphs(plan: PlanData) -> list[JointGraph]:
+    return [part.details.graph for part in plan.parts or (plan,) if part.details is not None]
 
 
 def _pin(record: PinRecord) -> str:

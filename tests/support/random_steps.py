@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value
+from hybridremat.graph.joint import Delivery, JointGraph, Op, Phase, Schedule, Value
 
 
 def small_graph(**roles: object) -> JointGraph:
@@ -50,5 +50,15 @@ def random_step(seed: int) -> tuple[JointGraph, Schedule]:
         steps.insert(random.randint(steps.index(again) + 1, len(steps)), again)
     made = [v.id for v in values if v.producer is not None]
     some = [frozenset(v for v in made if random.random() < 0.2) for _ in range(3)]
-    graph = JointGraph(tuple(ops), tuple(values), some[0], some[1], some[2], random.randint(0, 5))
+    free = sorted(set(made).difference(*some))
+    leaving = [v for v in free if random.random() < 0.3]
+    graph = JointGraph(
+        tuple(ops),
+        tuple(values),
+        held_outputs=some[0],
+        released_outputs=some[1],
+        gradients=some[2],
+        deliveries=tuple(Delivery(v, 0, place, random.randint(0, 40)) for place, v in enumerate(leaving)),
+        rng_state_bytes=random.randint(0, 5),
+    )
     return graph, Schedule(tuple(steps), random.randint(0, len(steps)))
