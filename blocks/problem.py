@@ -113,9 +113,10 @@ class _BackwardOp:
 class _LiveGradients:
     """Live gradient bytes of one block's backward. Values handed on and parameter gradients stay.
 
-    What an op overwrites costs nothing while it runs; here that may be a gradient, not a forward value. A
-    parameter gradient that leaves early goes once no backward op reads it or its parameter; that forward ops
-    which run again are done with the parameter by then is taken for granted, as the whole step is replayed.
+    What an op overwrites costs nothing while it runs: a gradient, or a value of the block's forward that no
+    later backward op reads. That no recomputation reads it later is taken for granted, as the whole step is
+    replayed. A parameter gradient that leaves early goes once no backward op reads it or its parameter; that
+    forward ops which run again are done with the parameter by then is taken for granted too.
     """
 
     def __init__(self, chain: Chain, index: int) -> None:
@@ -124,6 +125,9 @@ class _LiveGradients:
         self.stay = chain.gradient_boundary[index] | chain.graph.gradients | chain.graph.held_outputs
         self.live = {v for v in chain.gradient_boundary[index + 1] if not chain.graph.values[v].tangent}
         self.gradient_in = self._bytes(self.live)
+        made = {v for op in _ordered_ops(chain, chain.blocks[index]) for v in chain.graph.ops[op].writes}
+        self.own = made - chain.boundary[index] - chain.boundary[index + 1] - chain.always - self.stay
+        self.own -= chain.graph.released_outputs
         self.deliveries = {each.gradient: each for each in chain.graph.deliveries}
 
     def _bytes(self, values: Iterable[int]) -> int:
@@ -137,9 +141,11 @@ class _LiveGradients:
             op = self.graph.ops[op_id]
             before = self.live | set(op.writes)
             self.live = {v for v in before if v in self.stay or last.get(v, -1) > place}
-            over = [v for v in op.overwrites if v in before - self.live and v not in self.deliveries][:1]
+            dying = before - self.live - self.deliveries.keys()
+            dying |= {v for v in self.own.intersection(op.reads) if last[v] == place}
+            over = self._bytes([v for v in op.overwrites if v in dying][:1])
             after = self._bytes(self.live)
-            during = self._bytes(before.difference(over)) + op.temp
+            during = self._bytes(before) + op.temp - over
             leaving = self.deliveries.keys() & (before - self.live)
             if leaving:
                 taken = max(self.deliveries[v].workspace for v in leaving)

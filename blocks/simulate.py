@@ -3,7 +3,7 @@
 The judge of every option: it knows nothing of the solver's model, only the rules of memory. A value is one
 storage; every run of its producer makes a new version, which dies after its last reader. Outputs and released
 step outputs live to the end of the block's forward. An op may write its output over a version that dies with
-it and was made in the same phase.
+it; of backward steps, what they overwrite is not in their bytes.
 """
 
 from __future__ import annotations
@@ -175,11 +175,10 @@ class _Simulation:
 
     def _overwritten(self) -> dict[int, int]:
         """Bytes of what each event writes over."""
-        sizes, split = self.problem.value_bytes, self.split
+        sizes = self.problem.value_bytes
         found = {}
         for now, versions in self.candidates.items():
             dying = [v for v in versions if v.last == now and not v.stays]
-            dying = [v for v in dying if (v.birth < split) == (now < split)]
             if dying:
                 found[now] = sizes[dying[0].value]
         return found

@@ -125,8 +125,7 @@ def _rerun(
 def _takeovers(lattice: Lattice, j: int, c: int, fresh: list[int]) -> dict[int, int]:
     """The axes of what op c may write its output over, if that goes with it, and the units that this saves.
 
-    That it was made in the backward, and not saved, is taken for granted: the simulator knows. To save it for
-    this op alone would not pay, as what the op makes is as small.
+    That it dies there is taken for granted: the simulator knows.
     """
     units = lattice.scale.value_units
     over = ((axis, units[d]) for d in lattice.problem.ops[c].overwrites for axis in lattice.axes(j, (d,)))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 class ForwardOp:
     """Forward or optional op c: local value indexes it reads and writes, its time and workspace.
 
-    ``overwrites``: what its one output may be written over, of the same size, where that dies with the op and
-    was made in the same phase (of several the first one).
+    ``overwrites``: what its one output may be written over, of the same size, where that dies with the op (of
+    several the first one).
     """
 
     reads: tuple[int, ...]
@@ -35,7 +35,8 @@ class BackwardStep:
     reads
         Local values that the step needs.
     during
-        Most gradient bytes alive while ops that need ``reads`` run, workspace included.
+        Most gradient bytes alive while ops that need ``reads`` run, workspace included, and without what they
+        write over.
     tail
         Most gradient bytes alive while the merged ops that need no forward value run (0 if none):
         ``reads`` may be gone by then.

@@ -11,8 +11,8 @@ The rules (they predict measured peaks to the byte on CPU):
 - graph inputs cost nothing; tangents are alive during the whole backward;
 - the memory at an execution is what is alive, its outputs included, plus its workspace;
 - an op that may overwrite something that it reads (``Op.overwrites``) does so where this version dies with
-  it, was made in the same phase, and is no output of the step: of several the first one. The output then
-  takes its storage over, so the version is gone one execution earlier;
+  it and is no output of the step: of several the first one. The output then takes its storage over, so the
+  version is gone one execution earlier;
 - a random op that runs more than once keeps its generator state from its first run to its last.
 
 Hundreds of schedules of one graph are replayed for one plan, so the replay works on arrays.
@@ -147,7 +147,7 @@ class MemorySimulator:
         saved = 0
         states, replayed = self._generator_states(steps)
         versions = self._lifetimes(steps, split)
-        takeovers = self._takeovers(steps, split, versions)
+        takeovers = self._takeovers(steps, versions)
         for lifetimes in (self._spans(versions, takeovers), states):
             np.add.at(change, lifetimes.birth, lifetimes.size)
             np.add.at(gone, np.minimum(lifetimes.death, end) + 1, lifetimes.size)
@@ -181,7 +181,7 @@ class MemorySimulator:
         if not len(steps):
             return {}
         versions = self._lifetimes(steps, schedule.num_forward)
-        found = self._takeovers(steps, schedule.num_forward, versions)
+        found = self._takeovers(steps, versions)
         return dict(zip(found.now.tolist(), versions.value[found.version].tolist(), strict=True))
 
     def departures(self, schedule: Schedule) -> dict[int, list[Delivery]]:
@@ -242,12 +242,11 @@ class MemorySimulator:
             np.maximum.at(death, leaving[delivery], last_run[reader])
         return versions
 
-    def _takeovers(self, steps: Integers, split: int, versions: _Versions) -> _Takeovers:
+    def _takeovers(self, steps: Integers, versions: _Versions) -> _Takeovers:
         """The executions that write over a version that dies with them."""
         value, now = self._overwrites.along(steps)
         version = versions.read(value, now, len(steps))
         dies = (versions.death[version] == now) & ~versions.returned[version]
-        dies &= (versions.birth[version] >= split) == (now >= split)
         now, first = np.unique(now[dies], return_index=True)
         return _Takeovers(now, version[dies][first])
 

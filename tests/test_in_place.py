@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -207,17 +208,34 @@ def test_a_read_through_a_view_is_refused():
         check(step, forward, backward)
 
 
-@pytest.mark.parametrize("phase", ["parameter", "saved"])
-def test_what_comes_from_outside_is_never_written_over(phase):
-    step = chain()
+@pytest.mark.parametrize("given", ["parameter", "tangent", "output"])
+def test_what_is_not_the_steps_own_is_never_written_over(given):
+    step = traced(WithOutput(), torch.randn(16, 16), hold_outputs=False)
     forward, backward = emitted(step)
-    module = forward if phase == "parameter" else backward
+    module = forward if given == "parameter" else backward
     call = next(n for n in in_place_calls(module) if {"out", "grad_input"} & n.kwargs.keys())
     (name,) = {"out", "grad_input"} & call.kwargs.keys()
-    given = next(n for n in module.graph.find_nodes(op="placeholder") if n.meta["val"].dim() == 2)
-    call.kwargs = {**call.kwargs, name: given}
-    with pytest.raises(PlanError, match=f"{call.name} writes over what this graph has not made"):
+    inputs = [n for n in module.graph.find_nodes(op="placeholder") if n.meta["val"].shape == (16, 16)]
+    if given == "output":
+        returned = {n.name for n in next(iter(forward.graph.find_nodes(op="output"))).args[0][:2]}
+        inputs = [n for n in inputs if n.name in returned]
+    elif given == "tangent":
+        inputs = [n for n in inputs if n.name.startswith("tangents_")]
+    call.kwargs = {**call.kwargs, name: inputs[0]}
+    with pytest.raises(PlanError, match=f"{call.name} writes over what is not the step's own"):
         check(step, forward, backward)
+
+
+class WithOutput(nn.Module):
+    """Returns what its backward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        hidden = (self.first(x) * 2 + 1).tanh()
+        return self.last(hidden.abs().sqrt()).log_softmax(-1), hidden
 
 
 def test_an_update_in_place_of_another_op_is_refused():
@@ -346,13 +364,15 @@ def test_a_plan_file_brings_its_rewrites(tmp_path):
         hybridremat.wrap(model, kwargs=batch, plan=path, rewrites="none", **HOW)
 
 
-def test_a_second_backward_through_a_retained_graph_gives_the_same_gradients():
-    """What the forward saved is never written over."""
+def test_a_second_backward_through_a_retained_graph_gives_the_same_gradients(caplog):
+    """What is written over in the backward is copied first."""
     torch.manual_seed(0)
     model, batch = Chain(64), {"x": torch.randn(256, 64)}
     hybridremat.wrap(model, kwargs=batch, memory_limit="85%", **HOW)
     loss = model(**batch)
-    loss.backward(retain_graph=True)
+    with caplog.at_level("WARNING"):
+        loss.backward(retain_graph=True)
+    assert re.search(r"retain_graph=True: \d+\.0 KiB of what is saved, which the plan", caplog.text)
     first = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     loss.backward()

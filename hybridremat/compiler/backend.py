@@ -24,6 +24,7 @@ from hybridremat.compiler.output_hooks import (
     assign_roles,
     delivered_sources,
     gradient_sources,
+    sparing_saved,
 )
 from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.private_torch import allows_second_backward
@@ -48,7 +49,8 @@ class Partition:
     ``started`` is called when the forward starts, ``accept`` with the code that the inner compiler makes of
     both graphs, unless it was cached; it raises PlanError if that is not what was planned. ``lean``: whether
     a compiler has to keep the order of the graphs and free every buffer at once; ``plain``: whether they are
-    those of the plain step. ``delivered``: the inputs whose gradients the backward delivers.
+    those of the plain step. ``delivered``: the inputs whose gradients the backward delivers;
+    ``overwritten``: the places of the backward's own inputs that it writes over.
     """
 
     forward: fx.GraphModule
@@ -58,6 +60,7 @@ class Partition:
     lean: bool = False
     plain: bool = False
     delivered: tuple[int, ...] = ()
+    overwritten: tuple[int, ...] = ()
 
 
 class Partitioner(Protocol):
@@ -185,6 +188,7 @@ class _Graphs:
         self._started: Callable[[], None] = lambda: None
         self._accept: Callable[[object, object], None] = lambda *_: None
         self._forward_code: object = None
+        self._overwritten: tuple[int, ...] = ()
         self.lean = self.plain = False
 
     def partition(
@@ -197,7 +201,7 @@ class _Graphs:
             made = backend.partitioner.split(
                 joint, num_fwd_outputs, hold_outputs=self._hold_outputs, leaving=self._early.leaving
             )
-        self._early.indices = made.delivered
+        self._early.indices, self._overwritten = made.delivered, made.overwritten
         self._started, self._accept = made.started, made.accept
         self.lean, self.plain = made.lean, made.plain
         return made.forward, made.backward
@@ -225,7 +229,7 @@ class _Graphs:
             if code is not None and forward_code is not None:
                 with self._noting_errors():
                     self._accept(forward_code, code)
-            runnable = self._runnable(run, self._held.warn_once, "backward")
+            runnable = self._runnable(sparing_saved(run, self._overwritten), self._held.warn_once, "backward")
             unreached = partial(self._undefined.unreached, early_sources)
             return self._undefined.drop_unreached(sources, self._early.wrapped(runnable, unreached))
 

@@ -21,11 +21,15 @@ from hybridremat.graph.tracing.trace import TracedStep
 
 @dataclass(frozen=True)
 class EmittedMemory:
-    """Bytes: peak of each phase, and what is alive between them."""
+    """Bytes: peak of each phase, and what is alive between them.
+
+    ``overwritten`` are the places of the backward's inputs that it writes over.
+    """
 
     forward_peak: int
     backward_peak: int
     saved: int
+    overwritten: tuple[int, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -181,8 +185,12 @@ def emitted_memory(
     tangents = sum(value.bytes for value in step.graph.values if value.tangent)
     stays = {storages.new(tangents), *_held_outputs(step, forward, storages)}
     storages.read(backward, backward_terms)
-    refuse_unsafe_overwrites(backward, storages.held)
+    over = refuse_unsafe_overwrites(
+        backward, storages.held, storages.of(results[: step.num_outputs])
+    )
+    overwritten = tuple(place for place, node in enumerate(inputs) if storages.of([node]) & over)
     refuse_unsafe_deliveries(step, backward, storages.held, backward_terms, joint_terms)
     gradients = storages.of(joint_outputs(backward))
     backward_peak = _peak(backward, storages, stays | storages.of(inputs), stays | gradients)
-    return EmittedMemory(forward_peak, backward_peak, sum(storages.size[s] for s in between))
+    saved = sum(storages.size[s] for s in between)
+    return EmittedMemory(forward_peak, backward_peak, saved, overwritten)

@@ -8,6 +8,7 @@ to be dropped after the forward. What the model stores on itself (``self.last = 
 
 from __future__ import annotations
 
+import logging
 import threading
 import warnings
 import weakref
@@ -23,6 +24,8 @@ from hybridremat.compiler.early_gradients import deliver
 from hybridremat.errors import DoubleBackwardError, HeldOutputWarning, PlanMismatchError
 from hybridremat.graph.private_torch import graph_is_retained, tangent_output
 from hybridremat.units import format_bytes
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,34 @@ class UndefinedGradients:
 
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
+
+
+def sparing_saved(
+    run: Callable[[list[Any]], Sequence[Any]], overwritten: Sequence[int]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """``run``, a backward that writes over some of what is saved, on copies if the graph is retained.
+
+    A second backward then finds what was saved. Both functions take their arguments boxed.
+    """
+    if not overwritten:
+        return run
+    warned: list[None] = []
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        if graph_is_retained():
+            for place in overwritten:
+                args[place] = args[place].clone()
+            if not warned:
+                warned.append(None)
+                logger.warning(
+                    "a backward with retain_graph=True: %s of what is saved, which the plan writes over, are "
+                    'copied, beyond what it counts. rewrites="none" plans without.',
+                    format_bytes(sum(_bytes(args[place]) for place in overwritten)),
+                )
+        return run(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def gradient_sources(backward: fx.Graph) -> list[frozenset[int | None]]:

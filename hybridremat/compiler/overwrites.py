@@ -1,13 +1,13 @@
 """The part of the checker that reads calls which write their result over one of their inputs.
 
 It knows nothing of the planner's table of such calls: the schema names the plain op that a call stands for,
-and says what it writes into. A call may write over a tensor that is made in the same graph, fills its storage
-and is laid out as the result; nobody may read what was there afterwards.
+and says what it writes into. A call may write over a tensor that the step has made and does not return, which
+fills its storage and is laid out as the result; nobody may read what was there afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -79,8 +79,10 @@ def _schema(node: fx.Node) -> Any:
     return node.target._schema
 
 
-def refuse_unsafe_overwrites(module: fx.GraphModule, held: Mapping[fx.Node, Mapping[int, int]]) -> None:
-    """Raise PlanError if a call writes over what is not its own to write over, or is read afterwards.
+def refuse_unsafe_overwrites(
+    module: fx.GraphModule, held: Mapping[fx.Node, Mapping[int, int]], returned: Collection[int] = ()
+) -> set[int]:
+    """The storages that a graph writes over; raises PlanError if a call writes over what is not its own to write over, or is read afterwards.
 
     Parameters
     ----------
@@ -88,30 +90,34 @@ def refuse_unsafe_overwrites(module: fx.GraphModule, held: Mapping[fx.Node, Mapp
         An emitted graph.
     held
         For each of its nodes, the storages that it holds: value → number. Parameters and buffers have none.
+    returned
+        Storages that the caller of the step may hold.
     """
-    given: set[int] = set()
+    over: set[int] = set()
     holders: dict[int, list[fx.Node]] = {}
     gone: set[fx.Node] = set()
     for node in module.graph.nodes:
         storages = set(held.get(node, {}).values())
-        if node.op == "placeholder":
-            given |= storages
         for source in node.all_input_nodes:
             if source in gone:
                 raise check_error(f"{node.name} reads {source.name}, which has been written over")
         if plain_op(node.target) is not None:
-            (taken,) = _taken(node, held, given)
+            (taken,) = _taken(node, held, returned)
             gone.update(holders[taken])
+            over.add(taken)
         for storage in storages:
             holders.setdefault(storage, []).append(node)
+    return over
 
 
-def _taken(node: fx.Node, held: Mapping[fx.Node, Mapping[int, int]], given: set[int]) -> set[int]:
+def _taken(
+    node: fx.Node, held: Mapping[fx.Node, Mapping[int, int]], returned: Collection[int]
+) -> set[int]:
     """The one storage that a call takes over."""
     over = written_over(node)
     storages = set(held[over].values()) if over is not None else set()
-    if len(storages) != 1 or not storages.isdisjoint(given):
-        raise check_error(f"{node.name} writes over what this graph has not made")
+    if len(storages) != 1 or not storages.isdisjoint(returned):
+        raise check_error(f"{node.name} writes over what is not the step's own")
     for source in node.all_input_nodes:
         if not storages.isdisjoint(held[source].values()) and _layout(source) != _layout(node):
             raise check_error(f"{node.name} is not laid out as {source.name}, which it writes over")

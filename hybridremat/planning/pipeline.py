@@ -134,7 +134,13 @@ class PlannedPartition:
         chosen.accept(memory)
         if self.inductor is None or (accept := chosen.accept_code) is None:
             delivered = tuple(each.index for each in chosen.step.graph.deliveries)
-            return Partition(forward, backward, chosen.started, delivered=delivered)
+            return Partition(
+                forward,
+                backward,
+                chosen.started,
+                delivered=delivered,
+                overwritten=memory.overwritten,
+            )
         memory_of = self.inductor.code_memory(chosen.step, forward, backward)
         return Partition(
             forward,

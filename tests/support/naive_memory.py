@@ -49,14 +49,14 @@ class _Copies:
         return released or held or (last and value in self.graph.gradients)
 
     def is_written_over(self, value: int, now: int) -> bool:
-        """Whether the copy that execution ``now`` reads has no other use, and is of its own phase."""
+        """Whether the copy that execution ``now`` reads has no other use."""
         graph, copies = self.graph, self.births[value]
         birth = max(b for b in copies if b < now)
         ends = graph.released_outputs | graph.held_outputs if birth == copies[0] else frozenset()
         ends |= graph.gradients | frozenset(self.parameter_of) if birth == copies[-1] else frozenset()
         rest = [b for b in copies if b > birth][:1] or [len(self.steps)]
         again = any(value in self.reads(r) for r in range(now + 1, min(rest[0] + 1, len(self.steps))))
-        return value not in ends and not again and (birth < self.split) == (now < self.split)
+        return value not in ends and not again
 
     def tangents(self, now: int) -> int:
         return sum(value.bytes for value in self.graph.values if value.tangent and now >= self.split)
