@@ -8,6 +8,7 @@ Units: bytes and nanoseconds, always integers.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -44,6 +45,25 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run an op, with the same bits as any other.
+
+    Attributes
+    ----------
+    kernel, parts
+        What runs in place of the op's own kernel, and in how many parts; empty and 1 for that itself.
+    time, temp, overwrites
+        As in :class:`Op`.
+    """
+
+    kernel: str
+    parts: int
+    time: int
+    temp: int
+    overwrites: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One kernel call of the joint graph.
 
@@ -67,6 +87,9 @@ class Op:
     overwrites
         What it reads that its output may be written over, where nobody needs that any more: of the same size
         and layout, proven on this device to give the same bits.
+    variants, variant
+        The ways to run it, its own kernel first (none if there is no other), and which of them does:
+        ``time``, ``temp`` and ``overwrites`` are those of this one.
     module, source
         Where it comes from in the model: module path, and ``file:line``.
     """
@@ -87,6 +110,28 @@ class Op:
     recomputable: bool = True
     module: str = ""
     source: str = ""
+    variants: tuple[Variant, ...] = ()
+    variant: int = 0
+
+    @property
+    def runs(self) -> Variant:
+        """How it is run."""
+        own = Variant("", 1, self.time, self.temp, self.overwrites)
+        return self.variants[self.variant] if self.variants else own
+
+    @property
+    def runs_alone(self) -> Variant:
+        """Its own kernel."""
+        return self.variants[0] if self.variants else self.runs
+
+    def run_as(self, variant: int) -> Op:
+        """The op run in another of its ways."""
+        if not self.variants:
+            return self
+        chosen = self.variants[variant]
+        return replace(
+            self, variant=variant, time=chosen.time, temp=chosen.temp, overwrites=chosen.overwrites
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +214,17 @@ def as_plain(graph: JointGraph) -> JointGraph:
     """The graph as PyTorch runs it: every op in its plain form, and all gradients held to the end."""
     return replace(
         graph,
-        ops=tuple(replace(op, overwrites=()) for op in graph.ops),
+        ops=tuple(replace(op.run_as(0), overwrites=()) for op in graph.ops),
         gradients=graph.gradients | graph.leaving,
         deliveries=(),
+    )
+
+
+def by_parts(graph: JointGraph, ops: Collection[int] | None = None) -> JointGraph:
+    """The graph with some ops run by parts (by default all that can), the others by their own kernels."""
+    chosen = [int(ops is None or op.id in ops) for op in graph.ops]
+    return replace(
+        graph, ops=tuple(op.run_as(variant) for op, variant in zip(graph.ops, chosen, strict=True))
     )
 
 

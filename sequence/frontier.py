@@ -51,6 +51,8 @@ class SchedulePoint:
         Bytes that have to be there for it: the peak, and what else is alive around the step.
     decisions
         What it decides for each block; empty for the plain step.
+    parted
+        The ops that run by parts.
     """
 
     peak: int
@@ -59,6 +61,7 @@ class SchedulePoint:
     schedule: Schedule
     needs: int
     decisions: tuple[Decision, ...] = ()
+    parted: frozenset[int] = frozenset()
 
 
 Needs = Callable[[Schedule, StepMemory], int]

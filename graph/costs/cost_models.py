@@ -180,5 +180,10 @@ def with_footprints(step: TracedStep, store: KernelStore) -> TracedStep:
 def with_times(step: TracedStep, model: CostModel, store: KernelStore, progress: Progress) -> TracedStep:
     """The same step with ``time`` of every op."""
     times = model.times(step, distinct_kernels(step), store, progress)
-    ops = tuple(replace(op, time=time) for op, time in zip(step.graph.ops, times, strict=True))
+    ops = tuple(_timed(op, time) for op, time in zip(step.graph.ops, times, strict=True))
     return replace(step, graph=replace(step.graph, ops=ops))
+
+
+def _timed(op: Op, time: int) -> Op:
+    """An op with its time; by parts it is taken to need no more."""
+    return replace(op, time=time, variants=tuple(replace(each, time=time) for each in op.variants))

@@ -59,7 +59,7 @@ def with_rewrites(step: TracedStep, store: KernelStore) -> TracedStep:
             continue
         for value, source in overwritable(step, op.id):
             place = node.all_input_nodes.index(source)
-            name = f"{key} of {_distinct(node)} over {place}"
+            name = f"{key} of {distinct_arguments(node)} over {place}"
             candidates.setdefault(name, _Candidate(node, place, op.temp))
             found.setdefault(op.id, []).append((value, name))
     missing = {name: each for name, each in candidates.items() if store.in_place(name) is None}
@@ -71,7 +71,7 @@ def with_rewrites(step: TracedStep, store: KernelStore) -> TracedStep:
     return replace(step, graph=replace(step.graph, ops=ops))
 
 
-def _distinct(node: fx.Node) -> list[int]:
+def distinct_arguments(node: fx.Node) -> list[int]:
     """Its arguments by the number of the input: tells what is given more than once."""
     given: list[int] = []
     fx.map_arg((node.args, node.kwargs), lambda each: given.append(node.all_input_nodes.index(each)))
@@ -103,7 +103,7 @@ def _gives_same_bits(candidate: _Candidate) -> bool:
         logger.warning("%s cannot be tried alone, and overwrites nothing: %s", candidate.node, error)
         return False
     assert isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
-    return result.stride() == expected.stride() and torch.equal(_bits(result), _bits(expected))
+    return result.stride() == expected.stride() and torch.equal(bits_of(result), bits_of(expected))
 
 
 def _in_place_call(candidate: _Candidate) -> Callable[[], object]:
@@ -115,14 +115,14 @@ def _calls(candidate: _Candidate) -> tuple[Callable[[], object], Callable[[], ob
     node, form = candidate.node, in_place_form(candidate.node.target)
     assert form is not None and callable(node.target)
     seeds = count()
-    given = {source: _random(fake_value(source), next(seeds)) for source in node.all_input_nodes}
+    given = {source: random_like(fake_value(source), next(seeds)) for source in node.all_input_nodes}
     args: Any = fx.map_arg(node.args, given.__getitem__)
     kwargs: Any = fx.map_arg(node.kwargs, given.__getitem__)
     keywords = form.keywords(kwargs, given[candidate.source])
     return partial(node.target, *args, **kwargs), partial(form.target, *args, **keywords)
 
 
-def _random(value: Any, seed: int) -> Any:
+def random_like(value: Any, seed: int) -> Any:
     """A tensor like the fake one: numbers of both signs, truths of both kinds."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -135,5 +135,6 @@ def _random(value: Any, seed: int) -> Any:
     return torch.as_strided(base, value.shape, value.stride(), int(value.storage_offset()))
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements as bytes, in the order of its dimensions."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -19,7 +19,7 @@ from hybridremat.files import cache_folder, write_atomic
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 6  # since what may be overwritten is kept; 4 could hold times taken on a busy machine
+_VERSION = 7  # since kernels by parts are kept; 4 could hold times taken on a busy machine
 
 
 def device_description(device: str) -> str:
@@ -69,6 +69,7 @@ class KernelStore:
         self._temporaries: dict[str, int] = {}
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._in_place: dict[str, bool] = {}
+        self._parts: dict[str, int] = {}
         self._changed = False
         if path is not None:
             self._load(path)
@@ -94,6 +95,15 @@ class KernelStore:
     def in_place(self, key: str) -> bool | None:
         """Whether a kernel may write over an input (``… over 0``: the first one); None if not tried."""
         return self._in_place.get(key)
+
+    def part_workspace(self, key: str) -> int | None:
+        """Workspace of a kernel by parts; −1 if its bits are others, None if not tried."""
+        return self._parts.get(key)
+
+    def add_part_workspaces(self, tried: dict[str, int]) -> None:
+        """Remember what was tried."""
+        self._parts.update(tried)
+        self._changed |= bool(tried)
 
     def add_in_place(self, tried: dict[str, bool]) -> None:
         """Remember what was tried."""
@@ -124,10 +134,12 @@ class KernelStore:
             self._temporaries = {str(k): int(v) for k, v in data["temporaries"].items()}
             self._outputs = {str(k): tuple(map(int, v)) for k, v in data["outputs"].items()}
             self._in_place = {str(k): v is True for k, v in data["in place"].items()}
+            self._parts = {str(k): int(v) for k, v in data["by parts"].items()}
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            self._times, self._temporaries, self._outputs, self._in_place = {}, {}, {}, {}
+            self._times, self._temporaries, self._outputs = {}, {}, {}
+            self._in_place, self._parts = {}, {}
             logger.warning("the kernel figures in %s cannot be read; they are measured again", path)
 
     def save(self) -> None:
@@ -140,6 +152,7 @@ class KernelStore:
             "temporaries": self._temporaries,
             "outputs": self._outputs,
             "in place": self._in_place,
+            "by parts": self._parts,
         }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

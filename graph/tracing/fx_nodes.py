@@ -59,11 +59,15 @@ def is_mutation(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
-def argument(node: fx.Node, name: str) -> Any:
-    """The value bound to schema argument ``name``, or None where the op has no such argument."""
-    if not isinstance(node.target, OpOverload):
+def argument(node: fx.Node, name: str, op: object = None) -> Any:
+    """The value bound to schema argument ``name``, or None where the op has no such argument.
+
+    ``op``: whose schema it is, if not that of the node's target.
+    """
+    op = op or node.target
+    if not isinstance(op, OpOverload):
         return None
-    for position, entry in enumerate(node.target._schema.arguments):
+    for position, entry in enumerate(op._schema.arguments):
         if entry.name == name:
             if entry.name in node.kwargs:
                 return node.kwargs[name]
@@ -98,19 +102,20 @@ _IN_TRAINING = ("training", "train", "update")
 _STATISTICS = ("running_mean", "running_var")
 
 
-def ignored_statistics(node: fx.Node) -> tuple[fx.Node, ...]:
+def ignored_statistics(node: fx.Node, op: object = None) -> tuple[fx.Node, ...]:
     """The running statistics that a normalization in training mode is given.
 
     They only enter the updated statistics (:func:`updated_statistics`) and no other result, forward or
     backward. Empty for every other node.
     """
-    if not isinstance(node.target, OpOverload):
+    op = op or node.target
+    if not isinstance(op, OpOverload):
         return ()
-    if not any(argument(node, name) is True for name in _IN_TRAINING):
+    if not any(argument(node, name, op) is True for name in _IN_TRAINING):
         return ()
-    names = [entry.name for entry in node.target._schema.arguments]
-    others = [argument(node, name) for name in names if name not in _STATISTICS]
-    given = [argument(node, name) for name in _STATISTICS]
+    names = [entry.name for entry in op._schema.arguments]
+    others = [argument(node, name, op) for name in names if name not in _STATISTICS]
+    given = [argument(node, name, op) for name in _STATISTICS]
     return tuple(item for item in given if isinstance(item, fx.Node) and item not in others)
 
 

@@ -8,7 +8,7 @@ allocates nothing, is tried on the device (:mod:`hybridremat.graph.costs.in_plac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -92,12 +92,21 @@ def overwritable(step: TracedStep, op: int) -> Iterator[tuple[int, fx.Node]]:
 
     Only what the step itself makes: never a parameter, a buffer, or anything else that comes from outside.
     """
+    node, traced = step.op_nodes[op], step.graph.ops[op]
+    form = in_place_form(node.target)
+    if form is not None and len(traced.writes) == 1:
+        sources = node.all_input_nodes if form.out else [a for a in node.args[:1] if isinstance(a, fx.Node)]
+        yield from laid_out_alike(step, op, sources)
+
+
+def laid_out_alike(step: TracedStep, op: int, sources: Iterable[fx.Node]) -> Iterator[tuple[int, fx.Node]]:
+    """The values among an op's inputs that its first result could be written over, and how it reads them."""
     node, traced, values = step.op_nodes[op], step.graph.ops[op], step.graph.values
-    form, result = in_place_form(node.target), node.meta.get("val")
-    if form is None or len(traced.writes) != 1 or not isinstance(result, torch.Tensor):
+    results = node.meta.get("val")
+    result = results[0] if isinstance(results, (list, tuple)) else results
+    if not isinstance(result, torch.Tensor):
         return
-    (written,) = traced.writes
-    sources = node.all_input_nodes if form.out else [a for a in node.args[:1] if isinstance(a, fx.Node)]
+    written = traced.writes[0]
     seen: set[int] = set()
     for source in sources:
         held = step.node_values[source]

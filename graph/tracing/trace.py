@@ -41,6 +41,7 @@ from hybridremat.graph.tracing.fx_nodes import (
     updated_statistics,
 )
 from hybridremat.graph.tracing.gradient_copies import copy_shared_gradients
+from hybridremat.graph.tracing.loss_fusion import fuse_loss_backward
 from hybridremat.graph.tracing.signature import fingerprint
 
 RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
@@ -64,6 +65,8 @@ class TracedStep:
         How many of the joint outputs belong to the forward.
     fusion
         What a compiler computes without memory, and in kernels of its own.
+    original
+        The joint graph before ops were made one to be run by parts; the same module if none were.
     """
 
     module: fx.GraphModule
@@ -72,6 +75,7 @@ class TracedStep:
     node_values: Mapping[fx.Node, tuple[int, ...]]
     num_outputs: int
     fusion: Fusion = NO_FUSION
+    original: fx.GraphModule | None = None
 
     @property
     def fused_ops(self) -> frozenset[int]:
@@ -84,15 +88,20 @@ class TracedStep:
         return {node: op for op, node in enumerate(self.op_nodes)}
 
 
-def prepare_joint_graph(module: fx.GraphModule, num_outputs: int) -> None:
-    """Drop dead code, merge common subexpressions, copy shared gradients, mark what PyTorch wants saved."""
+def prepare_joint_graph(module: fx.GraphModule, num_outputs: int, *, fuse: bool) -> fx.GraphModule:
+    """Drop dead code, merge common subexpressions, copy shared gradients, mark what PyTorch wants saved.
+
+    Returns the graph as it was before ops were fused, if ``fuse`` asks for that and there were any.
+    """
     module.graph.eliminate_dead_code()
     merge_common_subexpressions(module, num_outputs)
     copy_shared_gradients(module, num_outputs)
     force_save_collectives(module)
     force_save_effectful_ops(module)
     force_save_bw_mutation_src(module)
+    original = fuse_loss_backward(module) if fuse else None
     module.recompile()
+    return module if original is None else original
 
 
 def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
@@ -208,6 +217,7 @@ def trace_joint(
     hold_outputs: bool,
     rules: FusionRules | None = None,
     leaving: Mapping[int, int] | None = None,
+    fuse: bool = False,
 ) -> TracedStep:
     """Read a joint graph.
 
@@ -226,6 +236,8 @@ def trace_joint(
     leaving
         The inputs whose gradients are to leave in the backward, by index, each with the bytes of workspace of
         whoever takes it. Where autograd makes none there, it is returned as the others are.
+    fuse
+        Whether ops that can be run by parts together are made one.
 
     Raises
     ------
@@ -233,7 +245,7 @@ def trace_joint(
         For symbolic shapes, branches on data, and ops that return a view of what the step has made
         together with a new tensor.
     """
-    prepare_joint_graph(module, num_outputs)
+    original = prepare_joint_graph(module, num_outputs, fuse=fuse)
     fusion = NO_FUSION if rules is None else find_fusion(module, rules)
     groups = AliasAnalysis(fusion)
     for node in module.graph.nodes:
@@ -265,4 +277,5 @@ def trace_joint(
         rng_state_bytes=RNG_STATE_BYTES.get(groups.device, RNG_STATE_BYTES["cpu"]),
     )
     graph = replace(graph, fingerprint=fingerprint(graph, groups.op_nodes))
-    return TracedStep(module, graph, tuple(groups.op_nodes), groups.node_values, num_outputs, fusion)
+    nodes, values = tuple(groups.op_nodes), groups.node_values
+    return TracedStep(module, graph, nodes, values, num_outputs, fusion, original)

@@ -19,18 +19,26 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
+import torch
 from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, refuse_stale_reads
 from hybridremat.compiler.deliveries import delivered_gradients, is_delivery
 from hybridremat.compiler.emitted_memory import EmittedMemory, emitted_memory
 from hybridremat.compiler.overwrites import plain_keywords, plain_op
+from hybridremat.compiler.parted_calls import BY_PARTS
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.private_torch import run_and_save_rng_state
+from hybridremat.graph.tracing.by_parts import LOSS_BACKWARD
 from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep
+
+NLL_BACKWARD = torch.ops.aten.nll_loss_backward.default
+LOG_SOFTMAX_BACKWARD = torch.ops.aten._log_softmax_backward_data.default
+RANDOM = torch.Tag.nondeterministic_seeded
 
 Term = int
 Key = tuple[Hashable, ...]
@@ -75,14 +83,24 @@ class _Reader:
         elif is_random(node):
             self.term[node] = self._draw(self._call(node.target, node.args, node.kwargs))
         elif (plain := plain_op(node.target)) is not None:
-            self.term[node] = self.terms.of(*self._call(plain, node.args, plain_keywords(node)))
+            call = self._call(plain, node.args, plain_keywords(node))
+            self.term[node] = self._draw(call) if RANDOM in plain.tags else self.terms.of(*call)
         else:
             self.term[node] = self.terms.of(*self._call(node.target, node.args, node.kwargs))
             if is_mutation(node):
                 self.updates[self.term[node]] += 1
 
     def _call(self, target: object, args: Iterable[object], kwargs: Mapping[str, object]) -> Key:
-        return (str(target), self._frozen(tuple(args)), self._frozen(kwargs))
+        """The plain call that a call stands for; that of the gradient of a loss is two."""
+        plain = plain_op(target) if target in BY_PARTS else target
+        frozen = self._frozen(tuple(args))
+        if plain is LOSS_BACKWARD:
+            probabilities: Any = tuple(args)[1]
+            arrived = self.terms.of(str(NLL_BACKWARD), frozen, ())
+            dtype = probabilities.meta["val"].dtype
+            rest = (("term", arrived), self._frozen(probabilities), self._frozen(1), self._frozen(dtype))
+            return (str(LOG_SOFTMAX_BACKWARD), rest, ())
+        return (str(plain), frozen, self._frozen({} if target in BY_PARTS else kwargs))
 
     def _frozen(self, item: object) -> Hashable:
         if isinstance(item, fx.Node):
@@ -195,6 +213,10 @@ def check(
     joint = _read_from_inputs(step.module, _Reader(terms))
     first = _read_from_inputs(forward, _Reader(terms))
     count = step.num_outputs
+    if step.original is not None and step.original is not step.module:
+        before = _read_from_inputs(step.original, _Reader(terms))
+        if before.outputs(step.original, 0, None) != joint.outputs(step.module, 0, None):
+            raise check_error("ops were made one that do not compute the same")
     second = _read_backward(backward, first, first.outputs(forward, count, None))
     if first.outputs(forward, 0, count) != joint.outputs(step.module, 0, count):
         raise check_error("a forward output is not computed as in the joint graph")

@@ -28,8 +28,9 @@ from hybridremat.graph.private_torch import (
     detect_fake_mode,
     run_and_save_rng_state,
 )
+from hybridremat.graph.tracing.by_parts import DRAWING, KERNELS
 from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs, tensors
-from hybridremat.graph.tracing.in_place import in_place_form, overwritable
+from hybridremat.graph.tracing.in_place import in_place_form, laid_out_alike, overwritable
 from hybridremat.graph.tracing.trace import TracedStep
 
 _LEAVING = "hybridremat_leaving"  # a node's ``meta``: the inputs whose gradients leave right after it
@@ -84,13 +85,15 @@ class _Writer:
             self.inlined = {}
         self.last = now
         mapping = {source: self.resolve(source, self.current) for source in node.all_input_nodes}
+        target, kwargs = self._kernel(op, node, mapping, over)
         if is_random(node) and self.runs[op] > 1:
-            call = self._random_call(op, node, mapping)
+            call = self._random_call(op, node, target, kwargs, mapping)
         else:
-            call = self.graph.node_copy(node, lambda source: mapping[source])
+            args: Any = fx.map_arg(node.args, mapping.__getitem__)
+            call = self.graph.create_node("call_function", target, args, kwargs, node.name)
         call.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         call.meta[OP] = op
-        if over is not None:
+        if over is not None and target is node.target:
             call.meta[_OVER] = self._place_of(over, op, call, mapping)
         written = {node: call}
         for item in self.items.get(node, ()):
@@ -109,10 +112,26 @@ class _Writer:
         last = next(reversed(self.graph.nodes))
         last.meta.setdefault(_LEAVING, []).append(index)
 
-    def _random_call(self, op: int, node: fx.Node, mapping: dict[fx.Node, fx.Node]) -> fx.Node:
-        args: Any = fx.map_arg(node.args, lambda source: mapping[source])
-        kwargs: Any = fx.map_arg(node.kwargs, lambda source: mapping[source])
-        target: Any = node.target
+    def _kernel(
+        self, op: int, node: fx.Node, mapping: dict[fx.Node, fx.Node], over: int | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """What runs an op, and its keywords: its own kernel, or one by parts."""
+        how = self.step.graph.ops[op].runs
+        if not how.kernel:
+            kwargs: Any = fx.map_arg(node.kwargs, mapping.__getitem__)
+            return node.target, kwargs
+        alike = dict(laid_out_alike(self.step, op, node.all_input_nodes))
+        source = alike.get(over) if over is not None else None
+        if how.kernel not in KERNELS or (source is None) != (over is None):
+            raise PlanError(f"the plan runs {node.name} in a way that is not known; make it again")
+        given = mapping[source] if source is not None else None
+        return KERNELS[how.kernel].run, {"parts": how.parts, "over": given}
+
+    def _random_call(
+        self, op: int, node: fx.Node, target: Any, kwargs: dict[str, Any], mapping: dict[fx.Node, fx.Node]
+    ) -> fx.Node:
+        args: Any = fx.map_arg(node.args, mapping.__getitem__)
+        target = DRAWING.get(target, target)
         if op in self.states:
             return self.graph.create_node("call_function", replay, (self.states[op], target, *args), kwargs)
         pair = self.graph.create_node("call_function", run_and_save_rng_state, (target, *args), kwargs)
@@ -225,7 +244,8 @@ def _drop_dead(module: fx.GraphModule, *, keep_random: bool) -> None:
     def must_stay(node: fx.Node) -> bool:
         if node.op in ("placeholder", "output") or is_mutation(node):
             return True
-        return keep_random and (is_random(node) or node.target is run_and_save_rng_state)
+        draws = is_random(node) or node.target in DRAWING or node.target is run_and_save_rng_state
+        return keep_random and draws
 
     module.graph.eliminate_dead_code(is_impure_node=must_stay)
     module.recompile()

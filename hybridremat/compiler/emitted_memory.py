@@ -93,10 +93,8 @@ class _Storages:
         writes = [self.alike.get(v, v) for v in traced.writes]
         over = written_over(node)
         taken = list(self.held[over].values()) if over is not None else []
-        if taken:
-            self.held[node] = dict(zip(writes, taken, strict=False))
-        else:
-            self.held[node] = {v: self.new(self.step.graph.values[v].bytes) for v in writes}
+        new = [self.new(self.step.graph.values[v].bytes) for v in writes[len(taken) :]]
+        self.held[node] = dict(zip(writes, [*taken, *new], strict=True))
         self.temporary[node] = traced.temp + (rng if node.target is replay else 0)
         if node.target is run_and_save_rng_state:
             self.held[node][-1] = self.new(rng)

@@ -15,7 +15,9 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error
-from hybridremat.graph.private_torch import OpOverload
+from hybridremat.compiler.parted_calls import BY_PARTS
+from hybridremat.compiler.rng_replay import replay
+from hybridremat.graph.private_torch import OpOverload, run_and_save_rng_state
 
 # each row or element of the result is written after the same of the inputs was read for the last time
 _BY_ELEMENT: Final = (
@@ -33,12 +35,15 @@ _SAFE: Final = frozenset(
 )
 
 
+
 @cache
 def plain_op(target: object) -> OpOverload | None:
-    """The op without side effects that computes the same as one that writes into an argument.
+    """The op without side effects that computes the same as one that writes into an argument, or by parts.
 
     None for every other op, and for one whose inputs must not be overwritten while it runs.
     """
+    if target in BY_PARTS:
+        return BY_PARTS[target]
     if not isinstance(target, OpOverload) or target.namespace != "aten" or not target._schema.is_mutable:
         return None
     if str(target) == _UPDATE:
@@ -59,12 +64,17 @@ def _arguments(op: OpOverload) -> list[tuple[str, str]]:
 
 def plain_keywords(node: fx.Node) -> dict[str, Any]:
     """The keywords that the plain op is called with."""
+    if node.target in BY_PARTS:
+        return {}
     outs = {entry.name for entry in _schema(node).arguments if entry.is_out}
     return {name: item for name, item in node.kwargs.items() if name not in outs}
 
 
 def written_over(node: fx.Node) -> fx.Node | None:
     """What a call writes its result over; None for a call that writes into nothing."""
+    if node.target in BY_PARTS or node.target in (run_and_save_rng_state, replay):
+        over = node.kwargs.get("over")
+        return over if isinstance(over, fx.Node) else None
     if plain_op(node.target) is None:
         return None
     for position, entry in enumerate(_schema(node).arguments):
@@ -82,7 +92,9 @@ def _schema(node: fx.Node) -> Any:
 def refuse_unsafe_overwrites(
     module: fx.GraphModule, held: Mapping[fx.Node, Mapping[int, int]], returned: Collection[int] = ()
 ) -> set[int]:
-    """The storages that a graph writes over; raises PlanError if a call writes over what is not its own to write over, or is read afterwards.
+    """The storages that a graph writes over.
+
+    Raises PlanError if a call writes over what is not its own to write over, or is read afterwards.
 
     Parameters
     ----------
@@ -101,7 +113,7 @@ def refuse_unsafe_overwrites(
         for source in node.all_input_nodes:
             if source in gone:
                 raise check_error(f"{node.name} reads {source.name}, which has been written over")
-        if plain_op(node.target) is not None:
+        if written_over(node) is not None or (plain_op(node.target) and node.target not in BY_PARTS):
             (taken,) = _taken(node, held, returned)
             gone.update(holders[taken])
             over.add(taken)
@@ -126,6 +138,8 @@ def _taken(
 
 def _layout(node: fx.Node) -> tuple[object, ...] | None:
     value = node.meta.get("val")
+    value = value[1] if node.target is run_and_save_rng_state else value
+    value = value[0] if isinstance(value, (list, tuple)) else value
     if not isinstance(value, torch.Tensor):
         return None
     whole = value.untyped_storage().nbytes()

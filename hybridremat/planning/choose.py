@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
 from hybridremat.graph.memory import step_memory
@@ -61,7 +62,7 @@ def plan_of_point(
     request: Request | None = None,
 ) -> Plan:
     """The plan of a point of the frontier."""
-    graph, point = frontier.graph, chosen.point
+    graph, point = frontier.graph_of(chosen), chosen.point
     memory = step_memory(graph, point.schedule)
     return Plan(
         memory_limit=limit,
@@ -95,7 +96,7 @@ def _details(frontier: StepFrontier, chosen: Candidate) -> PlanDetails | None:
     distinct = tuple(dict.fromkeys(plan.option_sets))
     number = {options: index for index, options in enumerate(distinct)}
     return PlanDetails(
-        chain=plan.chain,
+        chain=replace(plan.chain, graph=frontier.graph_of(chosen)),
         option_sets=distinct,
         option_set_of=tuple(number[options] for options in plan.option_sets),
         decisions=chosen.point.decisions,
@@ -108,4 +109,5 @@ def _blocks(frontier: StepFrontier, chosen: Candidate) -> tuple[PlannedBlock, ..
     if chosen.chain_index is None:
         return ()
     plan = frontier.chains[chosen.chain_index]
-    return planned_blocks(plan.chain, plan.option_sets, chosen.point.schedule, chosen.point.decisions)
+    chain = replace(plan.chain, graph=frontier.graph_of(chosen))
+    return planned_blocks(chain, plan.option_sets, chosen.point.schedule, chosen.point.decisions)

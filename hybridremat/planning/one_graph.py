@@ -44,9 +44,9 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
         _keep(plan, context)
     context.store.add(plan)
     started = partial(context.store.use, plan.fingerprint)
+    if plan.details is not None:  # with the workspaces of its code, and what runs by parts
+        step = replace(step, graph=plan.details.graph)
     if plan.compiler == "inductor":
-        if plan.details is not None:  # with the workspaces of its code
-            step = replace(step, graph=plan.details.graph)
         accept_code = partial(_require_code_within_limit, plan, step.graph)
         return Chosen(
             step,

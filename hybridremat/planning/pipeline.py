@@ -83,7 +83,7 @@ def backend_for(settings: Settings, choose: Choose, *, build: bool = True) -> Ba
     """The backend of steps of one graph; without ``build`` they are planned and never run."""
     inductor = inductor_for(settings)
     return Backend(
-        PlannedPartition(choose, inductor),
+        PlannedPartition(choose, inductor, fuse=settings.rewrites == "exact" and inductor is None),
         hold_outputs=settings.hold_outputs,
         all_outputs=settings.grad_outputs == "all",
         early_gradients=settings.gradients == "in_backward",
@@ -114,11 +114,12 @@ def captured_call(
 class PlannedPartition:
     """A partitioner (``compiler/backend.py``) that emits the schedule that ``choose`` returns.
 
-    ``inductor`` compiles the two graphs; None: they run op by op.
+    ``inductor`` compiles the two graphs; None: they run op by op. ``fuse``: see
+    :func:`~hybridremat.graph.tracing.trace.trace_joint`.
     """
 
-    def __init__(self, choose: Choose, inductor: Inductor | None = None) -> None:
-        self.choose, self.inductor = choose, inductor
+    def __init__(self, choose: Choose, inductor: Inductor | None = None, *, fuse: bool = False) -> None:
+        self.choose, self.inductor, self.fuse = choose, inductor, fuse
 
     def split(
         self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
@@ -126,7 +127,12 @@ class PlannedPartition:
         """See :class:`~hybridremat.compiler.backend.Partitioner`."""
         rules = self.inductor.rules if self.inductor is not None else None
         traced = trace_joint(  # trace
-            joint, num_outputs, hold_outputs=hold_outputs, rules=rules, leaving=leaving
+            joint,
+            num_outputs,
+            hold_outputs=hold_outputs,
+            rules=rules,
+            leaving=leaving,
+            fuse=self.fuse,
         )
         chosen = self.choose(traced)  # an existing plan, or make_plan
         forward, backward = emit(chosen.step, chosen.schedule)  # emit

@@ -31,6 +31,7 @@ from hybridremat.sequence.frontier import (
     peak_alone,
     schedule_point,
 )
+from hybridremat.sequence.parts import parts_for_nothing, with_fewest_parts
 from hybridremat.sequence.repair import PinRepair
 
 
@@ -43,12 +44,17 @@ class BoundChain:
 
 
 def segment_graph(graph: JointGraph, pins: Pins, progress: Progress) -> tuple[BoundChain, ...]:
-    """The distinct chains that the block sizes give."""
+    """The distinct chains that the block sizes give.
+
+    Ops that can run by parts are taken to do so and to need no more time; what has to is decided for each
+    schedule (:mod:`hybridremat.sequence.parts`).
+    """
     chains: list[Chain] = []
+    optimistic = parts_for_nothing(graph)
     sizes = block_sizes(graph, pins)
     for size in sizes:
         progress("segmenting", len(chains), len(sizes))
-        chain = segment(graph, max_ops=size, pins=pins)
+        chain = segment(optimistic, max_ops=size, pins=pins)
         validate_chain(chain)
         if chain not in chains:
             chains.append(chain)
@@ -94,9 +100,12 @@ def compose(
     fronts = []
     for index, plan in enumerate(plans):
         progress("composing", index, len(plans))
-        needs = peak_alone if outside.none else partial(memory_needs, plan.chain.graph, outside)
+        graph = plan.chain.graph
+        needs = peak_alone if outside.none else partial(memory_needs, graph, outside)
         points = frontier(plan.chain, plan.bindings, plan.option_sets, pins, needs)
-        fronts.append([p for p in points if obeys(plan.chain.graph, p.schedule, pins)])
+        if any(op.variant for op in graph.ops):
+            points = tuple(with_fewest_parts(graph, point, needs) for point in points)
+        fronts.append([p for p in points if obeys(graph, p.schedule, pins)])
     if not any(fronts):
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
     owner = {id(point): index for index, front in enumerate(fronts) for point in front}

@@ -11,6 +11,7 @@ from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
+from hybridremat.graph.costs.part_trials import with_parts
 from hybridremat.graph.costs.spec_costs import sized_for
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.progress import Progress, Timings
@@ -33,6 +34,8 @@ def with_costs(
     measured = with_footprints(step, store)
     if settings.rewrites == "exact" and settings.compiler == "eager":
         measured = with_rewrites(measured, store)
+        if settings.graph_breaks == "error":
+            measured = with_parts(measured, store)
     step = agreement.on_memory(step, measured)
     step = agreement.on_times(
         step,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.errors import InfeasibleLimitError, PolicyError
-from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.joint import JointGraph, by_parts
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, schedule_needs
 from hybridremat.plans.records import FrontierPoint, PinRecord
@@ -151,7 +151,13 @@ class StepFrontier:
     def needs(self, candidate: Candidate, outside: OutsideMemory) -> int:
         """Bytes of the step at a point, outside memory included."""
         point = candidate.point
-        return point.peak if outside.none else schedule_needs(self.graph, point.schedule, outside)
+        if outside.none:
+            return point.peak
+        return schedule_needs(self.graph_of(candidate), point.schedule, outside)
+
+    def graph_of(self, candidate: Candidate) -> JointGraph:
+        """The graph with the ops run by parts that a candidate runs so."""
+        return by_parts(self.graph, candidate.point.parted)
 
 
 def infeasible(

@@ -1,0 +1,290 @@
+"""Kernels that do the work of one ATen call in parts, with the same bits and less workspace.
+
+Convolutions by samples, their weight gradients by halves of the output channels, BatchNorm's backward by
+channels, dropout by rows, the gradient of a loss over classes by rows. Some may write their first result over
+an input. Whether the bits are the same is tried on the device (:mod:`hybridremat.graph.costs.part_trials`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+ATEN: Final = torch.ops.aten
+PARTS: Final = 8
+
+
+@torch.library.custom_op("hybridremat::nll_log_softmax_backward", mutates_args=())
+def nll_log_softmax_backward(
+    gradient: Tensor,
+    log_probabilities: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+) -> Tensor:
+    """``nll_loss_backward``, then ``_log_softmax_backward_data`` over the classes: (rows, classes)."""
+    arrived = ATEN.nll_loss_backward.default(
+        gradient, log_probabilities, target, weight, reduction, ignore_index, total_weight
+    )
+    result: Tensor = ATEN._log_softmax_backward_data.default(
+        arrived, log_probabilities, 1, log_probabilities.dtype
+    )
+    return result
+
+
+@nll_log_softmax_backward.register_fake
+def _(_gradient: Tensor, log_probabilities: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(log_probabilities)
+
+
+LOSS_BACKWARD: Final = torch.ops.hybridremat.nll_log_softmax_backward.default
+
+
+def loss_backward_by_rows(
+    gradient: Tensor,
+    log_probabilities: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+    *,
+    parts: int,
+    over: Tensor | None = None,
+) -> Tensor:
+    """``nll_log_softmax_backward`` by rows, each written where its own log-probabilities were."""
+    result = torch.empty_like(log_probabilities) if over is None else over
+    each = reduction == 0  # without a reduction every row has a gradient of its own
+    rows = -(-len(log_probabilities) // parts)
+    for start in range(0, len(log_probabilities), rows):
+        part = slice(start, start + rows)
+        arrived = ATEN.nll_loss_backward.default(
+            gradient[part] if each else gradient,
+            log_probabilities[part],
+            target[part],
+            weight,
+            reduction,
+            ignore_index,
+            total_weight,
+        )
+        ATEN._log_softmax_backward_data.out(
+            arrived, log_probabilities[part], 1, arrived.dtype, out=result[part]
+        )
+        del arrived
+    return result
+
+
+def dropout_by_rows(
+    given: Tensor, probability: float, train: bool, *, parts: int, over: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``native_dropout``: masks are drawn part by part, in the order of memory."""
+    result = torch.empty_like(given) if over is None else over
+    mask = torch.empty_like(given, dtype=torch.bool)
+    for part, kept, drawn in zip(*(t.view(-1).chunk(parts) for t in (given, result, mask)), strict=True):
+        scaled, bits = ATEN.native_dropout.default(part, probability, train)
+        kept.copy_(scaled)
+        drawn.copy_(bits)
+        del scaled, bits
+    return result, mask
+
+
+def batch_norm_backward_by_channels(
+    gradient: Tensor,
+    given: Tensor,
+    *statistics: Any,
+    parts: int,
+    over: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """``native_batch_norm_backward``: every channel has its own statistics."""
+    *by_channel, train, epsilon, mask = statistics
+    result = torch.empty_like(given) if over is None else over
+    sums: list[tuple[Any, Any]] = []
+    channels = -(-given.shape[1] // parts)
+    for start in range(0, given.shape[1], channels):
+        part = slice(start, start + channels)
+        made, scale, shift = ATEN.native_batch_norm_backward.default(
+            gradient[:, part].contiguous(),
+            given[:, part].contiguous(),
+            *(None if each is None else each[part] for each in by_channel),
+            train,
+            epsilon,
+            mask,
+        )
+        result[:, part].copy_(made)
+        sums.append((scale, shift))
+        del made, scale, shift
+    scales, shifts = zip(*sums, strict=True)
+    return result, _joined(scales), _joined(shifts)
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    return torch.cat([part for part in parts if part is not None]) if parts[0] is not None else None
+
+
+def convolution_by_samples(
+    given: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any, parts: int, over: Tensor | None = None
+) -> Tensor:
+    """``convolution``. Of samples that are written over, each is read before."""
+    result = over
+    samples = -(-len(given) // parts)
+    for start in range(0, len(given), samples):
+        made = ATEN.convolution.default(given[start : start + samples], weight, bias, *settings)
+        if result is None:
+            last = made.dim() == 4 and not made.is_contiguous()
+            layout = torch.channels_last if last else torch.contiguous_format
+            result = made.new_empty((len(given), *made.shape[1:])).contiguous(memory_format=layout)
+        result[start : start + samples].copy_(made)
+        del made
+    assert result is not None
+    return result
+
+
+def convolution_backward_by_samples(
+    gradient: Tensor,
+    given: Tensor,
+    weight: Tensor,
+    *settings: Any,
+    parts: int,
+    over: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``convolution_backward``: weight and bias first, then the input's gradient by samples."""
+    *others, (of_input, of_weight, of_bias) = settings
+    made = ATEN.convolution_backward.default(
+        gradient, given, weight, *others, [False, of_weight, of_bias]
+    )
+    if not of_input:
+        return None, made[1], made[2]
+    return _input_gradient(gradient, given, weight, others, parts, over), made[1], made[2]
+
+
+def convolution_backward_by_halves(
+    gradient: Tensor,
+    given: Tensor,
+    weight: Tensor,
+    *settings: Any,
+    parts: int,
+    over: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``convolution_backward_by_samples``, with the weight's gradient by halves of the output channels."""
+    *others, (of_input, of_weight, of_bias) = settings
+    half = len(weight) // 2
+    of_weights = torch.empty_like(weight)
+    biases: list[Tensor] = []
+    sizes, *rest = others
+    for part in (slice(0, half), slice(half, 2 * half)):
+        made = ATEN.convolution_backward.default(
+            gradient[:, part],
+            given,
+            weight[part],
+            [half] if sizes else sizes,
+            *rest,
+            [False, of_weight, of_bias],
+        )
+        of_weights[part].copy_(made[1])
+        biases += [made[2]] if of_bias else []
+        del made
+    of_given = _input_gradient(gradient, given, weight, others, parts, over) if of_input else None
+    return of_given, of_weights, torch.cat(biases) if biases else None
+
+
+def _input_gradient(
+    gradient: Tensor, given: Tensor, weight: Tensor, others: Sequence[Any], parts: int, over: Tensor | None
+) -> Tensor:
+    result = torch.empty_like(given) if over is None else over
+    samples = -(-len(given) // parts)
+    for start in range(0, len(given), samples):
+        part = slice(start, start + samples)
+        made = ATEN.convolution_backward.default(
+            gradient[part], given[part], weight, *others, [True, False, False]
+        )
+        result[part].copy_(made[0])
+        del made
+    return result
+
+
+@dataclass(frozen=True)
+class PartedKernel:
+    """A function that does the work of an op in parts.
+
+    Attributes
+    ----------
+    run
+        Called with the op's own arguments, ``parts`` and ``over``, what its first result is written over.
+    unit
+        What it goes through: rows, samples or channels.
+    parts
+        How many parts a call with these arguments can be done in (their traced tensors); 0 for none.
+    """
+
+    run: Callable[..., Any]
+    unit: str
+    parts: Callable[..., int]
+
+
+def _rows(given: Tensor, *_: object) -> int:
+    return PARTS if given.is_contiguous() and given.numel() and given.numel() % (64 * PARTS) == 0 else 0
+
+
+def _rows_of_loss(_: object, log_probabilities: Tensor, *__: object) -> int:
+    whole = log_probabilities.is_contiguous() and len(log_probabilities) >= PARTS
+    return PARTS if whole else 0
+
+
+def _channels(gradient: Tensor, given: Tensor, *_: object) -> int:
+    whole = gradient.is_contiguous() and given.is_contiguous()
+    return min(PARTS, given.shape[1]) if whole and given.shape[1] > 1 else 0
+
+
+def _samples(given: Tensor, *_: object) -> int:
+    return min(PARTS, len(given)) if len(given) > 1 else 0
+
+
+def _halves(_: object, given: Tensor, weight: Tensor, *settings: Any) -> int:
+    transposed, groups, mask = settings[-4], settings[-2], settings[-1]
+    fits = groups == 1 and not transposed and mask[1] and len(weight) > 2 and len(weight) % 2 == 0
+    return min(PARTS, len(given)) if fits else 0
+
+
+_BY_OP: Final[dict[object, tuple[PartedKernel, ...]]] = {
+    LOSS_BACKWARD: (PartedKernel(loss_backward_by_rows, "rows", _rows_of_loss),),
+    ATEN.native_dropout.default: (PartedKernel(dropout_by_rows, "rows", _rows),),
+    ATEN.native_batch_norm_backward.default: (
+        PartedKernel(batch_norm_backward_by_channels, "channels", _channels),
+    ),
+    ATEN.convolution.default: (PartedKernel(convolution_by_samples, "samples", _samples),),
+    ATEN.convolution_backward.default: (
+        PartedKernel(convolution_backward_by_samples, "samples", _samples),
+        PartedKernel(convolution_backward_by_halves, "samples and halves", _halves),
+    ),
+}
+KERNELS: Final = {kernel.run.__name__: kernel for kernels in _BY_OP.values() for kernel in kernels}
+"""By the name of the function."""
+
+
+class Drawing(Enum):
+    """The functions that draw from the generator, as arguments of a call: code can name a member."""
+
+    DROPOUT = (dropout_by_rows,)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        return self.value[0](*args, **kwargs)
+
+
+DRAWING: Final = {member.value[0]: member for member in Drawing}
+
+
+def parted_kernels(node: fx.Node) -> list[tuple[PartedKernel, int]]:
+    """The kernels by parts that can do a call's work, as far as its sizes tell, each with its parts."""
+    if node.target not in _BY_OP or node.kwargs:
+        return []
+    given = fx.map_arg(node.args, lambda source: source.meta.get("val"))
+    found = [(kernel, kernel.parts(*given)) for kernel in _BY_OP[node.target]]
+    return [(kernel, parts) for kernel, parts in found if parts]

@@ -1,0 +1,67 @@
+"""Two ops of a loss over classes as one: the gradient of its log-probabilities, and that of its logits.
+
+The first is as large as the logits, and only the second reads it. As one op they can be run by rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import fx
+
+from hybridremat.graph.tracing.by_parts import LOSS_BACKWARD
+
+_NLL = torch.ops.aten.nll_loss_backward.default
+_DETACH = torch.ops.aten.detach.default
+_LOG_SOFTMAX = torch.ops.aten._log_softmax_backward_data.default
+
+
+def fuse_loss_backward(module: fx.GraphModule) -> fx.GraphModule | None:
+    """Make one op of each such pair, in place; the graph as it was before, None if there were none."""
+    pairs = [
+        node for node in module.graph.find_nodes(op="call_function", target=_LOG_SOFTMAX) if _fits(node)
+    ]
+    if not pairs:
+        return None
+    for node in pairs:
+        probabilities, first = _attached(node.args[1]), node.args[0]
+        assert isinstance(first, fx.Node)
+        first.args = (first.args[0], probabilities, *first.args[2:])
+        node.args = (first, probabilities, *node.args[2:])
+    original = fx.GraphModule(module, copy.deepcopy(module.graph))
+    for node in pairs:
+        arrived: Any = node.args[0]
+        with module.graph.inserting_before(node):
+            fused = module.graph.call_function(LOSS_BACKWARD, arrived.args)
+        fused.meta = dict(node.meta)
+        node.replace_all_uses_with(fused)
+        module.graph.erase_node(node)
+        module.graph.erase_node(arrived)
+    module.graph.eliminate_dead_code()
+    return original
+
+
+def _attached(node: Any) -> Any:
+    """What a node detaches from the graph of autograd: the same tensor."""
+    while isinstance(node, fx.Node) and node.target is _DETACH:
+        node = node.args[0]
+    return node
+
+
+def _fits(node: fx.Node) -> bool:
+    """Whether the gradient of log-probabilities (rows, classes) is read here alone."""
+    arrived, probabilities, dim, dtype = node.args
+    return (
+        isinstance(arrived, fx.Node)
+        and arrived.target is _NLL
+        and len(arrived.users) == 1
+        and isinstance(probabilities, fx.Node)
+        and _attached(arrived.args[1]) is _attached(probabilities)
+        and probabilities.meta["val"].dim() == 2
+        and dim in (1, -1)
+        and dtype == probabilities.meta["val"].dtype
+        and len(arrived.args) == 7
+        and not arrived.kwargs
+    )
