@@ -50,7 +50,7 @@ def wrap(
         ``on_infeasible``: what to do if no plan fits ``memory_limit``, now or for a later input shape:
         ``"error"``, or ``"least"``, the plan of least memory and a
         :class:`~hybridremat.InfeasibleLimitWarning`.
-    reserve, hold_outputs, grad_outputs, forwards
+    reserve, hold_outputs, grad_outputs, outputs, forwards
         **What your own code does.** ``reserve`` bytes of the limit are kept free after the forward for what
         it allocates between forward and backward (a loss outside the model); :func:`hybridremat.measure`
         reports how much that is, as ``outside``.
@@ -61,6 +61,10 @@ def wrap(
 
         ``grad_outputs``: which outputs may take part in the loss, ``"auto"`` (the scalars, if there are any;
         else all) or ``"all"``.
+
+        ``outputs``: what the planned forward returns, ``"all"``, or ``"loss"``: None in place of tensors that
+        take no part in the loss (the logits of a language model), which then need not be kept to the end of
+        the forward.
 
         ``forwards``: how many forwards may wait for their backward at one time (2 for a pair of inputs with
         one loss). The limit holds for all of them together; one more forward warns.

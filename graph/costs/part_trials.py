@@ -20,10 +20,11 @@ from torch import fx
 from hybridremat.graph.costs.allocations import peaks_of
 from hybridremat.graph.costs.in_place_trials import bits_of, distinct_arguments, random_like
 from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors, outside_tracing
+from hybridremat.graph.costs.kernel_clocks import clock_for
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import Kernels, distinct_kernels
 from hybridremat.graph.joint import Op, Variant
-from hybridremat.graph.tracing.by_parts import PartedKernel, parted_kernels
+from hybridremat.graph.tracing.by_parts import KERNELS, PartedKernel, parted_kernels
 from hybridremat.graph.tracing.in_place import laid_out_alike
 from hybridremat.graph.tracing.signature import fake_value
 from hybridremat.graph.tracing.trace import TracedStep
@@ -65,10 +66,47 @@ def _with_variant(step: TracedStep, op: Op, kernels: Kernels, store: KernelStore
             if _may_overwrite(_Trial(node, kernel, parts, source), name, workspace, kernels, store)
         )
         found.append(Variant(kernel.run.__name__, parts, op.time, workspace, over))
-    best = min(found, key=lambda each: (each.temp, not each.overwrites), default=own)
+    if not found:
+        return op
+    best = min(found, key=lambda each: (each.temp, not each.overwrites))
     written = sum(step.graph.values[value].bytes for value in op.writes)
     takes = (best.temp + written * (not best.overwrites), op.temp + written * (not op.overwrites))
     return replace(op, variants=(own, best)) if takes[0] < WORTH * takes[1] else op
+
+
+def with_part_times(step: TracedStep, store: KernelStore) -> TracedStep:
+    """The same step with what the ways by parts take: the op's own time, as they compare when timed in turn.
+
+    Raises
+    ------
+    MeasurementError
+        If no memory is left to time a kernel.
+    """
+    kernels = distinct_kernels(step)
+    ops = tuple(_part_timed(step.op_nodes[op.id], op, kernels, store) for op in step.graph.ops)
+    return replace(step, graph=replace(step.graph, ops=ops))
+
+
+def _part_timed(node: fx.Node, op: Op, kernels: Kernels, store: KernelStore) -> Op:
+    if not op.variants:
+        return op
+    own, parts = op.variants
+    name = f"{kernels.key_of[op.id]} of {distinct_arguments(node)} by {parts.parts} {parts.kernel}"
+    if (percent := store.time(name)) is None:
+        percent = _percent(_Trial(node, KERNELS[parts.kernel], parts.parts, None), kernels.device)
+        store.add_times({name: percent})
+    timed = replace(parts, time=max(own.time, own.time * percent // 100))
+    return replace(op, variants=(own, timed))
+
+
+def _percent(trial: _Trial, device: str) -> int:
+    """The least time of a kernel by parts as a percentage of the op's own, of three pairs."""
+    clock = clock_for(device)
+    with outside_tracing(), memory_errors():
+        pairs = [[clock.least(call) for call in _calls(trial)] for _ in range(3)]
+    own, parts = (min(times) for times in zip(*pairs, strict=True))
+    percent: int = max(1, 100 * parts // max(1, own))
+    return percent
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,16 @@ def dropout_by_rows(
     return result, mask
 
 
+def dropout_backward_by_rows(
+    gradient: Tensor, mask: Tensor, scale: float, *, parts: int, over: Tensor | None = None
+) -> Tensor:
+    """``native_dropout_backward``."""
+    result = torch.empty_like(gradient) if over is None else over
+    for arrived, kept, made in zip(*(t.view(-1).chunk(parts) for t in (gradient, mask, result)), strict=True):
+        made.copy_(ATEN.native_dropout_backward.default(arrived, kept, scale))
+    return result
+
+
 def batch_norm_backward_by_channels(
     gradient: Tensor,
     given: Tensor,
@@ -232,6 +242,10 @@ def _rows(given: Tensor, *_: object) -> int:
     return PARTS if given.is_contiguous() and given.numel() and given.numel() % (64 * PARTS) == 0 else 0
 
 
+def _rows_of_both(gradient: Tensor, mask: Tensor, *_: object) -> int:
+    return _rows(gradient) if mask.is_contiguous() and mask.shape == gradient.shape else 0
+
+
 def _rows_of_loss(_: object, log_probabilities: Tensor, *__: object) -> int:
     whole = log_probabilities.is_contiguous() and len(log_probabilities) >= PARTS
     return PARTS if whole else 0
@@ -246,6 +260,11 @@ def _samples(given: Tensor, *_: object) -> int:
     return min(PARTS, len(given)) if len(given) > 1 else 0
 
 
+def _pairs_of_samples(given: Tensor, *_: object) -> int:
+    """A convolution of one sample alone often goes another way than that of several."""
+    return min(PARTS, len(given) // 2) if len(given) >= 4 else 0
+
+
 def _halves(_: object, given: Tensor, weight: Tensor, *settings: Any) -> int:
     transposed, groups, mask = settings[-4], settings[-2], settings[-1]
     fits = groups == 1 and not transposed and mask[1] and len(weight) > 2 and len(weight) % 2 == 0
@@ -255,10 +274,15 @@ def _halves(_: object, given: Tensor, weight: Tensor, *settings: Any) -> int:
 _BY_OP: Final[dict[object, tuple[PartedKernel, ...]]] = {
     LOSS_BACKWARD: (PartedKernel(loss_backward_by_rows, "rows", _rows_of_loss),),
     ATEN.native_dropout.default: (PartedKernel(dropout_by_rows, "rows", _rows),),
+    ATEN.native_dropout_backward.default: (
+        PartedKernel(dropout_backward_by_rows, "rows", _rows_of_both),
+    ),
     ATEN.native_batch_norm_backward.default: (
         PartedKernel(batch_norm_backward_by_channels, "channels", _channels),
     ),
-    ATEN.convolution.default: (PartedKernel(convolution_by_samples, "samples", _samples),),
+    ATEN.convolution.default: (
+        PartedKernel(convolution_by_samples, "samples", _pairs_of_samples),
+    ),
     ATEN.convolution_backward.default: (
         PartedKernel(convolution_backward_by_samples, "samples", _samples),
         PartedKernel(convolution_backward_by_halves, "samples and halves", _halves),

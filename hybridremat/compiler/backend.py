@@ -95,6 +95,8 @@ class Backend:
     several_graphs
         Whether a step may have several graphs, some without a backward. All outputs of each may carry
         gradients and are held.
+    loss_only
+        Whether None is returned for outputs that take no part in the loss.
     early_gradients
         Whether gradients of parameters leave in the backward (:mod:`hybridremat.compiler.early_gradients`).
     inner
@@ -124,6 +126,7 @@ class Backend:
         hold_outputs: bool = False,
         all_outputs: bool = False,
         several_graphs: bool = False,
+        loss_only: bool = False,
         early_gradients: bool = False,
         inner: InnerCompiler = run_op_by_op,
         build: bool = True,
@@ -131,6 +134,7 @@ class Backend:
         self.partitioner = partitioner
         self.inner, self.build = inner, build
         self.hold_outputs, self.all_outputs = hold_outputs, all_outputs or several_graphs
+        self.loss_only = loss_only
         self.several_graphs, self.early_gradients = several_graphs, early_gradients
         self.armed = True
         self.error: HybridRematError | None = None
@@ -155,7 +159,8 @@ class Backend:
             self.graphs += 1
             if not self.several_graphs:
                 _refuse_graph_break(module)
-            roles = assign_roles(module, all_outputs=self.all_outputs)
+            with self.noting_errors():
+                roles = assign_roles(module, all_outputs=self.all_outputs, loss_only=self.loss_only)
             hold_outputs = self.hold_outputs or not roles.loss_inside
             held, undefined = HeldOutputs(expected=hold_outputs), UndefinedGradients()
             early = EarlyGradients(leaving_inputs(example_inputs) if self.early_gradients else {})
@@ -169,6 +174,18 @@ class Backend:
             return held.guard(outputs, roles.detached, args) if roles.loss_inside else outputs
 
         return run
+
+    @contextmanager
+    def noting_errors(self) -> Iterator[None]:
+        """Keep errors of planning, which Dynamo would wrap."""
+        try:
+            yield
+        except TraceError as error:
+            self.error = CaptureError(str(error))
+            raise self.error from error
+        except HybridRematError as error:
+            self.error = error
+            raise
 
 
 class _Graphs:
@@ -197,7 +214,7 @@ class _Graphs:
         """The forward and backward graph of a joint graph."""
         backend = self._backend
         backend.captured = True
-        with self._noting_errors():
+        with self._backend.noting_errors():
             made = backend.partitioner.split(
                 joint, num_fwd_outputs, hold_outputs=self._hold_outputs, leaving=self._early.leaving
             )
@@ -227,25 +244,13 @@ class _Graphs:
                 return self._runnable(run, self._started, "forward")
             forward_code, self._forward_code = self._forward_code, None
             if code is not None and forward_code is not None:
-                with self._noting_errors():
+                with self._backend.noting_errors():
                     self._accept(forward_code, code)
             runnable = self._runnable(sparing_saved(run, self._overwritten), self._held.warn_once, "backward")
             unreached = partial(self._undefined.unreached, early_sources)
             return self._undefined.drop_unreached(sources, self._early.wrapped(runnable, unreached))
 
         return finish
-
-    @contextmanager
-    def _noting_errors(self) -> Iterator[None]:
-        """Keep errors of planning, which Dynamo would wrap."""
-        try:
-            yield
-        except TraceError as error:
-            self._backend.error = CaptureError(str(error))
-            raise self._backend.error from error
-        except HybridRematError as error:
-            self._backend.error = error
-            raise
 
     def _runnable(self, run: Compiled, before: Callable[[], None], name: str) -> Compiled:
         backend = self._backend

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.early_gradients import deliver
-from hybridremat.errors import DoubleBackwardError, HeldOutputWarning, PlanMismatchError
+from hybridremat.errors import DoubleBackwardError, HeldOutputWarning, ModelError, PlanMismatchError
 from hybridremat.graph.private_torch import graph_is_retained, tangent_output
 from hybridremat.units import format_bytes
 
@@ -41,16 +41,31 @@ def _example(node: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def assign_roles(module: fx.GraphModule, *, all_outputs: bool) -> OutputRoles:
-    """Detach the outputs of Dynamo's graph that take no part in the loss."""
+def assign_roles(module: fx.GraphModule, *, all_outputs: bool, loss_only: bool = False) -> OutputRoles:
+    """Detach the outputs of Dynamo's graph that take no part in the loss, or with ``loss_only`` drop them.
+
+    Raises
+    ------
+    ModelError
+        If only the loss is to be returned, and there is none.
+    """
     output = next(iter(module.graph.find_nodes(op="output")))
     results = list(output.args[0])
     examples = [_example(node) for node in results]
     differentiable = [i for i, e in enumerate(examples) if e is not None and e.requires_grad]
     scalars = [i for i in differentiable if (e := examples[i]) is not None and e.dim() == 0]
+    if loss_only and not scalars:
+        raise ModelError(
+            'outputs="loss" returns the loss alone, and no output of this model is a scalar with a gradient. '
+            'Give it its labels, so that it computes the loss, or leave outputs= out.'
+        )
     if all_outputs or not scalars:
         return OutputRoles((), loss_inside=False)
     detached = tuple(i for i in differentiable if i not in scalars)
+    if loss_only:
+        output.args = (tuple(None if i in detached else item for i, item in enumerate(results)),)
+        module.recompile()  # what only they need is dead, and goes when the graph has become functional
+        return OutputRoles((), loss_inside=True)
     for index in detached:
         with module.graph.inserting_before(output):
             results[index] = module.graph.call_method("detach", (results[index],))

@@ -138,7 +138,8 @@ def _taken(
 
 def _layout(node: fx.Node) -> tuple[object, ...] | None:
     value = node.meta.get("val")
-    value = value[1] if node.target is run_and_save_rng_state else value
+    if node.target is run_and_save_rng_state and value is not None:
+        value = value[1]
     value = value[0] if isinstance(value, (list, tuple)) else value
     if not isinstance(value, torch.Tensor):
         return None

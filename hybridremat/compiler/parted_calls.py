@@ -14,6 +14,7 @@ BY_PARTS: Final[dict[object, OpOverload]] = {
     by_parts.loss_backward_by_rows: by_parts.LOSS_BACKWARD,
     by_parts.dropout_by_rows: torch.ops.aten.native_dropout.default,
     by_parts.Drawing.DROPOUT: torch.ops.aten.native_dropout.default,
+    by_parts.dropout_backward_by_rows: torch.ops.aten.native_dropout_backward.default,
     by_parts.batch_norm_backward_by_channels: torch.ops.aten.native_batch_norm_backward.default,
     by_parts.convolution_by_samples: torch.ops.aten.convolution.default,
     by_parts.convolution_backward_by_samples: torch.ops.aten.convolution_backward.default,

@@ -79,13 +79,18 @@ class Chosen:
 Choose = Callable[[TracedStep], Chosen]
 
 
-def backend_for(settings: Settings, choose: Choose, *, build: bool = True) -> Backend:
-    """The backend of steps of one graph; without ``build`` they are planned and never run."""
+def backend_for(settings: Settings, choose: Choose, *, build: bool = True, alone: bool = True) -> Backend:
+    """The backend of steps of one graph.
+
+    Without ``build`` they are planned and never run; without ``alone`` they are planned by several ranks.
+    """
     inductor = inductor_for(settings)
+    fuse = settings.rewrites == "exact" and inductor is None and alone
     return Backend(
-        PlannedPartition(choose, inductor, fuse=settings.rewrites == "exact" and inductor is None),
+        PlannedPartition(choose, inductor, fuse=fuse),
         hold_outputs=settings.hold_outputs,
         all_outputs=settings.grad_outputs == "all",
+        loss_only=settings.outputs == "loss",
         early_gradients=settings.gradients == "in_backward",
         inner=inductor or run_op_by_op,
         build=build,

@@ -23,6 +23,7 @@ OnInfeasible = Literal["error", "least"]
 GraphBreaks = Literal["error", "plan"]
 Compiler = Literal["eager", "inductor"]
 Rewrites = Literal["exact", "none"]
+Outputs = Literal["all", "loss"]
 Gradients = Literal["at_end", "in_backward"]
 
 
@@ -38,6 +39,7 @@ class CommonSettings(TypedDict, total=False):
     compiler: Compiler
     rewrites: Rewrites
     gradients: Gradients
+    outputs: Outputs
 
 
 class BatchSettings(CommonSettings, total=False):
@@ -106,6 +108,7 @@ class Settings:
     compiler: Compiler = field(default="eager", metadata=_OF_PLAN)
     rewrites: Rewrites = field(default="exact", metadata=_OF_PLAN)
     gradients: Gradients = field(default="at_end", metadata=_OF_PLAN)
+    outputs: Outputs = field(default="all", metadata=_OF_PLAN)
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
@@ -148,7 +151,9 @@ class Settings:
         _one_of("compiler", self.compiler, get_args(Compiler))
         _one_of("rewrites", self.rewrites, get_args(Rewrites))
         _one_of("gradients", self.gradients, get_args(Gradients))
+        _one_of("outputs", self.outputs, get_args(Outputs))
         self._require_early_gradients()
+        self._require_one_loss()
         self._require_compilable()
         if self.graph_breaks == "plan" and self.forwards > 1:
             raise LimitError(
@@ -171,6 +176,20 @@ class Settings:
                 raise LimitError(
                     f'gradients="in_backward" and {name} cannot be combined: {instead}, or leave gradients= '
                     "out"
+                )
+
+    def _require_one_loss(self) -> None:
+        """Refuse what needs other outputs than the loss, if they are not returned."""
+        if self.outputs == "all":
+            return
+        for name, given in (
+            ('grad_outputs="all"', self.grad_outputs == "all"),
+            ("hold_outputs=True", self.hold_outputs),
+            ('graph_breaks="plan"', self.graph_breaks == "plan"),
+        ):
+            if given:
+                raise LimitError(
+                    f'outputs="loss" and {name} cannot be combined: leave one of them out'
                 )
 
     def _require_compilable(self) -> None:
@@ -222,6 +241,7 @@ class Settings:
             reckoning=self.reckoning,
             rewrites=self.rewrites,
             gradients=self.gradients,
+            outputs=self.outputs,
         )
 
     def following(self, plan: PlanData) -> Settings:
@@ -239,6 +259,7 @@ class Settings:
             compiler=cast(Compiler, plan.compiler),
             rewrites=cast(Rewrites, plan.request.rewrites),
             gradients=cast(Gradients, plan.request.gradients),
+            outputs=cast(Outputs, plan.request.outputs),
         )
 
     def reserve_bytes(self) -> int:

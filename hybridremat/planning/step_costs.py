@@ -11,7 +11,7 @@ from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
-from hybridremat.graph.costs.part_trials import with_parts
+from hybridremat.graph.costs.part_trials import with_part_times, with_parts
 from hybridremat.graph.costs.spec_costs import sized_for
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.progress import Progress, Timings
@@ -34,13 +34,15 @@ def with_costs(
     measured = with_footprints(step, store)
     if settings.rewrites == "exact" and settings.compiler == "eager":
         measured = with_rewrites(measured, store)
-        if settings.graph_breaks == "error":
+        if settings.graph_breaks == "error" and agreement.alone:
             measured = with_parts(measured, store)
     step = agreement.on_memory(step, measured)
     step = agreement.on_times(
         step,
         lambda: with_times(step, model, store, lambda done, total: progress("timing kernels", done, total)),
     )
+    if model.name == "profile":
+        step = with_part_times(step, store)
     store.save()
     return step, {"costs": time.perf_counter() - started}
 

@@ -25,6 +25,7 @@ class Request:
     reckoning: str = ""
     rewrites: str = "exact"
     gradients: str = "at_end"
+    outputs: str = "all"
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,7 @@ def _values(block: PlannedBlock, what_if: WhatIf | None, module: str = "") -> It
             times,
             what_if.saving(record.id) if asked and what_if is not None else None,
             what_if.in_place(record.id) if what_if is not None else 0,
+            what_if.parts(record.id) if what_if is not None else "",
         )
 
     yield from (explained(record, "SAVE") for record in block.saved if record not in again)

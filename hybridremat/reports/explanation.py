@@ -42,6 +42,8 @@ class ValueExplanation:
         The step if this value were saved as well; None if it is saved, or cannot be.
     in_place
         How many of the calls that make it write it over one of their inputs.
+    parts
+        How the kernel that makes it is run by parts (``by 8 rows``); empty if it is not.
     """
 
     value: ValueRecord
@@ -50,6 +52,7 @@ class ValueExplanation:
     times: int = 0
     if_saved: Change | None = None
     in_place: int = 0
+    parts: str = ""
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,7 @@ def _value_table(values: Sequence[ValueExplanation], *, blocks: bool) -> Table:
         policy = each.policy + (f" {each.times}×" if each.times else "")
         module, place = module_tail(record.module, prefix), _file_and_line(record.source)
         op = short_op(record.op) + (", in place" if each.in_place else "")
+        op += f", {each.parts}" if each.parts else ""
         cells = [policy, format_bytes(record.bytes), shape, record.dtype, op]
         cells += [format_time(record.time), module, place, _changed(each.if_saved)]
         table.add_row(*([str(each.block)] if blocks else []), *map(Text, cells))

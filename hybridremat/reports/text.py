@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import TextIO
 
@@ -98,16 +98,25 @@ def summary(plan: PlanData) -> Table:
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")
-    if calls := in_place_calls(plan):
-        executions = sum(len(part.schedule.steps) for part in plan.parts or (plan,))
-        grid.add_row("in place", f"{calls} of {executions} kernel calls write over what they read last")
-    if early := [graph for graph in _graphs(plan) if graph.deliveries]:
-        size = sum(graph.values[value].bytes for graph in early for value in graph.leaving)
-        grid.add_row("left early", f"{sum(len(g.deliveries) for g in early)} gradients, {format_bytes(size)}")
+    for name, text in _rewrites(plan):
+        grid.add_row(name, text)
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in plan.timings.items())
     reused = "; block options of another input shape reused" if plan.reused_options else ""
     grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else "") + reused)
     return grid
+
+
+def _rewrites(plan: PlanData) -> Iterator[tuple[str, str]]:
+    """What runs in another way than in plain PyTorch, recomputation apart."""
+    executed = _executed(plan)
+    if calls := in_place_calls(plan):
+        total = sum(len(part.schedule.steps) for part in plan.parts or (plan,))
+        yield "in place", f"{calls} of {total} kernel calls write over what they read last"
+    if parted := sum(bool(graph.ops[op].variant) for graph, steps in executed for op in steps):
+        yield "by parts", f"{parted} kernel calls go by rows, channels or samples, in less workspace"
+    gradients = [graph.values[value].bytes for graph, _ in executed for value in graph.leaving]
+    if gradients:
+        yield "left early", f"{len(gradients)} gradients, {format_bytes(sum(gradients))}"
 
 
 def in_place_calls(plan: PlanData) -> int:
@@ -116,8 +125,9 @@ def in_place_calls(plan: PlanData) -> int:
     return sum(len(MemorySimulator(d.graph).overwritten(schedule)) for d, schedule in known if d is not None)
 
 
-def _graphs(plan: PlanData) -> list[JointGraph]:
-    return [part.details.graph for part in plan.parts or (plan,) if part.details is not None]
+def _executed(plan: PlanData) -> list[tuple[JointGraph, tuple[int, ...]]]:
+    known = [(part.details, part.schedule.steps) for part in plan.parts or (plan,)]
+    return [(details.graph, steps) for details, steps in known if details is not None]
 
 
 def _pin(record: PinRecord) -> str:

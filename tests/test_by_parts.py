@@ -1,0 +1,316 @@
+"""Ops run by parts: the trials, the checker, real steps against plain PyTorch, and what is taken for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import inf
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+import hybridremat
+from hybridremat.compiler.backend import Backend
+from hybridremat.compiler.capture import capture, compile_step
+from hybridremat.compiler.check import check
+from hybridremat.compiler.emit import emit
+from hybridremat.errors import LimitError, ModelError, PlanError
+from hybridremat.graph.costs import part_trials
+from hybridremat.graph.costs.kernel_store import KernelStore
+from hybridremat.graph.costs.part_trials import with_part_times, with_parts
+from hybridremat.graph.joint import Phase, Schedule, as_plain, by_parts, plain_schedule
+from hybridremat.graph.memory import step_memory
+from hybridremat.graph.tracing import by_parts as kernels
+from hybridremat.graph.tracing.by_parts import KERNELS
+from hybridremat.planning import pipeline
+from hybridremat.sequence.frontier import peak_alone, schedule_point
+from hybridremat.sequence.parts import parts_for_nothing, with_fewest_parts
+from support.examples import examples
+from support.training import FixedPlanner, train, train_plain
+from support.wrapping import HOW, least_limit, three_limits
+
+ATEN = torch.ops.aten
+
+
+class Net(nn.Module):
+    """Convolutions, BatchNorm, dropout, and a loss over classes with ignored rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(c, 32, 3, padding=1) for c in (3, 32, 32))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(32) for _ in range(3))
+        self.head = nn.Linear(32, 500)
+
+    def forward(self, x, labels):
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = functional.dropout(functional.relu(norm(conv(x))), 0.2, self.training)
+        rows = self.head(x.flatten(2).transpose(1, 2).flatten(0, 1))
+        return {"loss": functional.cross_entropy(rows, labels, ignore_index=3), "rows": rows}
+
+
+def net():
+    torch.manual_seed(0)
+    labels = torch.randint(0, 20, (4 * 256,))
+    return Net(), {"x": torch.randn(4, 3, 16, 16), "labels": labels}
+
+
+class PartedPlanner(FixedPlanner):
+    """Hands out the plain step, or one in which every op runs twice, with all ops by parts that can be."""
+
+    def __init__(self, twice, worth):
+        super().__init__()
+        self.twice, self.worth = twice, worth
+
+    def choose(self, step):
+        made = super().choose(step)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(part_trials, "WORTH", self.worth)
+            graph = by_parts(with_parts(made.step, KernelStore()).graph)
+        self.schedule = plain_schedule(graph)
+        if self.twice:
+            again = [op.id for op in graph.ops if op.phase is not Phase.BACKWARD and op.recomputable]
+            split = self.schedule.num_forward
+            forward, rest = self.schedule.steps[:split], self.schedule.steps[split:]
+            self.schedule = Schedule((*forward, *again, *rest), len(forward))
+        self.step = replace(made.step, graph=graph)
+        self.predicted = step_memory(graph, self.schedule).peak
+        return replace(made, step=self.step, schedule=self.schedule)
+
+
+def run_by_parts(model, batch, *, twice, worth=inf):
+    """``worth``: by parts go all ops that can, or only those that then take less than this share."""
+    planner = PartedPlanner(twice, worth)
+    backend = Backend(pipeline.PlannedPartition(planner.choose, fuse=True))
+    compiled = compile_step(model, backend)
+    capture(model, compiled, backend, (), batch)
+    model._compiled_call_impl = compiled
+    return planner
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_steps_with_all_ops_by_parts_train_as_plain(twice):
+    model, batch = net()
+    expected = train_plain(model, batch)
+    planner = run_by_parts(model, batch, twice=twice)
+    names = {op.runs.kernel for op in planner.step.graph.ops}
+    assert {*names, "convolution_backward_by_samples", "convolution_backward_by_halves"} == {*KERNELS, ""}
+    trained = train(model, batch)
+    assert expected.differences(trained) == []
+    assert set(trained.peaks) == {planner.predicted}
+
+
+@cache
+def planned_net(worth=inf):
+    model, batch = net()
+    return run_by_parts(model, batch, twice=False, worth=worth)
+
+
+def test_each_variant_takes_less_and_the_plain_graph_has_none():
+    graph = planned_net(part_trials.WORTH).step.graph
+    able = [op for op in graph.ops if op.variants]
+    assert {op.variant for op in able} == {1} and len(able) >= 8
+    for op in able:
+        own, parts = op.variants
+        assert (own.kernel, own.parts) == ("", 1) and parts.parts > 1
+        assert parts.temp < own.temp or (parts.overwrites and not own.overwrites)
+    plain = as_plain(graph)
+    assert {op.variant for op in plain.ops} == {0} and all(op.temp == op.runs_alone.temp for op in plain.ops)
+
+
+def test_a_kernel_with_other_bits_is_not_used(monkeypatch):
+    """Nor one that leaves the generator in another state."""
+    step, store = planned_net().step, KernelStore()
+
+    def other(given, probability, train, *, parts, over=None):
+        torch.rand(1)
+        return ATEN.native_dropout.default(given, probability, train)
+
+    wrong = {
+        ATEN.native_dropout.default: other,
+        ATEN.native_batch_norm_backward.default: lambda *a, parts, over=None: tuple(
+            t + 1 for t in ATEN.native_batch_norm_backward.default(*a)
+        ),
+    }
+    table = {
+        target: tuple(replace(each, run=wrong.get(target, each.run)) for each in known)
+        for target, known in kernels._BY_OP.items()
+    }
+    monkeypatch.setattr(kernels, "_BY_OP", table)
+    ops = tuple(replace(op.run_as(0), variants=()) for op in step.graph.ops)
+    bare = replace(step, graph=replace(step.graph, ops=ops))
+    found = {op.target for op in with_parts(bare, store).graph.ops if op.variants}
+    assert found and not any("dropout.default" in name or "batch_norm_backward" in name for name in found)
+
+
+def test_trials_are_kept(monkeypatch):
+    step, store = planned_net().step, KernelStore()
+    first = with_parts(step, store)
+    monkeypatch.setattr("hybridremat.graph.costs.part_trials._tried", lambda *_: pytest.fail("tried again"))
+    assert with_parts(step, store).graph == first.graph
+
+
+def test_times_of_parts_are_never_below_the_ops_own():
+    step = with_part_times(planned_net().step, KernelStore())
+    for op in step.graph.ops:
+        assert all(each.time >= op.variants[0].time for each in op.variants)
+
+
+@examples(30)
+@given(st.integers(0, 2**30))
+def test_fewest_parts_keep_the_peak(seed):
+    """Each that runs by parts is needed, unless that costs nothing."""
+    graph = parts_for_nothing(planned_net().step.graph)
+    random = torch.Generator().manual_seed(seed)
+    able = [op.id for op in graph.ops if op.variants]
+    few = {able[i] for i in torch.randperm(len(able), generator=random)[:5].tolist()}
+    slow = {op: int(torch.randint(0, 100, (1,), generator=random)) for op in few}
+    ops = [
+        replace(op, variants=(op.variants[0], replace(op.variants[1], time=op.time + slow[op.id])))
+        if op.id in few
+        else replace(op, variants=(), variant=0)
+        for op in graph.ops
+    ]
+    graph = replace(graph, ops=tuple(ops))
+    point = schedule_point(graph, plain_schedule(graph))
+    found = with_fewest_parts(graph, point, peak_alone)
+    assert found.peak <= point.peak and found.parted <= few
+    for op in found.parted:
+        assert not fits(graph, point, found.parted - {op})
+
+
+def fits(graph, point, parted):
+    return step_memory(by_parts(graph, parted), point.schedule).peak <= point.peak
+
+
+# The checker
+
+
+def emitted(step):
+    return emit(step, plain_schedule(step.graph))
+
+
+@pytest.mark.parametrize(
+    "target", [kernels.loss_backward_by_rows, kernels.dropout_by_rows, kernels.convolution_by_samples]
+)
+def test_a_kernel_by_parts_of_other_inputs_is_refused(target):
+    planned = planned_net()
+    forward, backward = emitted(planned.step)
+    check(planned.step, forward, backward)
+    module = forward if target is kernels.dropout_by_rows else backward
+    if target is kernels.convolution_by_samples:
+        backwards = (kernels.convolution_backward_by_samples, kernels.convolution_backward_by_halves)
+        call = next(n for n in module.graph.nodes if n.target in backwards)
+        call.target = target
+    else:
+        calls = [n for n in module.graph.nodes if n.target is target]
+        call = calls[0]
+        call.args = (*call.args[:-1], 0.5 if isinstance(call.args[-1], float) else None)
+    with pytest.raises(PlanError):
+        check(planned.step, forward, backward)
+
+
+def test_what_a_kernel_by_parts_writes_over_must_not_be_read_again():
+    planned = planned_net()
+    forward, backward = emitted(planned.step)
+    for module in (forward, backward):
+        for node in module.graph.nodes:
+            if node.op == "call_function" and node.kwargs.get("over") is not None:
+                gone = (node.kwargs["over"],)
+                node.append(module.graph.create_node("call_function", ATEN.neg.default, gone))
+                with pytest.raises(PlanError, match="which has been written over"):
+                    check(planned.step, forward, backward)
+                return
+    pytest.fail("nothing is written over")
+
+
+def test_ops_that_were_made_one_have_to_compute_what_they_did():
+    planned = planned_net()
+    step = planned.step
+    assert step.original is not step.module
+    target = ATEN.nll_loss_backward.default
+    (call,) = step.original.graph.find_nodes(op="call_function", target=target)
+    call.args = (*call.args[:5], 4, *call.args[6:])
+    forward, backward = emitted(step)
+    try:
+        with pytest.raises(PlanError, match="ops were made one that do not compute the same"):
+            check(step, forward, backward)
+    finally:
+        call.args = (*call.args[:5], 3, *call.args[6:])
+
+
+# Plans
+
+
+def test_plans_run_by_parts_only_what_has_to():
+    model, batch = net()
+    loose, *_, least = three_limits(model, batch)
+    plans = {at: hybridremat.plan(model, kwargs=batch, memory_limit=at, **HOW) for at in (loose, least)}
+    parted = {at: sum(op.variant for op in plan.details.graph.ops) for at, plan in plans.items()}
+    assert parted[least] > 0
+    none = hybridremat.plan(model, kwargs=batch, memory_limit="100%", rewrites="none", **HOW)
+    assert plans[least].predicted_peak < none.least_peak
+    assert "kernel calls go by rows, channels or samples" in str(plans[least])
+    assert "by parts" not in str(none)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_planned_steps_train_as_plain(at):
+    model, batch = net()
+    limit = three_limits(model, batch)[at]
+    expected = train_plain(model, batch)
+    hybridremat.wrap(model, kwargs=batch, memory_limit=limit, **HOW)
+    trained = train(model, batch)
+    assert expected.differences(trained) == [] and max(trained.peaks) <= limit
+    assert set(trained.peaks) == {hybridremat.get_plan(model).predicted_peak}
+
+
+def test_a_plan_file_brings_its_parts(tmp_path):
+    model, batch = net()
+    path = tmp_path / "plan.json"
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit=least_limit(model, batch), **HOW)
+    plan.save(path)
+    expected = train_plain(model, batch)
+    hybridremat.wrap(model, kwargs=batch, plan=path, progress=False)
+    trained = train(model, batch)
+    assert expected.differences(trained) == [] and max(trained.peaks) <= plan.memory_limit
+    told = [v.parts for block in range(len(plan.blocks)) for v in plan.explain(block).values if v.parts]
+    assert all(each.startswith("by ") for each in told)
+
+
+# The loss alone
+
+
+def test_the_loss_alone_needs_less_and_is_the_same():
+    model, batch = net()
+    all_outputs, alone = least_limit(model, batch), least_limit(model, batch, outputs="loss")
+    assert alone < all_outputs
+    expected = train_plain(model, batch)
+    hybridremat.wrap(model, kwargs=batch, memory_limit=alone, outputs="loss", **HOW)
+    assert model(**batch)["rows"] is None
+    torch.manual_seed(0)
+    again, _ = net()
+    hybridremat.wrap(again, kwargs=batch, memory_limit=alone, outputs="loss", **HOW)
+    trained = train(again, batch)
+    assert expected.differences(trained) == [] and max(trained.peaks) <= alone
+    again.eval()
+    assert again(**batch)["rows"] is not None
+
+
+@pytest.mark.parametrize(
+    "other", [{"grad_outputs": "all"}, {"hold_outputs": True}, {"graph_breaks": "plan"}]
+)
+def test_what_needs_other_outputs_excludes_the_loss_alone(other):
+    model, batch = net()
+    with pytest.raises(LimitError, match=r'outputs="loss" and .* cannot be combined'):
+        hybridremat.wrap(model, kwargs=batch, memory_limit="90%", outputs="loss", **other, **HOW)
+
+
+def test_a_model_without_a_loss_cannot_return_it_alone():
+    model = nn.Linear(8, 8)
+    with pytest.raises(ModelError, match="no output of this model is a scalar"):
+        hybridremat.wrap(model, (torch.randn(4, 8),), memory_limit="90%", outputs="loss", **HOW)
+    assert model._compiled_call_impl is None
