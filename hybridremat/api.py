@@ -86,9 +86,9 @@ def wrap(
         ``"inductor"``: PyTorch's compiler fuses kernels; numbers are then as near to the plain ones as
         ``torch.compile``'s, and 100 % of a limit is the compiled plain step.
     rewrites
-        **Ops in place.** ``"exact"``: an op may write its result over an input that nobody needs any more,
-        where a trial on this device gave the same bits; op by op only, as Inductor has its own ways.
-        ``"none"``: every op runs as PyTorch runs it.
+        **Ops in place and by parts.** ``"exact"``: an op may write its result over an input that nobody needs
+        any more, or run by parts where a limit asks for it, where a trial on this device gave the same bits;
+        op by op only, as Inductor has its own ways. ``"none"``: every op runs as PyTorch runs it.
     gradients
         **When gradients leave.** ``"at_end"``: the backward returns them all, as in plain PyTorch.
         ``"in_backward"``: each goes to its parameter's ``.grad``, and to the hooks on the parameter, as soon

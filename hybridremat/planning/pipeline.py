@@ -255,7 +255,7 @@ def plan_graph(
     if not any(op.phase is Phase.BACKWARD for op in graph.ops):
         return forward_frontier(graph, pinned, timed.timings)
     with timed("segment"):
-        chains = segment_graph(graph, pinned.pins, progress)  # segment
+        chains = segment_graph(graph, pinned.pins, progress, outside)  # segment
     with timed("solve blocks"):
         plans, reused = solve_options(chains, cache, workers, progress, reuse=reuse)  # solve
     with timed("compose"):

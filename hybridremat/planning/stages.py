@@ -7,7 +7,7 @@ frontiers of the chains are merged.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hybridremat.blocks.problem import bind_block
@@ -43,11 +43,15 @@ class BoundChain:
     bindings: tuple[BlockBinding, ...]
 
 
-def segment_graph(graph: JointGraph, pins: Pins, progress: Progress) -> tuple[BoundChain, ...]:
+def segment_graph(
+    graph: JointGraph, pins: Pins, progress: Progress, outside: OutsideMemory = NO_OUTSIDE_MEMORY
+) -> tuple[BoundChain, ...]:
     """The distinct chains that the block sizes give.
 
     Ops that can run by parts are taken to do so and to need no more time; what has to is decided for each
-    schedule (:mod:`hybridremat.sequence.parts`).
+    schedule (:mod:`hybridremat.sequence.parts`). Blocks are solved for their own peaks. If what is saved
+    counts again for further forwards, schedules of low peak are not those of least need: then each chain is
+    also there with blocks in which no op writes over anything, whose options save less.
     """
     chains: list[Chain] = []
     optimistic = parts_for_nothing(graph)
@@ -58,10 +62,15 @@ def segment_graph(graph: JointGraph, pins: Pins, progress: Progress) -> tuple[Bo
         validate_chain(chain)
         if chain not in chains:
             chains.append(chain)
+    bare = replace(optimistic, ops=tuple(replace(op, overwrites=()) for op in optimistic.ops))
+    views = (optimistic, bare) if outside.forwards > 1 and bare != optimistic else (optimistic,)
     return tuple(
-        BoundChain(chain, tuple(bind_block(chain, index) for index in range(len(chain.blocks))))
-        for chain in chains
+        BoundChain(chain, _bindings(replace(chain, graph=view))) for view in views for chain in chains
     )
+
+
+def _bindings(chain: Chain) -> tuple[BlockBinding, ...]:
+    return tuple(bind_block(chain, index) for index in range(len(chain.blocks)))
 
 
 def solve_options(
