@@ -152,6 +152,9 @@ class MemorySimulator:
             np.add.at(change, lifetimes.birth, lifetimes.size)
             np.add.at(gone, np.minimum(lifetimes.death, end) + 1, lifetimes.size)
             saved += int(lifetimes.size[(lifetimes.birth < split) & (split <= lifetimes.death)].sum())
+        # what the first execution of the backward writes over is saved as well
+        first = takeovers.version[takeovers.now == split]
+        saved += int(self._bytes[versions.value[first]][versions.birth[first] < split].sum())
         change -= gone
         change[split] += self._tangent_bytes
         level = np.cumsum(change[:end])

@@ -15,7 +15,7 @@ from hybridremat.graph.memory import (
     step_memory,
 )
 from support.examples import examples
-from support.naive_memory import naive_profile
+from support.naive_memory import naive_profile, naive_saved
 from support.random_steps import random_step, small_graph
 
 
@@ -131,3 +131,4 @@ def test_replay_agrees_with_the_naive_one(seed: int) -> None:
     profile = naive_profile(graph, schedule)
     assert list(memory.profile) == profile
     assert memory.peak == max(profile) == profile[memory.peak_at]
+    assert memory.saved == naive_saved(graph, schedule)

@@ -147,10 +147,10 @@ def _tried(trial: _Trial, kernels: Kernels) -> int:
             if not _gives_same_bits(trial, kernels.device):
                 logger.info("%s by %d parts has other bits", trial.node, trial.parts)
                 return -1
-        except RuntimeError as error:
-            if is_out_of_memory(error):
+        except Exception as error:  # whatever a kernel raises for sizes that it does not take
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 raise
-            logger.info("%s cannot be tried by parts: %s", trial.node, error)
+            logger.warning("%s cannot be tried by parts: %s", trial.node, error)
             return -1
         ((peak, left),) = peaks_of([lambda: _calls(trial)[1]], kernels.device)
     return peak - left

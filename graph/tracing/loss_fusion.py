@@ -5,17 +5,15 @@ The first is as large as the logits, and only the second reads it. As one op the
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import torch
 from torch import fx
 
-from hybridremat.graph.tracing.by_parts import LOSS_BACKWARD
+from hybridremat.graph.tracing.by_parts import ATEN, LOSS_BACKWARD
 
-_NLL = torch.ops.aten.nll_loss_backward.default
-_DETACH = torch.ops.aten.detach.default
-_LOG_SOFTMAX = torch.ops.aten._log_softmax_backward_data.default
+_NLL = ATEN.nll_loss_backward.default
+_DETACH = ATEN.detach.default
+_LOG_SOFTMAX = ATEN._log_softmax_backward_data.default
 
 
 def fuse_loss_backward(module: fx.GraphModule) -> fx.GraphModule | None:
@@ -30,7 +28,9 @@ def fuse_loss_backward(module: fx.GraphModule) -> fx.GraphModule | None:
         assert isinstance(first, fx.Node)
         first.args = (first.args[0], probabilities, *first.args[2:])
         node.args = (first, probabilities, *node.args[2:])
-    original = fx.GraphModule(module, copy.deepcopy(module.graph))
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(module.graph, {}))
+    original = fx.GraphModule(module, copied)
     for node in pairs:
         arrived: Any = node.args[0]
         with module.graph.inserting_before(node):

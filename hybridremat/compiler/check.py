@@ -32,12 +32,12 @@ from hybridremat.compiler.parted_calls import BY_PARTS
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.private_torch import run_and_save_rng_state
-from hybridremat.graph.tracing.by_parts import LOSS_BACKWARD
+from hybridremat.graph.tracing.by_parts import ATEN, LOSS_BACKWARD
 from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep
 
-NLL_BACKWARD = torch.ops.aten.nll_loss_backward.default
-LOG_SOFTMAX_BACKWARD = torch.ops.aten._log_softmax_backward_data.default
+NLL_BACKWARD = ATEN.nll_loss_backward.default
+LOG_SOFTMAX_BACKWARD = ATEN._log_softmax_backward_data.default
 RANDOM = torch.Tag.nondeterministic_seeded
 
 Term = int

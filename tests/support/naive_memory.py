@@ -96,3 +96,20 @@ class _Copies:
             runs = self.runs(op)
             total += self.graph.rng_state_bytes if runs and runs[0] <= now < runs[-1] else 0
         return total
+
+
+def naive_saved(graph: JointGraph, schedule: Schedule) -> int:
+    """Bytes of all copies made in the forward, and of generator states, that the backward needs."""
+    copies, split = _Copies(graph, schedule), schedule.num_forward
+    ends = len(schedule.steps)
+    total = 0
+    for value in graph.values:
+        for birth in (b for b in copies.births[value.id] if b < split):
+            kept = value.id in graph.held_outputs and birth == copies.births[value.id][0]
+            last = value.id in graph.gradients and birth == copies.births[value.id][-1]
+            needed = any(copies.needed(value.id, birth, now) for now in range(split, ends))
+            total += value.bytes * (needed or kept or last)
+    for op in graph.ops:
+        runs = copies.runs(op)
+        total += graph.rng_state_bytes * bool(runs and runs[0] < split <= runs[-1])
+    return total
