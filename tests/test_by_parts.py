@@ -28,7 +28,7 @@ from hybridremat.graph.tracing import by_parts as kernels
 from hybridremat.graph.tracing.by_parts import KERNELS
 from hybridremat.planning import pipeline
 from hybridremat.sequence.frontier import peak_alone, schedule_point
-from hybridremat.sequence.parts import parts_for_nothing, with_fewest_parts
+from hybridremat.sequence.parts import parts_for_nothing, with_parts_chosen
 from support.examples import examples
 from support.training import FixedPlanner, train, train_plain
 from support.wrapping import HOW, least_limit, three_limits
@@ -176,8 +176,13 @@ def test_fewest_parts_keep_the_peak(seed):
     ]
     graph = replace(graph, ops=tuple(ops))
     point = schedule_point(graph, plain_schedule(graph))
-    found = with_fewest_parts(graph, point, peak_alone)
+    found, *others = with_parts_chosen(graph, point, peak_alone)
     assert found.peak <= point.peak and found.parted <= few
+    times = [each.time for each in (found, *others)]
+    assert times == sorted(times, reverse=True)
+    assert all(each.peak == step_memory(by_parts(graph, each.parted), each.schedule).peak for each in others)
+    if others:
+        assert times[-1] == point.time and all(slow[op] == 0 for op in others[-1].parted)
     for op in found.parted:
         assert not fits(graph, point, found.parted - {op})
 

@@ -28,10 +28,11 @@ from hybridremat.sequence.frontier import (
     SchedulePoint,
     frontier,
     merge_frontiers,
+    pareto_frontier,
     peak_alone,
     schedule_point,
 )
-from hybridremat.sequence.parts import parts_for_nothing, with_fewest_parts
+from hybridremat.sequence.parts import parts_for_nothing, with_parts_chosen
 from hybridremat.sequence.repair import PinRepair
 
 
@@ -113,7 +114,7 @@ def compose(
         needs = peak_alone if outside.none else partial(memory_needs, graph, outside)
         points = frontier(plan.chain, plan.bindings, plan.option_sets, pins, needs)
         if any(op.variant for op in graph.ops):
-            points = tuple(with_fewest_parts(graph, point, needs) for point in points)
+            points = pareto_frontier(w for p in points for w in with_parts_chosen(graph, p, needs))
         fronts.append([p for p in points if obeys(graph, p.schedule, pins)])
     if not any(fronts):
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
