@@ -20,7 +20,7 @@ from hybridremat.compiler.early_gradients import deliver
 from hybridremat.compiler.emit import emit
 from hybridremat.errors import EarlyGradientError, KeptGradientWarning, LimitError, PlanError
 from hybridremat.graph.joint import Delivery, as_plain, plain_schedule
-from hybridremat.graph.memory import step_memory
+from hybridremat.graph.memory import MemorySimulator, step_memory
 from hybridremat.reports.spans import execution_blocks, live_spans, temporary_bytes
 from support.quick_planning import quick_planning
 from support.random_models import build, recipes
@@ -448,10 +448,18 @@ def deliveries(module):
     return list(module.graph.find_nodes(op="call_function", target=deliver))
 
 
-def test_the_emitted_graphs_take_what_is_counted():
-    step = early_step()
+@pytest.mark.parametrize("workspace", [0, 10, 10_000])
+@pytest.mark.parametrize("last", [nn.Tanh(), nn.LayerNorm(16), nn.Conv1d(8, 8, 3)])
+def test_the_emitted_graphs_take_what_is_counted(last, workspace):
+    """Also where one kernel makes several gradients, which leave in the order of the inputs."""
+    step = early_step(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), last))
+    leaving = tuple(replace(each, workspace=each.index * workspace) for each in step.graph.deliveries)
+    step = replace(step, graph=replace(step.graph, deliveries=leaving))
     memory = check(step, *emitted(step))
     assert memory.peak == step_memory(step.graph, plain_schedule(step.graph)).peak
+    indices = [call.args[1] for call in deliveries(emitted(step)[1])]
+    departures = MemorySimulator(step.graph).departures(plain_schedule(step.graph))
+    assert indices == [each.index for now in sorted(departures) for each in departures[now]]
     assert all(item is None for item in next(iter(emitted(step)[1].graph.find_nodes(op="output"))).args[0])
 
 

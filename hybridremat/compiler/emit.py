@@ -106,11 +106,10 @@ class _Writer:
             for old, new in written.items():
                 self.first.setdefault(old, new)
 
-    def deliver(self, index: int, gradient: fx.Node) -> None:
-        """Mark that a gradient leaves here; what it is a view of is there."""
+    def deliver(self, op: int, index: int, gradient: fx.Node) -> None:
+        """Mark that a gradient leaves after the latest execution of an op; what it is a view of is there."""
         self.resolve(gradient, self.current)
-        last = next(reversed(self.graph.nodes))
-        last.meta.setdefault(_LEAVING, []).append(index)
+        self.current[self.step.op_nodes[op]].meta.setdefault(_LEAVING, []).append(index)
 
     def _kernel(
         self, op: int, node: fx.Node, mapping: dict[fx.Node, fx.Node], over: int | None
@@ -209,7 +208,7 @@ def emit(step: TracedStep, schedule: Schedule) -> tuple[fx.GraphModule, fx.Graph
         if not forward:
             backward_calls.append(writer.current[step.op_nodes[op]])
         for each in departures.get(position, ()):
-            writer.deliver(each.index, results[each.index])
+            writer.deliver(op, each.index, results[each.index])
     joint = writer.finish()
     outputs = joint_outputs(joint)
     gradients = [node for node in outputs[step.num_outputs :] if isinstance(node, fx.Node)]
@@ -269,11 +268,15 @@ def _let_leave(module: fx.GraphModule, step: TracedStep) -> None:
     (output,) = module.graph.find_nodes(op="output")
     results = list(output.args[0])
     left: list[int] = []
+    order = {node: place for place, node in enumerate(module.graph.nodes)}
     for node in list(module.graph.nodes):
-        after = node
-        for index in node.meta.get(_LEAVING, ()) if node.op == "call_function" else ():
-            with module.graph.inserting_after(after):
-                after = module.graph.call_function(deliver, (results[index], index))
+        # the last one first: each is put right behind the call, before those that follow it
+        for index in reversed(node.meta.get(_LEAVING, ())) if node.op == "call_function" else ():
+            gradient = results[index]
+            # the call's tuple holds all its results until they have been taken out
+            taken = [user for user in node.users if user.target is operator.getitem]
+            with module.graph.inserting_after(max(node, gradient, *taken, key=order.__getitem__)):
+                order[module.graph.call_function(deliver, (gradient, index))] = len(order)
             results[index] = None
             left.append(index)
     if sorted(left) != [each.index for each in step.graph.deliveries]:
