@@ -63,8 +63,8 @@ def wrap(
         else all) or ``"all"``.
 
         ``outputs``: what the planned forward returns, ``"all"``, or ``"loss"``: None in place of tensors that
-        take no part in the loss (the logits of a language model), which then need not be kept to the end of
-        the forward.
+        carry a gradient and take no part in the loss (the logits of a language model), which then need not be
+        kept to the end of the forward.
 
         ``forwards``: how many forwards may wait for their backward at one time (2 for a pair of inputs with
         one loss). The limit holds for all of them together; one more forward warns.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,13 @@ from hybridremat.cli import main as cli
 from hybridremat.compiler.check import check
 from hybridremat.compiler.early_gradients import deliver
 from hybridremat.compiler.emit import emit
-from hybridremat.errors import EarlyGradientError, KeptGradientWarning, LimitError, PlanError
+from hybridremat.errors import (
+    EarlyGradientError,
+    InfeasibleLimitError,
+    KeptGradientWarning,
+    LimitError,
+    PlanError,
+)
 from hybridremat.graph.joint import Delivery, as_plain, plain_schedule
 from hybridremat.graph.memory import MemorySimulator, step_memory
 from hybridremat.reports.spans import execution_blocks, live_spans, temporary_bytes
@@ -559,3 +566,102 @@ def test_the_timeline_of_a_plan_ends_gradients_where_they_leave():
         for now in range(span.birth, span.death + 1):
             profile[now] += span.size
     assert profile == list(step_memory(chain.graph, schedule).profile)
+
+
+# What a stranger tried
+
+
+def test_parameters_on_one_storage_train_as_plain():
+    """Tied by their memory alone: a step of the one would change what the other is read for."""
+
+    class Alias(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(3))
+            self.layers[2].weight = nn.Parameter(self.layers[0].weight.data)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = functional.gelu(layer(x))
+            return x.pow(2).mean()
+
+    torch.manual_seed(0)
+    model, plain, batch = Alias(), Alias(), {"x": torch.randn(16, 32)}
+    plain.load_state_dict(model.state_dict())
+
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, lr=0.5)
+
+    optimizer = hybridremat.optimizer_in_backward(model, sgd)
+    hybridremat.wrap(model, kwargs=batch, memory_limit="100%", **EARLY)
+    expected, _ = trained(plain, batch, sgd(plain.parameters()), 3)
+    assert_equal(trained(model, batch, optimizer, 3)[0], expected)
+
+
+@pytest.mark.parametrize("way", ["backward", "grad"])
+def test_a_backward_of_the_parameters_alone_is_refused(way):
+    model, batch = wrapped()
+    parameters = list(model.parameters())
+    with pytest.raises(EarlyGradientError, match="asks for some alone"):
+        if way == "backward":
+            model(**batch).backward(inputs=parameters)
+        else:
+            torch.autograd.grad(model(**batch), parameters)
+    assert_no_gradient(model)
+
+
+def test_a_factory_has_to_take_the_parameters_that_it_is_given():
+    model, _ = small("mlp")
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for other in (model, nn.Linear(4, 4)):
+        with pytest.raises(EarlyGradientError, match="has to make the optimizer of the list of parameters"):
+            hybridremat.optimizer_in_backward(model, lambda _, other=other: adamw(other.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    with pytest.raises(EarlyGradientError, match="no parameter of this model requires a gradient"):
+        hybridremat.optimizer_in_backward(nn.ReLU(), adamw)
+
+
+def test_an_optimizer_after_the_plan_is_refused():
+    model, _ = wrapped()
+    with pytest.raises(EarlyGradientError, match="planned already"):
+        hybridremat.optimizer_in_backward(model, adamw)
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_parameters_that_are_added_later_step_as_well():
+    model, batch = small("mlp")
+    plain = copy.deepcopy(model)
+    optimizers = []
+    for each in (model, plain):
+        each.layers[0].requires_grad_(False)
+        make = partial(hybridremat.optimizer_in_backward, each) if each is model else None
+        optimizers.append(make(adamw) if make else adamw([p for p in each.parameters() if p.requires_grad]))
+        each.layers[0].requires_grad_(True)
+        optimizers[-1].add_param_group({"params": list(each.layers[0].parameters()), "lr": 0.1})
+    limit = least_limit(model, batch, gradients="in_backward")
+    hybridremat.wrap(model, kwargs=batch, memory_limit=limit, **EARLY)
+    expected, _ = trained(plain, batch, optimizers[1], 3)
+    found, peaks = trained(model, batch, optimizers[0], 3)
+    assert_equal(found, expected)
+    assert peaks[1] == limit
+
+
+def test_copies_are_ordinary_optimizers():
+    model, batch, optimizer = in_backward()
+    model(**batch).backward()
+    pickled = pickle.loads(pickle.dumps(optimizer))  # noqa: S301 (its own)
+    for twin in (copy.deepcopy(optimizer), pickled):
+        assert type(twin) is torch.optim.AdamW
+        assert twin.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+        for parameter in twin.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        twin.step()
+
+
+def test_an_infeasible_limit_names_the_optimizers_share():
+    model, batch = small("mlp")
+    hybridremat.optimizer_in_backward(model, adamw)
+    with pytest.raises(InfeasibleLimitError, match=r"steps in the backward takes up to 8\.01 KiB of it"):
+        hybridremat.wrap(model, kwargs=batch, memory_limit=1, **EARLY)

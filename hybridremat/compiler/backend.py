@@ -171,6 +171,7 @@ class Backend:
         def run(*args: object) -> Any:
             outputs = compiled(*early.aliases(args))
             undefined.register(outputs)
+            early.watch(outputs)
             return held.guard(outputs, roles.detached, args) if roles.loss_inside else outputs
 
         return run

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,12 +52,25 @@ def hook_workspace(parameter: Tensor) -> int:
 
 
 def leaving_inputs(inputs: Sequence[object]) -> dict[int, int]:
-    """The inputs of a graph whose gradients may leave: trained parameters, with their hooks' workspace."""
+    """The inputs of a graph whose gradients may leave: trained parameters, with their hooks' workspace.
+
+    Not those that share memory with another input: what changes one would change what the other is read for.
+    """
+    shared = Counter(_address(value) for value in inputs if isinstance(value, Tensor))
     return {
         index: hook_workspace(value)
         for index, value in enumerate(inputs)
-        if isinstance(value, nn.Parameter) and value.requires_grad and value.is_leaf
+        if isinstance(value, nn.Parameter)
+        and value.requires_grad
+        and value.is_leaf
+        and shared[_address(value)] == 1
     }
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; its own number if it has none."""
+    dense = tensor.layout is torch.strided and tensor.numel() > 0
+    return tensor.untyped_storage().data_ptr() if dense else -id(tensor)
 
 
 class EarlyGradients:
@@ -101,6 +115,14 @@ class EarlyGradients:
         self._aliases = [found for found in self._aliases if found() is not None]
         self._aliases.append(weakref.ref(given[self.indices[0]]))
         return given
+
+    def watch(self, outputs: Iterable[object]) -> None:
+        """Refuse, when their gradients arrive, a backward that is not to compute all gradients."""
+        if not self.indices:
+            return
+        for output in outputs:
+            if isinstance(output, Tensor) and output.grad_fn is not None:
+                output.register_hook(lambda _: self._require_whole_backward())
 
     def wrapped(
         self, run: Callable[[list[Any]], Any], unreached: Callable[[], Collection[int]]
@@ -169,7 +191,8 @@ class EarlyGradients:
             raise EarlyGradientError(
                 "parameters take part in this loss outside the wrapped model as well, or in several forwards "
                 'of it, so that gradients="in_backward" does not know when their gradients are final'
-                f"{_named(outside)}. Nothing has changed. Call backward() for one forward at a time, wrap "
+                f"{_named(outside)}. No gradient of this forward has been handed out. Call "
+                "backward() for one forward at a time, wrap "
                 'the model that computes the whole loss, or wrap with gradients="at_end".'
             )
 

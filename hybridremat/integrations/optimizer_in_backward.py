@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from hybridremat.errors import EarlyGradientError
 from hybridremat.graph.costs.allocations import peaks_of, without_collection
 from hybridremat.graph.private_torch import hooks_before_and_after
+from hybridremat.runtime.planned_call import planned_call
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,9 @@ def optimizer_in_backward(model: nn.Module, factory: Factory) -> Optimizer:
         by a GradScaler.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise EarlyGradientError("no parameter of this model requires a gradient")
+    _require_no_plan(model)
     optimizer = factory(list(parameters))
     if not isinstance(optimizer, Optimizer):
         raise EarlyGradientError(
@@ -66,17 +70,47 @@ def optimizer_in_backward(model: nn.Module, factory: Factory) -> Optimizer:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise EarlyGradientError("LBFGS runs several backwards for each step; it cannot step in one of them")
-    taken = [p for group in optimizer.param_groups for p in group["params"]]
+    taken = _parameters(optimizer)
+    if not set(taken) <= set(parameters):
+        raise _other_parameters()
     if any(isinstance(hook, _StepInBackward) for p in taken for hook in hooks_before_and_after(p)[1]):
         raise EarlyGradientError(
             "a parameter of this model has an optimizer in the backward already; call its detach() first"
         )
-    workspace = _measured_workspace(factory, taken[0]) if taken else Workspace(0, 0)
+    workspace = _measured_workspace(factory, taken[0])
     optimizer.__class__ = _stepping_in_backward(type(optimizer))
     hook = _StepInBackward(optimizer, workspace)
-    handles = [parameter.register_post_accumulate_grad_hook(hook) for parameter in taken]
-    optimizer._in_backward = (hook, handles)  # type: ignore[attr-defined]
+    optimizer._in_backward = (hook, [])  # type: ignore[attr-defined]
+    _register(optimizer, taken)
     return optimizer
+
+
+def _register(optimizer: Any, parameters: list[nn.Parameter]) -> None:
+    hook, handles = optimizer._in_backward
+    handles += [parameter.register_post_accumulate_grad_hook(hook) for parameter in parameters]
+
+
+def _parameters(optimizer: Any) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _other_parameters() -> EarlyGradientError:
+    return EarlyGradientError(
+        "the factory has to make the optimizer of the list of parameters that it is given, as it is also "
+        "called with small ones to be measured; this one takes others. Make groups of that list, by a "
+        "dictionary from parameters to names if they go by name"
+    )
+
+
+def _require_no_plan(model: nn.Module) -> None:
+    """Refuse a model that is planned already: its plan would not count what the optimizer allocates."""
+    for module in model.modules():
+        call = planned_call(module)
+        if call is not None and call.plan is not None and call.context.settings.gradients == "in_backward":
+            raise EarlyGradientError(
+                "this model is planned already, without what the optimizer allocates as it steps. Nothing "
+                "has changed. Call hybridremat.unwrap, then optimizer_in_backward, then wrap."
+            )
 
 
 def require_steps_in_backward(optimizer: object, *, clips: bool, accumulates: bool, scales: bool) -> None:
@@ -139,6 +173,7 @@ class _StepInBackward:
         if parameter in self._stepped:
             self._accumulated = True
             if self._loop_steps:
+                parameter.grad = None
                 raise _accumulation("Nothing of this backward has been applied.")
         self._stepped.add(parameter)
         optimizer, groups = self._optimizer, self._optimizer.param_groups
@@ -187,6 +222,16 @@ class _InBackward:
         self._in_backward[0].ended()
         return loss
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, which step in the backward as well."""
+        before = set(_parameters(self))
+        super().add_param_group(param_group)  # type: ignore[misc]
+        _register(self, [parameter for parameter in _parameters(self) if parameter not in before])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are ordinary optimizers."""
+        return _ordinary, (type(self).__mro__[2],), self.__getstate__()
+
     def detach(self) -> None:
         """Make it an ordinary optimizer again."""
         for handle in self._in_backward[1]:
@@ -200,6 +245,11 @@ class _InBackward:
             "there, and have been applied so. Train in bfloat16, which needs no scaler, or with an ordinary "
             "optimizer."
         )
+
+
+def _ordinary(kind: type[Optimizer]) -> Optimizer:
+    """An optimizer without a state, for pickle."""
+    return kind.__new__(kind)
 
 
 def _stepping_in_backward(kind: type[Optimizer]) -> type[Optimizer]:
@@ -231,6 +281,8 @@ def _trial(factory: Factory, like: Tensor, rows: int) -> tuple[int, int]:
     """Bytes of a small parameter, and what its second step allocates."""
     twin = nn.Parameter(torch.zeros(rows, 256, dtype=like.dtype, device=like.device))
     optimizer = factory([twin])
+    if [id(each) for each in _parameters(optimizer)] != [id(twin)]:
+        raise _other_parameters()
     groups = [dict(group) for group in optimizer.param_groups]
     twin.grad = torch.ones_like(twin)
     optimizer.step()

@@ -138,7 +138,8 @@ class StepFrontier:
         fitting = [c for needs, c in needed if limit is None or needs <= limit]
         if not fitting:
             assert limit is not None
-            raise infeasible(limit, min(needs for needs, _ in needed), self.plain.peak, outside, self.pins)
+            least = min(needs for needs, _ in needed)
+            raise infeasible(limit, least, self.plain.peak, outside, self.pins, self._workspace)
         if max_overhead is None:
             return fitting[-1]
         within = [c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12]
@@ -155,27 +156,46 @@ class StepFrontier:
             return point.peak
         return schedule_needs(self.graph_of(candidate), point.schedule, outside)
 
+    @property
+    def _workspace(self) -> int:
+        """Most bytes that whoever takes a gradient early allocates."""
+        return max((each.workspace for each in self.graph.deliveries), default=0)
+
     def graph_of(self, candidate: Candidate) -> JointGraph:
         """The graph with the ops run by parts that a candidate runs so."""
         return by_parts(self.graph, candidate.point.parted)
 
 
 def infeasible(
-    limit: int, least: int, plain_peak: int, outside: OutsideMemory, pins: Sequence[PinRecord]
+    limit: int,
+    least: int,
+    plain_peak: int,
+    outside: OutsideMemory,
+    pins: Sequence[PinRecord],
+    workspace: int = 0,
 ) -> InfeasibleLimitError:
-    """The error for a limit below the ``least`` feasible one (bytes)."""
+    """The error for a limit below the ``least`` feasible one (bytes).
+
+    ``workspace``: what an optimizer in the backward takes at most.
+    """
     share = format_share_up(least, plain_peak)
     under = f" under policy= ({', '.join(pin.pattern for pin in pins)})" if pins else ""
     less = ", pin less" if pins else ""
     kept = f", {format_bytes(outside.reserve)} of it kept free by reserve=" if outside.reserve else ""
     if outside.forwards > 1:
         kept += f", for {outside.forwards} forwards at a time"
+    early = ""
+    if workspace:
+        early = (
+            f" The optimizer that steps in the backward takes up to {format_bytes(workspace)} of it "
+            '(fused=True takes less), which the plain step does not count; gradients="at_end" leaves it out.'
+        )
     return InfeasibleLimitError(
         f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
         f"the least feasible limit for this model and input{under} is {format_bytes(least)} "
         f"({least} bytes, {share} of the plain step's {format_bytes(plain_peak)}). "
         f"Raise the limit to that, make the batch or the input smaller{less}, or pass "
-        'on_infeasible="least" to run the plan of least memory.',
+        f'on_infeasible="least" to run the plan of least memory.{early}',
         limit=limit,
         least=least,
     )
