@@ -120,6 +120,12 @@ class Op:
         return self.variants[self.variant] if self.variants else own
 
     @property
+    def parts_text(self) -> str:
+        """How it is run by parts: ``by 8 rows``; empty if it is not."""
+        how = self.runs
+        return f"by {how.parts} {how.kernel.rpartition('_by_')[2]}" if how.kernel else ""
+
+    @property
     def runs_alone(self) -> Variant:
         """Its own kernel."""
         return self.variants[0] if self.variants else self.runs

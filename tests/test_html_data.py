@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hybridremat.cli import main as cli
 from hybridremat.graph.joint import plain_schedule
-from hybridremat.graph.memory import step_memory
+from hybridremat.graph.memory import MemorySimulator, step_memory
 from hybridremat.planning.plan import Plan
 from hybridremat.plans.policy import PinRecord
 from hybridremat.plans.records import GraphBreak
@@ -62,6 +62,9 @@ def test_steps_are_those_that_the_replay_sees(plan, graph, name):
     assert [sum(column) for column in zip(*bands, strict=True)] == step["total"]
     modules = [graph["texts"][graph["ops"][op][1]] for op in step["op"]]
     assert modules == [joint.ops[schedule.steps[at]].module for at in step["shown"]]
+    names = [graph["texts"][graph["ops"][op][0]] for op in step["op"]]
+    over = MemorySimulator(joint).overwritten(schedule) if name == "planned" else {}
+    assert [each.endswith(", in place") for each in names] == [at in over for at in step["shown"]]
 
 
 @pytest.mark.parametrize("name", ["planned", "plain"])

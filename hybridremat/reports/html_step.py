@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from hybridremat.graph.memory import MemorySimulator
 from hybridremat.reports.html_tables import Tables
 from hybridremat.reports.spans import Band, Span
 from hybridremat.reports.timeline import StepTimeline, thinned
@@ -22,7 +23,7 @@ def step_data(timeline: StepTimeline, tables: Tables) -> dict[str, Any]:
     totals = timeline.totals()
     stretches = thinned(totals, timeline.schedule.num_forward, MOST_POINTS)
     shown = [stretch.shown for stretch in stretches]
-    ops = timeline.graph.ops
+    ops, over = timeline.graph.ops, MemorySimulator(timeline.graph).overwritten(timeline.schedule)
     clock = [0, *accumulate(ops[op].time for op in timeline.schedule.steps)]
     return {
         "executions": len(totals),
@@ -35,7 +36,9 @@ def step_data(timeline: StepTimeline, tables: Tables) -> dict[str, Any]:
         "shown": shown,
         "total": [totals[at] for at in shown],
         "temporary": [timeline.temporary[at] for at in shown],
-        "op": [tables.op(timeline.schedule.steps[at]) for at in shown],
+        "op": [
+            tables.op(timeline.schedule.steps[at], timeline.graph, in_place=at in over) for at in shown
+        ],
         "block": [timeline.blocks[at] for at in shown],
         "bands": _bands(timeline, shown),
         **_spans(timeline, tables),

@@ -34,13 +34,13 @@ class Tables:
         """The row of a text."""
         return self._row(("text", text), self.texts, lambda: text)
 
-    def op(self, op_id: int) -> int:
-        """The row of an op of the graph."""
-        assert self._graph is not None
-        op = self._graph.ops[op_id]
-        texts = (short_op(op.target), op.module, op.source)
+    def op(self, op_id: int, graph: JointGraph, *, in_place: bool = False) -> int:
+        """The row of an op, as ``graph`` runs it in one execution."""
+        op = graph.ops[op_id]
+        how = [text for text in (op.parts_text, "in place" if in_place else "") if text]
+        texts = (", ".join([short_op(op.target), *how]), op.module, op.source)
         return self._row(
-            ("op", op_id), self.ops, lambda: [*map(self.text, texts), _PHASES[op.phase.value]]
+            ("op", op_id, *how), self.ops, lambda: [*map(self.text, texts), _PHASES[op.phase.value]]
         )
 
     def value(self, value_id: int) -> int:

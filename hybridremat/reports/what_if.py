@@ -90,8 +90,7 @@ class WhatIf:
     def parts(self, value: int) -> str:
         """How the op that makes a value is run by parts: ``by 8 rows``; empty if it is not."""
         op = self._graph.producer(value)
-        how = op.runs if op is not None else None
-        return f"by {how.parts} {how.kernel.rpartition('_by_')[2]}" if how is not None and how.kernel else ""
+        return op.parts_text if op is not None else ""
 
     def saving(self, value: int) -> Change | None:
         """Save one more value instead of recomputing it; None if its op does not run in both phases.
