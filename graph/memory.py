@@ -20,6 +20,7 @@ Hundreds of schedules of one graph are replayed for one plan, so the replay work
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,9 +120,8 @@ class MemorySimulator:
         made = [value.producer is not None for value in graph.values]
         self._reads = _Lists.of([[v for v in op.reads if made[v]] for op in graph.ops])
         self._writes = _Lists.of([list(op.writes) for op in graph.ops])
-        self._overwrites = _Lists.of([list(op.overwrites) for op in graph.ops])
+        self._read_ops(graph)
         self._bytes = np.array([value.bytes for value in graph.values], np.int64)
-        self._temp = np.array([op.temp for op in graph.ops], np.int64)
         self._random = np.array([op.random for op in graph.ops], bool)
         self._held = self._marks(graph.held_outputs)
         self._released = self._marks(graph.released_outputs)
@@ -131,6 +131,18 @@ class MemorySimulator:
         self._workspace = np.array([each.workspace for each in taken], np.int64)
         self._parameter_readers = _readers_of_inputs(graph, [each.parameter for each in taken])
         self._tangent_bytes = sum(value.bytes for value in graph.values if value.tangent)
+
+    def _read_ops(self, graph: JointGraph) -> None:
+        """Read what depends on how each op is run."""
+        self._overwrites = _Lists.of([list(op.overwrites) for op in graph.ops])
+        self._temp = np.array([op.temp for op in graph.ops], np.int64)
+
+    def with_ops_of(self, graph: JointGraph) -> MemorySimulator:
+        """The simulator of the same graph with ops that are run in other ways."""
+        other = copy(self)
+        other._graph = graph
+        other._read_ops(graph)
+        return other
 
     def __call__(self, schedule: Schedule) -> StepMemory:
         """Replay ``schedule`` and return its exact memory.

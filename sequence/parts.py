@@ -10,8 +10,11 @@ from hybridremat.graph.joint import JointGraph, by_parts
 from hybridremat.graph.memory import MemorySimulator, schedule_time
 from hybridremat.sequence.frontier import Needs, SchedulePoint
 
-BETWEEN: Final = 4
+BETWEEN: Final = 3
 """Points of one schedule above the first, the last one with no op by parts that is slower so."""
+
+NOTHING: Final = 1.001
+"""Times the time without parts: what parts may take for no further points to be made."""
 
 
 def parts_for_nothing(graph: JointGraph) -> JointGraph:
@@ -20,51 +23,63 @@ def parts_for_nothing(graph: JointGraph) -> JointGraph:
     return replace(graph, ops=tuple(replace(op, time=op.runs_alone.time) for op in ops))
 
 
-def with_parts_chosen(graph: JointGraph, point: SchedulePoint, needs: Needs) -> Iterator[SchedulePoint]:
-    """Points of one schedule whose ops all run by parts where they can: with as few parts as peaks allow.
+class PartsChooser:
+    """Decides which ops of a graph run by parts, for schedules of :func:`parts_for_nothing` of it."""
 
-    ``graph`` is that of :func:`parts_for_nothing`. The first point is under the schedule's own peak. If parts
-    take time there, others follow, between it and the peak of the ops' own kernels alone.
-    """
-    first = with_fewest_parts(graph, point, needs, point.peak)
-    yield first
-    if first.time > point.time:
-        most = MemorySimulator(by_parts(graph, ()))(point.schedule).peak
-        for step in range(1, BETWEEN + 1):
-            limit = first.peak + (most - first.peak) * step // BETWEEN
-            yield with_fewest_parts(graph, point, needs, limit)
+    def __init__(self, graph: JointGraph, needs: Needs) -> None:
+        self._graph, self._needs = graph, needs
+        self._simulate = MemorySimulator(graph)
+        self._able = {op.id for op in graph.ops if op.variant}
 
+    def __call__(self, point: SchedulePoint) -> Iterator[SchedulePoint]:
+        """The point with as few parts as peaks allow.
 
-def with_fewest_parts(graph: JointGraph, point: SchedulePoint, needs: Needs, limit: int) -> SchedulePoint:
-    """A point with the ops' own kernels wherever they fit under a limit (bytes), not below its own peak.
+        The first one is under the schedule's own peak. If parts take time there, others follow, between it
+        and the peak of the ops' own kernels alone.
+        """
+        saved = self._saved(point)
+        first = self._point(point, saved, point.peak)
+        yield first
+        if first.time > NOTHING * point.time:
+            most = point.peak + max(bytes_ for _, bytes_ in saved.values())
+            for step in range(1, BETWEEN + 1):
+                yield self._point(point, saved, point.peak + (most - point.peak) * step // BETWEEN)
 
-    An op's own kernel takes more while it runs, and nothing at any other time, so each is decided alone. One
-    that is faster by parts stays so.
-    """
-    able = {op.id for op in graph.ops if op.variant}
-    simulate = MemorySimulator(graph)
-    profile = simulate(point.schedule).profile
-    over = simulate.overwritten(point.schedule)
-    parted = set()
-    for now, op_id in enumerate(point.schedule.steps):
-        if op_id not in able or op_id in parted:
-            continue
-        op = graph.ops[op_id]
-        own, parts = op.variants
-        more = own.temp - parts.temp
-        if now in over and over[now] not in own.overwrites:
-            more += graph.values[over[now]].bytes
-        if own.time > parts.time or profile[now] + more > limit:
-            parted.add(op_id)
-    chosen = by_parts(graph, parted)
-    memory = MemorySimulator(chosen)(point.schedule)
-    if memory.peak > limit:
-        chosen, parted = by_parts(graph), able
-        memory = simulate(point.schedule)
-    return replace(
-        point,
-        peak=memory.peak,
-        time=schedule_time(chosen, point.schedule),
-        needs=needs(point.schedule, memory),
-        parted=frozenset(parted),
-    )
+    def _saved(self, point: SchedulePoint) -> dict[int, tuple[int, int]]:
+        """For each op that can go by parts: most bytes where its own kernel runs, and above the peak.
+
+        An op's own kernel takes more while it runs, and nothing at any other time.
+        """
+        profile, over = self._simulate(point.schedule).profile, self._simulate.overwritten(point.schedule)
+        found: dict[int, tuple[int, int]] = {}
+        for now, op_id in enumerate(point.schedule.steps):
+            if op_id in self._able:
+                own, parts = self._graph.ops[op_id].variants
+                more = own.temp - parts.temp
+                if now in over and over[now] not in own.overwrites:
+                    more += self._graph.values[over[now]].bytes
+                most = max(found.get(op_id, (0, 0))[0], profile[now] + more)
+                found[op_id] = most, max(0, most - point.peak)
+        return found
+
+    def _point(
+        self, point: SchedulePoint, saved: dict[int, tuple[int, int]], limit: int
+    ) -> SchedulePoint:
+        """The point with the ops' own kernels wherever they fit under a limit, unless parts are faster."""
+        parted = {
+            op
+            for op, (most, _) in saved.items()
+            if most > limit or self._graph.ops[op].variants[0].time > self._graph.ops[op].variants[1].time
+        }
+        chosen = by_parts(self._graph, parted)
+        memory = self._simulate.with_ops_of(chosen)(point.schedule)
+        if memory.peak > limit:
+            chosen, parted = by_parts(self._graph), self._able
+            memory = self._simulate(point.schedule)
+        return replace(
+            point,
+            peak=memory.peak,
+            time=schedule_time(chosen, point.schedule),
+            needs=self._needs(point.schedule, memory),
+            parted=frozenset(parted),
+        )

@@ -32,7 +32,7 @@ from hybridremat.sequence.frontier import (
     peak_alone,
     schedule_point,
 )
-from hybridremat.sequence.parts import parts_for_nothing, with_parts_chosen
+from hybridremat.sequence.parts import PartsChooser, parts_for_nothing
 from hybridremat.sequence.repair import PinRepair
 
 
@@ -114,7 +114,8 @@ def compose(
         needs = peak_alone if outside.none else partial(memory_needs, graph, outside)
         points = frontier(plan.chain, plan.bindings, plan.option_sets, pins, needs)
         if any(op.variant for op in graph.ops):
-            points = pareto_frontier(w for p in points for w in with_parts_chosen(graph, p, needs))
+            chooser = PartsChooser(graph, needs)
+            points = pareto_frontier(chosen for point in points for chosen in chooser(point))
         fronts.append([p for p in points if obeys(graph, p.schedule, pins)])
     if not any(fronts):
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
