@@ -15,6 +15,8 @@ from torch import nn
 
 import hybridremat
 from hybridremat.blocks.pareto import enumerate_options
+from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.types import BlockProblem
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
@@ -23,10 +25,11 @@ from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import Phase, Schedule, as_plain, plain_schedule
 from hybridremat.graph.memory import MemorySimulator, step_memory
+from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.tracing import in_place
 from support.brute_blocks import SWEEPS, blocks, brute_force, figures, frontier
 from support.examples import examples
-from support.training import traced
+from support.training import small, traced
 from support.wrapping import HOW
 
 RANDOM = examples(60, suppress_health_check=list(HealthCheck))
@@ -299,6 +302,29 @@ def overwriting_blocks(draw: st.DrawFn) -> BlockProblem:
             sizes[op.writes[0]] = sizes[over[0]]
             ops[c], barred = replace(op, overwrites=over), barred | set(over)
     return replace(problem, value_bytes=tuple(sizes), ops=tuple(ops), never_saved=frozenset(barred))
+
+
+@pytest.mark.parametrize("name", ["chain", "mlp"])
+def test_a_block_counts_its_backward_as_the_replay_of_the_step_does(name):
+    """Of one block that is the whole step, all saved: what is alive anyway is on top."""
+    model, batch = small("mlp")
+    step = chain() if name == "chain" else traced(model, **batch)
+    block = segment(step.graph, max_ops=10**6)
+    assert len(block.blocks) == 1
+    graph, binding = block.graph, bind_block(block, 0)
+    problem = binding.problem
+    optional = [c for c, op in enumerate(problem.ops) if op.optional]
+    option = simulate_option(problem, range(len(problem.value_bytes)), optional, [()] * len(problem.steps))
+    forward = sorted(op.id for op in graph.ops if op.phase is not Phase.BACKWARD)
+    schedule = Schedule((*forward, *(op for ops in binding.steps for op in ops)), len(forward))
+    profile = step_memory(graph, schedule).profile
+    anyway = sum(graph.values[value].bytes for value in block.always)
+    anyway += sum(value.bytes for value in graph.values if value.tangent)
+    assert max(profile[len(forward) :]) == option.backward_peak + anyway
+    over = MemorySimulator(graph).overwritten(schedule)
+    saved = {value for op in forward for value in graph.ops[op].writes}
+    found = any(value in saved for now, value in over.items() if now >= len(forward))
+    assert found == (name == "mlp")  # the peak is where a saved value is written over
 
 
 @RANDOM
