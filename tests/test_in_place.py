@@ -324,7 +324,7 @@ def test_a_block_counts_its_backward_as_the_replay_of_the_step_does(name):
     over = MemorySimulator(graph).overwritten(schedule)
     saved = {value for op in forward for value in graph.ops[op].writes}
     found = any(value in saved for now, value in over.items() if now >= len(forward))
-    assert found == (name == "mlp")  # the peak is where a saved value is written over
+    assert found == (name == "chain")
 
 
 @RANDOM
