@@ -27,6 +27,7 @@ from hybridremat.graph.memory import step_memory
 from hybridremat.graph.tracing import by_parts as kernels
 from hybridremat.graph.tracing.by_parts import KERNELS
 from hybridremat.planning import pipeline
+from hybridremat.planning.rank_agreement import _memory_text, _with_maxima
 from hybridremat.sequence.frontier import peak_alone, schedule_point
 from hybridremat.sequence.parts import PartsChooser, parts_for_nothing
 from support.examples import examples
@@ -190,6 +191,26 @@ def test_fewest_parts_keep_the_peak(seed):
 
 def fits(graph, point, parted):
     return step_memory(by_parts(graph, parted), point.schedule).peak <= point.peak
+
+
+def test_ranks_run_by_parts_what_all_of_them_can():
+    """With the most workspace of any, and over what all may write."""
+    mine = by_parts(planned_net(part_trials.WORTH).step.graph, ())
+    first, second, third = [op.id for op in mine.ops if op.variants][:3]
+    ops = list(mine.ops)
+    ops[first] = replace(ops[first], variants=())
+    own, parts = ops[second].variants
+    ops[second] = replace(ops[second], variants=(own, replace(parts, temp=parts.temp + 7, overwrites=())))
+    own, parts = ops[third].variants
+    ops[third] = replace(ops[third], variants=(own, replace(parts, kernel="another")))
+    theirs = replace(mine, ops=tuple(ops))
+    for graph in (mine, theirs):
+        agreed = _with_maxima(graph, [_memory_text(mine), _memory_text(theirs)]).ops
+        assert agreed[first].variants == agreed[third].variants == ()
+        assert agreed[second].variants[1].temp == mine.ops[second].variants[1].temp + 7
+        assert agreed[second].variants[1].overwrites == ()
+        rest = [op for op in mine.ops if op.id not in (first, second, third)]
+        assert [agreed[op.id].variants for op in rest] == [op.variants for op in rest]
 
 
 # The checker

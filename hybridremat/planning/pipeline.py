@@ -79,13 +79,10 @@ class Chosen:
 Choose = Callable[[TracedStep], Chosen]
 
 
-def backend_for(settings: Settings, choose: Choose, *, build: bool = True, alone: bool = True) -> Backend:
-    """The backend of steps of one graph.
-
-    Without ``build`` they are planned and never run; without ``alone`` they are planned by several ranks.
-    """
+def backend_for(settings: Settings, choose: Choose, *, build: bool = True) -> Backend:
+    """The backend of steps of one graph; without ``build`` they are planned and never run."""
     inductor = inductor_for(settings)
-    fuse = settings.rewrites == "exact" and inductor is None and alone
+    fuse = settings.rewrites == "exact" and inductor is None
     return Backend(
         PlannedPartition(choose, inductor, fuse=fuse),
         hold_outputs=settings.hold_outputs,

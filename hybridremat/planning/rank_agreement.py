@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from hybridremat.graph.joint import JointGraph, Op
+from hybridremat.graph.joint import JointGraph, Op, Variant
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.ranks import RankGroup, Ranks
@@ -50,7 +51,7 @@ class RankAgreement:
     def on_memory(self, traced: TracedStep, measured: TracedStep) -> TracedStep:
         """The step with the maximum over the ranks for the bytes of each kernel and value.
 
-        An op overwrites only what all ranks have found that it may.
+        An op overwrites only what all ranks have found that it may, and runs by parts only where all can.
         """
         key, graph = self._key(traced), measured.graph
         self._group = self._ranks.group(key, _memory_text(graph))
@@ -63,10 +64,11 @@ class RankAgreement:
 
         def read(text: str) -> TracedStep:
             timed = zip(step.graph.ops, json.loads(text), strict=True)
-            return replace(step, graph=replace(step.graph, ops=tuple(replace(op, time=t) for op, t in timed)))
+            ops = tuple(_timed(op, *times) for op, times in timed)
+            return replace(step, graph=replace(step.graph, ops=ops))
 
         def write(timed: TracedStep) -> str:
-            return json.dumps([op.time for op in timed.graph.ops])
+            return json.dumps([[op.time, *(each.time for each in op.variants)] for op in timed.graph.ops])
 
         return self._group.from_leader(measure, write, read)
 
@@ -84,27 +86,51 @@ class RankAgreement:
 
 def _memory_text(graph: JointGraph) -> str:
     temps, sizes = [op.temp for op in graph.ops], [value.bytes for value in graph.values]
-    return json.dumps([temps, sizes, [op.overwrites for op in graph.ops]])
+    variants = [
+        [(each.kernel, each.parts, each.temp, each.overwrites) for each in op.variants] for op in graph.ops
+    ]
+    return json.dumps([temps, sizes, [op.overwrites for op in graph.ops], variants])
+
+
+def _timed(op: Op, time: int, *variants: int) -> Op:
+    ways = tuple(replace(each, time=t) for each, t in zip(op.variants, variants, strict=True))
+    return replace(op, time=time, variants=ways)
 
 
 def _with_maxima(graph: JointGraph, texts: Iterable[str]) -> JointGraph:
-    all_temps, all_sizes, overwrites = zip(*map(json.loads, texts), strict=True)
+    all_temps, all_sizes, overwrites, variants = zip(*map(json.loads, texts), strict=True)
     temps, sizes = _maxima(all_temps), _maxima(all_sizes)
 
     def fits(op: Op, value: int) -> bool:
         return {sizes[value]} == {sizes[written] for written in op.writes}
 
     proven = [set[int].intersection(*map(set, group)) for group in zip(*overwrites, strict=True)]
+    ops = []
+    for op, temp, everywhere, ways in zip(graph.ops, temps, proven, zip(*variants, strict=True), strict=True):
+        kept = tuple(v for v in op.overwrites if v in everywhere and fits(op, v))
+        agreed = replace(op, temp=temp, overwrites=kept)
+        donors = {value for value in op.reads if sizes[value] == sizes[op.writes[0]]} if op.writes else set()
+        ops.append(replace(agreed, variants=_variants(agreed, ways, donors)))
     return replace(
         graph,
-        ops=tuple(
-            replace(
-                op, temp=temp, overwrites=tuple(v for v in op.overwrites if v in everywhere and fits(op, v))
-            )
-            for op, temp, everywhere in zip(graph.ops, temps, proven, strict=True)
-        ),
+        ops=tuple(ops),
         values=tuple(replace(value, bytes=size) for value, size in zip(graph.values, sizes, strict=True)),
     )
+
+
+def _variants(op: Op, ways: Sequence[Sequence[Sequence[Any]]], donors: set[int]) -> tuple[Variant, ...]:
+    """The ways to run an op that all ranks have, with the most bytes; none unless all have the same.
+
+    ``donors`` are the values that its result is as large as.
+    """
+    if not op.variants or len({tuple((kernel, parts) for kernel, parts, *_ in each) for each in ways}) > 1:
+        return ()
+    own = replace(op.variants[0], temp=op.temp, overwrites=op.overwrites)
+    others = [each[1] for each in ways]
+    temp = max(workspace for _, _, workspace, _ in others)
+    proven = donors.intersection(*(over for *_, over in others))
+    over = tuple(value for value in op.variants[1].overwrites if value in proven)
+    return own, replace(op.variants[1], temp=temp, overwrites=over)
 
 
 def _maxima(lists: Iterable[list[int]]) -> list[int]:

@@ -34,15 +34,14 @@ def with_costs(
     measured = with_footprints(step, store)
     if settings.rewrites == "exact" and settings.compiler == "eager":
         measured = with_rewrites(measured, store)
-        if settings.graph_breaks == "error" and agreement.alone:
+        if settings.graph_breaks == "error":
             measured = with_parts(measured, store)
     step = agreement.on_memory(step, measured)
-    step = agreement.on_times(
-        step,
-        lambda: with_times(step, model, store, lambda done, total: progress("timing kernels", done, total)),
-    )
-    if model.name == "profile":
-        step = with_part_times(step, store)
+    def timed() -> TracedStep:
+        made = with_times(step, model, store, lambda done, total: progress("timing kernels", done, total))
+        return with_part_times(made, store) if model.name == "profile" else made
+
+    step = agreement.on_times(step, timed)
     store.save()
     return step, {"costs": time.perf_counter() - started}
 

@@ -68,10 +68,7 @@ class StepMaker:
 
     def _of_one_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any], context: PlanContext) -> Step:
         backend = backend_for(
-            context.settings,
-            partial(choose_schedule, context=context),
-            build=context.build,
-            alone=context.agreement.alone,
+            context.settings, partial(choose_schedule, context=context), build=context.build
         )
         return Step(backend, captured_call(self.model, args, kwargs, backend))
 
