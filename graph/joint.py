@@ -226,7 +226,7 @@ def as_plain(graph: JointGraph) -> JointGraph:
     )
 
 
-def by_parts(graph: JointGraph, ops: Collection[int] | None = None) -> JointGraph:
+def ops_by_parts(graph: JointGraph, ops: Collection[int] | None = None) -> JointGraph:
     """The graph with some ops run by parts (by default all that can), the others by their own kernels."""
     chosen = [int(ops is None or op.id in ops) for op in graph.ops]
     return replace(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from hybridremat.graph.joint import JointGraph, by_parts
+from hybridremat.graph.joint import JointGraph, ops_by_parts
 from hybridremat.graph.memory import MemorySimulator, schedule_time
 from hybridremat.sequence.frontier import Needs, SchedulePoint
 
@@ -19,7 +19,7 @@ NOTHING: Final = 1.001
 
 def parts_for_nothing(graph: JointGraph) -> JointGraph:
     """The graph with all ops run by parts that can be, in the time of their own kernels."""
-    ops = by_parts(graph).ops
+    ops = ops_by_parts(graph).ops
     return replace(graph, ops=tuple(replace(op, time=op.runs_alone.time) for op in ops))
 
 
@@ -71,10 +71,10 @@ class PartsChooser:
             for op, (most, _) in saved.items()
             if most > limit or self._graph.ops[op].variants[0].time > self._graph.ops[op].variants[1].time
         }
-        chosen = by_parts(self._graph, parted)
+        chosen = ops_by_parts(self._graph, parted)
         memory = self._simulate.with_ops_of(chosen)(point.schedule)
         if memory.peak > limit:
-            chosen, parted = by_parts(self._graph), self._able
+            chosen, parted = ops_by_parts(self._graph), self._able
             memory = self._simulate(point.schedule)
         return replace(
             point,

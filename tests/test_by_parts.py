@@ -22,7 +22,7 @@ from hybridremat.errors import LimitError, ModelError, PlanError
 from hybridremat.graph.costs import part_trials
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.part_trials import with_part_times, with_parts
-from hybridremat.graph.joint import Phase, Schedule, as_plain, by_parts, plain_schedule
+from hybridremat.graph.joint import Phase, Schedule, as_plain, ops_by_parts, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.tracing import by_parts as kernels
 from hybridremat.graph.tracing.by_parts import KERNELS
@@ -70,7 +70,7 @@ class PartedPlanner(FixedPlanner):
         made = super().choose(step)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(part_trials, "WORTH", self.worth)
-            graph = by_parts(with_parts(made.step, KernelStore()).graph)
+            graph = ops_by_parts(with_parts(made.step, KernelStore()).graph)
         self.schedule = plain_schedule(graph)
         if self.twice:
             again = [op.id for op in graph.ops if op.phase is not Phase.BACKWARD and op.recomputable]
@@ -182,7 +182,8 @@ def test_fewest_parts_keep_the_peak(seed):
     assert found.peak <= point.peak and found.parted <= few
     times = [each.time for each in (found, *others)]
     assert times == sorted(times, reverse=True)
-    assert all(each.peak == step_memory(by_parts(graph, each.parted), each.schedule).peak for each in others)
+    for each in others:
+        assert each.peak == step_memory(ops_by_parts(graph, each.parted), each.schedule).peak
     if others:
         assert times[-1] == point.time and all(slow[op] == 0 for op in others[-1].parted)
     for op in found.parted:
@@ -190,12 +191,12 @@ def test_fewest_parts_keep_the_peak(seed):
 
 
 def fits(graph, point, parted):
-    return step_memory(by_parts(graph, parted), point.schedule).peak <= point.peak
+    return step_memory(ops_by_parts(graph, parted), point.schedule).peak <= point.peak
 
 
 def test_ranks_run_by_parts_what_all_of_them_can():
     """With the most workspace of any, and over what all may write."""
-    mine = by_parts(planned_net(part_trials.WORTH).step.graph, ())
+    mine = ops_by_parts(planned_net(part_trials.WORTH).step.graph, ())
     first, second, third = [op.id for op in mine.ops if op.variants][:3]
     ops = list(mine.ops)
     ops[first] = replace(ops[first], variants=())

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, PlanMismatchError
-from hybridremat.graph.joint import JointGraph, as_plain, by_parts, plain_schedule
+from hybridremat.graph.joint import JointGraph, as_plain, ops_by_parts, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.pins import obeys
 from hybridremat.graph.tracing.trace import TracedStep
@@ -72,7 +72,7 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
 
 def _with_times(graph: JointGraph, planned: JointGraph) -> JointGraph:
     """The graph with the planned times, and the ops run by parts that the plan runs so, where they can be."""
-    graph = by_parts(graph, {op.id for op in planned.ops if op.variant})
+    graph = ops_by_parts(graph, {op.id for op in planned.ops if op.variant})
     times = [op.time for op in planned.ops]
     return replace(
         graph, ops=tuple(replace(op, time=time) for op, time in zip(graph.ops, times, strict=True))

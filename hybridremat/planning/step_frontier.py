@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.errors import InfeasibleLimitError, PolicyError
-from hybridremat.graph.joint import JointGraph, by_parts
+from hybridremat.graph.joint import JointGraph, ops_by_parts
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, schedule_needs
 from hybridremat.plans.records import FrontierPoint, PinRecord
@@ -163,7 +163,7 @@ class StepFrontier:
 
     def graph_of(self, candidate: Candidate) -> JointGraph:
         """The graph with the ops run by parts that a candidate runs so."""
-        return by_parts(self.graph, candidate.point.parted)
+        return ops_by_parts(self.graph, candidate.point.parted)
 
 
 def infeasible(
