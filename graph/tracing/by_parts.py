@@ -53,9 +53,7 @@ def loss_backward_by_rows(
     target: Tensor,
     weight: Tensor | None,
     reduction: int,
-    ignore_index: int,
-    total_weight: Tensor,
-    *,
+    *others: Any,
     parts: int,
     over: Tensor | None = None,
 ) -> Tensor:
@@ -71,8 +69,7 @@ def loss_backward_by_rows(
             target[part],
             weight,
             reduction,
-            ignore_index,
-            total_weight,
+            *others,
         )
         ATEN._log_softmax_backward_data.out(
             arrived, log_probabilities[part], 1, arrived.dtype, out=result[part]
