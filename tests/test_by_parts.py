@@ -148,6 +148,27 @@ def test_a_kernel_with_other_bits_is_not_used(monkeypatch):
     assert found and not any("dropout.default" in name or "batch_norm_backward" in name for name in found)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_gradient_of_a_loss_by_rows_is_that_of_autograd(reduction, weighted):
+    """Rows that do not divide evenly, ignored ones, and the result over the log-probabilities."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(37, 50, requires_grad=True), torch.randint(0, 50, (37,))
+    labels[::5] = -100
+    weight = torch.rand(50) if weighted else None
+    loss = functional.cross_entropy(logits, labels, weight, reduction=reduction)
+    arriving = torch.randn_like(loss)
+    loss.backward(arriving)
+    number = {"none": 0, "mean": 1, "sum": 2}[reduction]
+    probabilities = logits.detach().log_softmax(-1)
+    _, total = ATEN.nll_loss_forward.default(probabilities, labels, weight, number, -100)
+    given = (arriving, probabilities, labels, weight, number, -100, total)
+    assert torch.equal(kernels.LOSS_BACKWARD(*given), logits.grad)
+    assert torch.equal(kernels.loss_backward_by_rows(*given, parts=8), logits.grad)
+    made = kernels.loss_backward_by_rows(*given, parts=8, over=probabilities)
+    assert made is probabilities and torch.equal(made, logits.grad)
+
+
 def test_trials_are_kept(monkeypatch):
     step, store = planned_net().step, KernelStore()
     first = with_parts(step, store)
