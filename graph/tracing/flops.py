@@ -9,6 +9,7 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from hybridremat.graph.tracing.fx_nodes import argument, tensors
+from hybridremat.graph.tracing.gradient_slices import INPUT_GRADIENT
 
 
 def _value(node: fx.Node) -> Any:
@@ -37,7 +38,16 @@ def node_flops(node: fx.Node) -> int:
         args = fx.map_arg(node.args, _value)
         kwargs = fx.map_arg(node.kwargs, _value)
         return int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
-    return _cpu_attention_flops(node) or grouped_flops(node)
+    return _cpu_attention_flops(node) or _input_gradient_flops(node) or grouped_flops(node)
+
+
+def _input_gradient_flops(node: fx.Node) -> int:
+    """Flops of some channels of a convolution's input gradient: every weight meets every output."""
+    if node.target is not INPUT_GRADIENT:
+        return 0
+    arrived, weight = (source.meta["val"] for source in node.all_input_nodes)
+    channels = int(node.meta["val"].shape[1])
+    return 2 * int(arrived.numel()) * channels * int(weight[0, 0].numel())
 
 
 def group_ends(node: fx.Node) -> fx.Node | None:

@@ -5,6 +5,7 @@ The first is as large as the logits, and only the second reads it. As one op the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
@@ -16,22 +17,24 @@ _DETACH = ATEN.detach.default
 _LOG_SOFTMAX = ATEN._log_softmax_backward_data.default
 
 
-def fuse_loss_backward(module: fx.GraphModule) -> fx.GraphModule | None:
-    """Make one op of each such pair, in place; the graph as it was before, None if there were none."""
-    pairs = [
-        node for node in module.graph.find_nodes(op="call_function", target=_LOG_SOFTMAX) if _fits(node)
-    ]
-    if not pairs:
-        return None
-    for node in pairs:
+def fusible_losses(module: fx.GraphModule) -> list[fx.Node]:
+    """The second ops of such pairs."""
+    nodes = module.graph.find_nodes(op="call_function", target=_LOG_SOFTMAX)
+    return [node for node in nodes if _fits(node)]
+
+
+def read_losses_once(losses: Sequence[fx.Node]) -> None:
+    """Let both ops of each pair read the same log-probabilities, by the same node."""
+    for node in losses:
         probabilities, first = _attached(node.args[1]), node.args[0]
         assert isinstance(first, fx.Node)
         first.args = (first.args[0], probabilities, *first.args[2:])
         node.args = (first, probabilities, *node.args[2:])
-    copied = fx.Graph()
-    copied.output(copied.graph_copy(module.graph, {}))
-    original = fx.GraphModule(module, copied)
-    for node in pairs:
+
+
+def fuse_loss_backward(module: fx.GraphModule, losses: Sequence[fx.Node]) -> None:
+    """Make one op of each pair, in place."""
+    for node in losses:
         arrived: Any = node.args[0]
         with module.graph.inserting_before(node):
             fused = module.graph.call_function(LOSS_BACKWARD, arrived.args)
@@ -39,8 +42,6 @@ def fuse_loss_backward(module: fx.GraphModule) -> fx.GraphModule | None:
         node.replace_all_uses_with(fused)
         module.graph.erase_node(node)
         module.graph.erase_node(arrived)
-    module.graph.eliminate_dead_code()
-    return original
 
 
 def _attached(node: Any) -> Any:

@@ -41,7 +41,7 @@ from hybridremat.graph.tracing.fx_nodes import (
     updated_statistics,
 )
 from hybridremat.graph.tracing.gradient_copies import copy_shared_gradients
-from hybridremat.graph.tracing.loss_fusion import fuse_loss_backward
+from hybridremat.graph.tracing.rewrites import Proven, rewrite
 from hybridremat.graph.tracing.signature import fingerprint
 
 RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
@@ -66,7 +66,7 @@ class TracedStep:
     fusion
         What a compiler computes without memory, and in kernels of its own.
     original
-        The joint graph before ops were made one to be run by parts; the same module if none were.
+        The joint graph before it was rewritten; the same module if nothing was.
     """
 
     module: fx.GraphModule
@@ -88,10 +88,12 @@ class TracedStep:
         return {node: op for op, node in enumerate(self.op_nodes)}
 
 
-def prepare_joint_graph(module: fx.GraphModule, num_outputs: int, *, fuse: bool) -> fx.GraphModule:
+def prepare_joint_graph(
+    module: fx.GraphModule, num_outputs: int, proven: Proven | None
+) -> fx.GraphModule:
     """Drop dead code, merge common subexpressions, copy shared gradients, mark what PyTorch wants saved.
 
-    Returns the graph as it was before ops were fused, if ``fuse`` asks for that and there were any.
+    Returns the graph as it was before it was rewritten, if that was asked for and there was anything to do.
     """
     module.graph.eliminate_dead_code()
     merge_common_subexpressions(module, num_outputs)
@@ -99,9 +101,9 @@ def prepare_joint_graph(module: fx.GraphModule, num_outputs: int, *, fuse: bool)
     force_save_collectives(module)
     force_save_effectful_ops(module)
     force_save_bw_mutation_src(module)
-    original = fuse_loss_backward(module) if fuse else None
+    original = module if proven is None else rewrite(module, proven)
     module.recompile()
-    return module if original is None else original
+    return original
 
 
 def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
@@ -217,7 +219,7 @@ def trace_joint(
     hold_outputs: bool,
     rules: FusionRules | None = None,
     leaving: Mapping[int, int] | None = None,
-    fuse: bool = False,
+    proven: Proven | None = None,
 ) -> TracedStep:
     """Read a joint graph.
 
@@ -236,8 +238,9 @@ def trace_joint(
     leaving
         The inputs whose gradients are to leave in the backward, by index, each with the bytes of workspace of
         whoever takes it. Where autograd makes none there, it is returned as the others are.
-    fuse
-        Whether ops that can be run by parts together are made one.
+    proven
+        Tells whether a gradient has the same bits made slice by slice; None if the graph is not to be
+        rewritten (:mod:`hybridremat.graph.tracing.rewrites`).
 
     Raises
     ------
@@ -245,7 +248,7 @@ def trace_joint(
         For symbolic shapes, branches on data, and ops that return a view of what the step has made
         together with a new tensor.
     """
-    original = prepare_joint_graph(module, num_outputs, fuse=fuse)
+    original = prepare_joint_graph(module, num_outputs, proven)
     fusion = NO_FUSION if rules is None else find_fusion(module, rules)
     groups = AliasAnalysis(fusion)
     for node in module.graph.nodes:

@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, refuse_stale_reads
+from hybridremat.compiler.convolution_gradients import convolution_gradient, input_gradient_channels
 from hybridremat.compiler.deliveries import delivered_gradients, is_delivery
 from hybridremat.compiler.emitted_memory import EmittedMemory, emitted_memory
 from hybridremat.compiler.overwrites import plain_keywords, plain_op
@@ -80,6 +81,8 @@ class _Reader:
             self.term[node] = self._replay(node)
         elif node.target is operator.getitem:
             self.term[node] = self._item(node)
+        elif (part := input_gradient_channels(node)) is not None:
+            self.term[node] = self._channels(*part)
         elif is_random(node):
             self.term[node] = self._draw(self._call(node.target, node.args, node.kwargs))
         elif (plain := plain_op(node.target)) is not None:
@@ -130,7 +133,15 @@ class _Reader:
         assert isinstance(source, fx.Node) and isinstance(index, int)
         if source in self.pairs:
             return self.pairs[source] if index == 1 else self.terms.of("state", self.pairs[source])
+        if (gradient := convolution_gradient(node)) is not None:
+            return self._gradient(gradient)
         return self.terms.of("item", self.term[source], index)
+
+    def _gradient(self, gradient: tuple[Any, ...]) -> Term:
+        return self.terms.of("gradient of a convolution", self._frozen(gradient))
+
+    def _channels(self, whole: tuple[Any, ...], start: int, end: int) -> Term:
+        return self.terms.of("channels", self._gradient(whole), start, end)
 
     def outputs(self, module: fx.GraphModule, start: int, end: int | None) -> list[Term | None]:
         """Terms of the module's outputs; None for outputs that are no tensors."""

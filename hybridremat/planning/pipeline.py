@@ -21,8 +21,10 @@ from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import run_op_by_op
 from hybridremat.compiler.model_checks import require_capturable
+from hybridremat.graph.costs.slice_trials import slices_tried
 from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
+from hybridremat.graph.tracing.rewrites import Proven
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
 from hybridremat.planning.choose_lowered import choose_from
 from hybridremat.planning.context import PlanContext
@@ -82,9 +84,8 @@ Choose = Callable[[TracedStep], Chosen]
 def backend_for(settings: Settings, choose: Choose, *, build: bool = True) -> Backend:
     """The backend of steps of one graph; without ``build`` they are planned and never run."""
     inductor = inductor_for(settings)
-    fuse = settings.rewrites == "exact" and inductor is None
     return Backend(
-        PlannedPartition(choose, inductor, fuse=fuse),
+        PlannedPartition(choose, inductor, proven_rewrites(settings)),
         hold_outputs=settings.hold_outputs,
         all_outputs=settings.grad_outputs == "all",
         loss_only=settings.outputs == "loss",
@@ -92,6 +93,13 @@ def backend_for(settings: Settings, choose: Choose, *, build: bool = True) -> Ba
         inner=inductor or run_op_by_op,
         build=build,
     )
+
+
+def proven_rewrites(settings: Settings) -> Proven | None:
+    """Tells how the joint graph may be rewritten; None if it is not to be."""
+    if settings.rewrites != "exact" or settings.compiler != "eager":
+        return None
+    return slices_tried(settings.cache) if settings.spec is None else lambda _: False
 
 
 def inductor_for(settings: Settings) -> Inductor | None:
@@ -116,12 +124,14 @@ def captured_call(
 class PlannedPartition:
     """A partitioner (``compiler/backend.py``) that emits the schedule that ``choose`` returns.
 
-    ``inductor`` compiles the two graphs; None: they run op by op. ``fuse``: see
+    ``inductor`` compiles the two graphs; None: they run op by op. ``proven``: see
     :func:`~hybridremat.graph.tracing.trace.trace_joint`.
     """
 
-    def __init__(self, choose: Choose, inductor: Inductor | None = None, *, fuse: bool = False) -> None:
-        self.choose, self.inductor, self.fuse = choose, inductor, fuse
+    def __init__(
+        self, choose: Choose, inductor: Inductor | None = None, proven: Proven | None = None
+    ) -> None:
+        self.choose, self.inductor, self.proven = choose, inductor, proven
 
     def split(
         self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
@@ -134,7 +144,7 @@ class PlannedPartition:
             hold_outputs=hold_outputs,
             rules=rules,
             leaving=leaving,
-            fuse=self.fuse,
+            proven=self.proven,
         )
         chosen = self.choose(traced)  # an existing plan, or make_plan
         forward, backward = emit(chosen.step, chosen.schedule)  # emit
