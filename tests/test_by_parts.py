@@ -26,6 +26,7 @@ from hybridremat.graph.joint import Phase, Schedule, as_plain, ops_by_parts, pla
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.tracing import by_parts as kernels
 from hybridremat.graph.tracing.by_parts import KERNELS
+from hybridremat.graph.tracing.rewrites import Rewrites
 from hybridremat.planning import pipeline
 from hybridremat.planning.rank_agreement import _memory_text, _with_maxima
 from hybridremat.sequence.frontier import peak_alone, schedule_point
@@ -85,7 +86,7 @@ class PartedPlanner(FixedPlanner):
 def run_by_parts(model, batch, *, twice, worth=inf):
     """``worth``: by parts go all ops that can, or only those that then take less than this share."""
     planner = PartedPlanner(twice, worth)
-    backend = Backend(pipeline.PlannedPartition(planner.choose, proven=lambda _: False))
+    backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=Rewrites(lambda _: False)))
     compiled = compile_step(model, backend)
     capture(model, compiled, backend, (), batch)
     model._compiled_call_impl = compiled
@@ -279,9 +280,9 @@ def test_what_a_kernel_by_parts_writes_over_must_not_be_read_again():
 def test_ops_that_were_made_one_have_to_compute_what_they_did():
     planned = planned_net()
     step = planned.step
-    assert step.original is not step.module
+    assert step.originals.exact is not step.module
     target = ATEN.nll_loss_backward.default
-    (call,) = step.original.graph.find_nodes(op="call_function", target=target)
+    (call,) = step.originals.exact.graph.find_nodes(op="call_function", target=target)
     call.args = (*call.args[:5], 4, *call.args[6:])
     forward, backward = emitted(step)
     try:

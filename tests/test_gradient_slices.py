@@ -22,6 +22,7 @@ from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.tracing import gradient_slices
 from hybridremat.graph.tracing.gradient_slices import INPUT_GRADIENT
+from hybridremat.graph.tracing.rewrites import Rewrites
 from hybridremat.planning import pipeline
 from support.examples import examples
 from support.training import FixedPlanner, train, train_plain
@@ -54,7 +55,7 @@ def joined(layout=torch.contiguous_format, **options):
 def planned_plain(model, batch, proven=None):
     """The plain step of the graph as it is rewritten."""
     planner, proven = FixedPlanner(), proven or slices_tried(False)
-    backend = Backend(pipeline.PlannedPartition(planner.choose, proven=proven))
+    backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=Rewrites(proven)))
     compiled = compile_step(model, backend)
     capture(model, compiled, backend, (), batch)
     model._compiled_call_impl = compiled

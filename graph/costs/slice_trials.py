@@ -8,6 +8,7 @@ strong evidence, not a proof.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -18,13 +19,12 @@ from hybridremat.graph.costs.in_place_trials import bits_of, distinct_arguments,
 from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors, outside_tracing
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.tracing.gradient_slices import INPUT_GRADIENT, SlicedGradient
-from hybridremat.graph.tracing.rewrites import Proven
 from hybridremat.graph.tracing.signature import fake_value, kernel_signature
 
 logger = logging.getLogger(__name__)
 
 
-def slices_tried(cache: bool) -> Proven:
+def slices_tried(cache: bool) -> Callable[[SlicedGradient], bool]:
     """Whether a gradient may be made slice by slice, tried where the device's store does not know."""
 
     def proven(sliced: SlicedGradient) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from hybridremat.graph.tracing.by_chunks import FLOPS
 from hybridremat.graph.tracing.fx_nodes import argument, tensors
 from hybridremat.graph.tracing.gradient_slices import INPUT_GRADIENT
 
@@ -33,6 +34,8 @@ def _cpu_attention_flops(node: fx.Node) -> int:
 
 def node_flops(node: fx.Node) -> int:
     """Flops of one call node (0 for everything that is no product)."""
+    if FLOPS in node.meta:
+        return int(node.meta[FLOPS])
     packet = getattr(node.target, "overloadpacket", None)
     if packet in flop_registry:
         args = fx.map_arg(node.args, _value)

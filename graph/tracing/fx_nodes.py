@@ -75,6 +75,12 @@ def argument(node: fx.Node, name: str, op: object = None) -> Any:
     return None
 
 
+def slice_arguments(node: fx.Node) -> tuple[int, int | None, int | None, int]:
+    """Dimension, start, end and step of a slice."""
+    dim, start, end, step = (argument(node, name) for name in ("dim", "start", "end", "step"))
+    return dim, start, end, step
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether running the node draws from the generator.
 

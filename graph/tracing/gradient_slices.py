@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from hybridremat.graph.private_torch import OpOverload, detect_fake_mode
+from hybridremat.graph.tracing.fx_nodes import slice_arguments
 
 _CONVOLUTION: Final = torch.ops.aten.convolution_backward.default
 _SLICE: Final = torch.ops.aten.slice.Tensor
@@ -69,14 +70,12 @@ INPUT_GRADIENT: Final = torch.ops.hybridremat.convolution_input_gradient.default
 
 def slice_bounds(node: fx.Node) -> tuple[int, int] | None:
     """First and last channel of a slice of channels; None for any other node."""
-    if node.target is not _SLICE or node.kwargs or len(node.args) < 3:
+    if node.target is not _SLICE:
         return None
-    source, dim, *bounds = node.args
-    assert isinstance(source, fx.Node)
+    dim, first, last, step = slice_arguments(node)
+    source: Any = node.args[0]
     channels = source.meta["val"].shape[1]
-    settings: list[Any] = [*bounds, *(0, channels, 1)[len(bounds) :]]
-    first, last, step = settings
-    if dim != 1 or step != 1 or not isinstance(first or 0, int) or not isinstance(last or 0, int):
+    if dim != 1 or step != 1:
         return None
     start, end, _ = slice(first, last).indices(channels)
     return (start, end) if start < end else None

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.tracing.by_chunks import call_text
 from hybridremat.graph.tracing.fx_nodes import storage_bytes, tensors
 
 
@@ -24,16 +25,21 @@ def fake_value(node: fx.Node) -> object:
     return node.meta.get("val")
 
 
+def target_text(node: fx.Node) -> str:
+    """What a node runs, by a name that is the same in every process."""
+    return call_text(node.target)
+
+
 def kernel_signature(node: fx.Node) -> str:
     """What distinguishes one kernel from another, as text (a cache key)."""
     keywords = ",".join(f"{name}={_described(item)}" for name, item in sorted(node.kwargs.items()))
-    return f"{node.target}({_described(node.args)};{keywords})"
+    return f"{target_text(node)}({_described(node.args)};{keywords})"
 
 
 def memory_signature(node: fx.Node) -> str:
     """The kernel's signature without fractions (a dropout rate, a scale): on these no memory depends."""
     keywords = ",".join(f"{name}={_described(item, _FRACTION)}" for name, item in sorted(node.kwargs.items()))
-    return f"{node.target}({_described(node.args, _FRACTION)};{keywords})"
+    return f"{target_text(node)}({_described(node.args, _FRACTION)};{keywords})"
 
 
 _FRACTION = "<fraction>"

@@ -41,8 +41,8 @@ from hybridremat.graph.tracing.fx_nodes import (
     updated_statistics,
 )
 from hybridremat.graph.tracing.gradient_copies import copy_shared_gradients
-from hybridremat.graph.tracing.rewrites import Proven, rewrite
-from hybridremat.graph.tracing.signature import fingerprint
+from hybridremat.graph.tracing.rewrites import NOT_REWRITTEN, Originals, Rewrites, rewrite
+from hybridremat.graph.tracing.signature import fingerprint, target_text
 
 RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
 
@@ -65,8 +65,8 @@ class TracedStep:
         How many of the joint outputs belong to the forward.
     fusion
         What a compiler computes without memory, and in kernels of its own.
-    original
-        The joint graph before it was rewritten; the same module if nothing was.
+    originals
+        The joint graph before it was rewritten.
     """
 
     module: fx.GraphModule
@@ -75,7 +75,7 @@ class TracedStep:
     node_values: Mapping[fx.Node, tuple[int, ...]]
     num_outputs: int
     fusion: Fusion = NO_FUSION
-    original: fx.GraphModule | None = None
+    originals: Originals = NOT_REWRITTEN
 
     @property
     def fused_ops(self) -> frozenset[int]:
@@ -89,11 +89,13 @@ class TracedStep:
 
 
 def prepare_joint_graph(
-    module: fx.GraphModule, num_outputs: int, proven: Proven | None
-) -> fx.GraphModule:
+    module: fx.GraphModule, num_outputs: int, rewrites: Rewrites | None
+) -> Originals:
     """Drop dead code, merge common subexpressions, copy shared gradients, mark what PyTorch wants saved.
 
     Returns the graph as it was before it was rewritten, if that was asked for and there was anything to do.
+
+    Raises ModelError if it cannot be rewritten as asked for.
     """
     module.graph.eliminate_dead_code()
     merge_common_subexpressions(module, num_outputs)
@@ -101,9 +103,9 @@ def prepare_joint_graph(
     force_save_collectives(module)
     force_save_effectful_ops(module)
     force_save_bw_mutation_src(module)
-    original = module if proven is None else rewrite(module, proven)
+    originals = NOT_REWRITTEN if rewrites is None else rewrite(module, num_outputs, rewrites)
     module.recompile()
-    return original
+    return originals
 
 
 def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
@@ -175,7 +177,7 @@ def _make_op(groups: AliasAnalysis, index: int, needed: set[fx.Node], mutated: s
         phase=phase,
         reads=reads,
         writes=writes,
-        target=str(node.target),
+        target=target_text(node),
         flops=node_flops(node),
         io_bytes=0 if is_mutation(node) else sum(t.numel() * t.element_size() for t in tensors_used),
         random=random,
@@ -219,7 +221,7 @@ def trace_joint(
     hold_outputs: bool,
     rules: FusionRules | None = None,
     leaving: Mapping[int, int] | None = None,
-    proven: Proven | None = None,
+    rewrites: Rewrites | None = None,
 ) -> TracedStep:
     """Read a joint graph.
 
@@ -238,17 +240,18 @@ def trace_joint(
     leaving
         The inputs whose gradients are to leave in the backward, by index, each with the bytes of workspace of
         whoever takes it. Where autograd makes none there, it is returned as the others are.
-    proven
-        Tells whether a gradient has the same bits made slice by slice; None if the graph is not to be
-        rewritten (:mod:`hybridremat.graph.tracing.rewrites`).
+    rewrites
+        How the graph may be rewritten; None if it may not.
 
     Raises
     ------
+    ModelError
+        If the graph cannot be rewritten as asked for.
     TraceError
         For symbolic shapes, branches on data, and ops that return a view of what the step has made
         together with a new tensor.
     """
-    original = prepare_joint_graph(module, num_outputs, proven)
+    originals = prepare_joint_graph(module, num_outputs, rewrites)
     fusion = NO_FUSION if rules is None else find_fusion(module, rules)
     groups = AliasAnalysis(fusion)
     for node in module.graph.nodes:
@@ -281,4 +284,4 @@ def trace_joint(
     )
     graph = replace(graph, fingerprint=fingerprint(graph, groups.op_nodes))
     nodes, values = tuple(groups.op_nodes), groups.node_values
-    return TracedStep(module, graph, nodes, values, num_outputs, fusion, original)
+    return TracedStep(module, graph, nodes, values, num_outputs, fusion, originals)

@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, refuse_stale_reads
+from hybridremat.compiler.chunked_losses import refuse_other_losses
 from hybridremat.compiler.convolution_gradients import convolution_gradient, input_gradient_channels
 from hybridremat.compiler.deliveries import delivered_gradients, is_delivery
 from hybridremat.compiler.emitted_memory import EmittedMemory, emitted_memory
@@ -224,9 +225,11 @@ def check(
     joint = _read_from_inputs(step.module, _Reader(terms))
     first = _read_from_inputs(forward, _Reader(terms))
     count = step.num_outputs
-    if step.original is not None and step.original is not step.module:
-        before = _read_from_inputs(step.original, _Reader(terms))
-        if before.outputs(step.original, 0, None) != joint.outputs(step.module, 0, None):
+    if (whole := step.originals.whole) is not None:
+        refuse_other_losses(whole, step.originals.exact or step.module)
+    if (original := step.originals.exact) is not None:
+        before = _read_from_inputs(original, _Reader(terms))
+        if before.outputs(original, 0, None) != joint.outputs(step.module, 0, None):
             raise check_error("ops were made one that do not compute the same")
     second = _read_backward(backward, first, first.outputs(forward, count, None))
     if first.outputs(forward, 0, count) != joint.outputs(step.module, 0, count):

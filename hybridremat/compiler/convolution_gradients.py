@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.parted_calls import op_of
+from hybridremat.graph.tracing.fx_nodes import slice_arguments
 from hybridremat.graph.tracing.gradient_slices import INPUT_GRADIENT
 
 _CONVOLUTION: Final = torch.ops.aten.convolution_backward.default
@@ -45,8 +46,7 @@ def input_gradient_channels(node: fx.Node) -> tuple[tuple[Any, ...], int, int] |
     if gradient is None or gradient[0] != 0:
         return None
     channels = source.meta["val"].shape[1]
-    given: list[Any] = [*node.args, *(0, None, None, 1)[len(node.args) - 1 :]]
-    _, dim, first, last, step = given
+    dim, first, last, step = slice_arguments(node)
     if dim != 1 or step != 1:
         return None
     start, end, _ = slice(first, last).indices(channels)

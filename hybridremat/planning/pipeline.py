@@ -24,7 +24,7 @@ from hybridremat.compiler.model_checks import require_capturable
 from hybridremat.graph.costs.slice_trials import slices_tried
 from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
-from hybridremat.graph.tracing.rewrites import Proven
+from hybridremat.graph.tracing.rewrites import Rewrites
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
 from hybridremat.planning.choose_lowered import choose_from
 from hybridremat.planning.context import PlanContext
@@ -85,7 +85,7 @@ def backend_for(settings: Settings, choose: Choose, *, build: bool = True) -> Ba
     """The backend of steps of one graph; without ``build`` they are planned and never run."""
     inductor = inductor_for(settings)
     return Backend(
-        PlannedPartition(choose, inductor, proven_rewrites(settings)),
+        PlannedPartition(choose, inductor, rewrites_of(settings)),
         hold_outputs=settings.hold_outputs,
         all_outputs=settings.grad_outputs == "all",
         loss_only=settings.outputs == "loss",
@@ -95,11 +95,12 @@ def backend_for(settings: Settings, choose: Choose, *, build: bool = True) -> Ba
     )
 
 
-def proven_rewrites(settings: Settings) -> Proven | None:
-    """Tells how the joint graph may be rewritten; None if it is not to be."""
-    if settings.rewrites != "exact" or settings.compiler != "eager":
+def rewrites_of(settings: Settings) -> Rewrites | None:
+    """How joint graphs may be rewritten; None if they may not."""
+    if settings.rewrites == "none" or settings.compiler != "eager":
         return None
-    return slices_tried(settings.cache) if settings.spec is None else lambda _: False
+    proven = slices_tried(settings.cache) if settings.spec is None else lambda _: False
+    return Rewrites(proven, chunked=settings.rewrites == "chunked")
 
 
 def inductor_for(settings: Settings) -> Inductor | None:
@@ -124,14 +125,14 @@ def captured_call(
 class PlannedPartition:
     """A partitioner (``compiler/backend.py``) that emits the schedule that ``choose`` returns.
 
-    ``inductor`` compiles the two graphs; None: they run op by op. ``proven``: see
+    ``inductor`` compiles the two graphs; None: they run op by op. ``rewrites``: see
     :func:`~hybridremat.graph.tracing.trace.trace_joint`.
     """
 
     def __init__(
-        self, choose: Choose, inductor: Inductor | None = None, proven: Proven | None = None
+        self, choose: Choose, inductor: Inductor | None = None, rewrites: Rewrites | None = None
     ) -> None:
-        self.choose, self.inductor, self.proven = choose, inductor, proven
+        self.choose, self.inductor, self.rewrites = choose, inductor, rewrites
 
     def split(
         self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
@@ -144,7 +145,7 @@ class PlannedPartition:
             hold_outputs=hold_outputs,
             rules=rules,
             leaving=leaving,
-            proven=self.proven,
+            rewrites=self.rewrites,
         )
         chosen = self.choose(traced)  # an existing plan, or make_plan
         forward, backward = emit(chosen.step, chosen.schedule)  # emit

@@ -22,7 +22,7 @@ GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
 GraphBreaks = Literal["error", "plan"]
 Compiler = Literal["eager", "inductor"]
-Rewrites = Literal["exact", "none"]
+Rewrites = Literal["exact", "chunked", "none"]
 Outputs = Literal["all", "loss"]
 Gradients = Literal["at_end", "in_backward"]
 
@@ -154,6 +154,7 @@ class Settings:
         _one_of("outputs", self.outputs, get_args(Outputs))
         self._require_early_gradients()
         self._require_one_loss()
+        self._require_chunks()
         self._require_compilable()
         if self.graph_breaks == "plan" and self.forwards > 1:
             raise LimitError(
@@ -190,6 +191,20 @@ class Settings:
             if given:
                 raise LimitError(
                     f'outputs="loss" and {name} cannot be combined: leave one of them out'
+                )
+
+    def _require_chunks(self) -> None:
+        """Refuse what cannot be combined with losses by chunks of rows."""
+        if self.rewrites != "chunked":
+            return
+        for name, given in (
+            ('compiler="inductor"', self.compiler == "inductor"),
+            ('graph_breaks="plan"', self.graph_breaks == "plan"),
+            ('grad_outputs="all"', self.grad_outputs == "all"),
+        ):
+            if given:
+                raise LimitError(
+                    f'rewrites="chunked" and {name} cannot be combined: leave one of them out'
                 )
 
     def _require_compilable(self) -> None:

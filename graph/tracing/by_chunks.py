@@ -1,0 +1,95 @@
+"""A loss over classes and its gradients, made by chunks of rows: the logits of a chunk at a time.
+
+The sum over rows of a weight's gradient is taken chunk by chunk, in float32 at least: its bits are others
+than those of one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+ROWS, SUM, PRODUCT = "rows", "sum", "product"
+"""What is done with what a chunk gives: put in its rows' place, added up, multiplied and added up."""
+
+_SLICES: Final = 8  # of a product of low precision, which is added to a sum of another type
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which chunks are added up."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def loss_by_chunks(
+    body: Callable[..., Sequence[Tensor]],
+    kinds: Sequence[str],
+    size: int,
+    rows: Sequence[Tensor],
+    whole: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """Run ``body`` for ``size`` rows at a time.
+
+    Parameters
+    ----------
+    body
+        Takes a chunk of each of ``rows``, and ``whole``; returns one tensor for each of ``kinds``, two
+        factors for a product.
+    kinds
+        :data:`ROWS`, :data:`SUM` or :data:`PRODUCT`, for each result.
+    size
+        Rows of a chunk; the last one may have fewer.
+    rows, whole
+        Tensors of equal length, and others.
+    """
+    results: list[Tensor] = []
+    length = len(rows[0])
+    for start in range(0, length, size):
+        made = list(body(*(each[start : start + size] for each in rows), *whole))
+        for place, kind in enumerate(kinds):
+            parts = [made.pop(0) for _ in range(1 + (kind == PRODUCT))]
+            if not start:
+                results.append(_empty(kind, length, *parts))
+            _add(results[place], kind, start, *parts)
+            del parts
+    return tuple(results)
+
+
+def _empty(kind: str, length: int, first: Tensor, *second: Tensor) -> Tensor:
+    if kind == ROWS:
+        return first.new_empty((length, *first.shape[1:]))
+    shape = first.shape if kind == SUM else (len(first), second[0].shape[1])
+    return first.new_zeros(shape, dtype=sum_dtype(first.dtype))
+
+
+def _add(result: Tensor, kind: str, start: int, first: Tensor, *second: Tensor) -> None:
+    if kind == ROWS:
+        result[start : start + len(first)].copy_(first)
+    elif kind == SUM:
+        result.add_(first)
+    elif result.dtype == first.dtype:
+        torch.addmm(result, first, second[0], out=result)
+    else:
+        rows = -(-len(first) // _SLICES)
+        for low in range(0, len(first), rows):
+            result[low : low + rows].add_(torch.mm(first[low : low + rows], second[0]))
+
+
+FLOPS: Final = "hybridremat_flops"  # a node's ``meta``: what it does, where its target does not tell
+
+
+def chunk_size(rows: int, classes: int, width: int) -> int:
+    """Rows of a chunk: a power of two, with logits about as large as the inputs of all rows.
+
+    At most 32 chunks, and at least 16 rows in each.
+    """
+    chunks = min(32, -(-classes // width))
+    size = max(16, -(-rows // chunks))
+    return 1 << (size - 1).bit_length()
+
+
+def call_text(target: Any) -> str:
+    """The name of what a node runs, the same in every process."""
+    return f"hybridremat.{target.__name__}" if target is loss_by_chunks else str(target)
