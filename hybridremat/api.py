@@ -89,6 +89,10 @@ def wrap(
         **Ops in place and by parts.** ``"exact"``: an op may write its result over an input that nobody needs
         any more, or run by parts where a limit asks for it, where a trial on this device gave the same bits;
         op by op only, as Inductor has its own ways. ``"none"``: every op runs as PyTorch runs it.
+        ``"chunked"``: these, and the loss of a language model is made by chunks of rows, with the product
+        before it and their gradients, so that logits never exist whole. Not bit-equal: sums over rows are
+        taken chunk by chunk. The loss alone may read the logits (``outputs="loss"``), and 100 % of a limit is
+        the step that makes its loss so.
     gradients
         **When gradients leave.** ``"at_end"``: the backward returns them all, as in plain PyTorch.
         ``"in_backward"``: each goes to its parameter's ``.grad``, and to the hooks on the parameter, as soon

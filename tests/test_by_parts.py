@@ -99,7 +99,8 @@ def test_steps_with_all_ops_by_parts_train_as_plain(twice):
     expected = train_plain(model, batch)
     planner = run_by_parts(model, batch, twice=twice)
     names = {op.runs.kernel for op in planner.step.graph.ops}
-    assert {*names, "convolution_backward_by_samples", "convolution_backward_by_halves"} == {*KERNELS, ""}
+    others = {"convolution_backward_by_samples", "convolution_backward_by_halves", "loss_by_rows"}
+    assert names | others == {*KERNELS, ""}
     trained = train(model, batch)
     assert expected.differences(trained) == []
     assert set(trained.peaks) == {planner.predicted}

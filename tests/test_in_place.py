@@ -358,7 +358,7 @@ def test_rewrites_can_be_switched_off():
     assert exact.least.peak < none.least.peak and exact.plain_peak == none.plain_peak
     for point in none.points:  # at every limit, no slower
         assert exact.at(memory_limit=point.peak).overhead <= point.overhead + 1e-9
-    with pytest.raises(LimitError, match="rewrites='fast' is not known; use 'exact' or 'none'"):
+    with pytest.raises(LimitError, match="rewrites='fast' is not known; use 'exact' or 'chunked' or 'none'"):
         hybridremat.frontier(model, kwargs=batch, rewrites="fast", **HOW)
 
 

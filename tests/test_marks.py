@@ -35,6 +35,16 @@ def test_frontier_reaches_the_recorded_one(name: str) -> None:
         assert extra is not None and extra < mark.extra
 
 
+@pytest.mark.slow
+def test_a_chunked_loss_takes_no_more_than_inductors_chunks() -> None:
+    """Llama's step with ``auto_chunker``: 50.9 % of eager at no extra flops."""
+    model, batch = reference_model("llama")
+    eager, _ = recorded_frontier("llama")
+    how = {"cost_model": "flops", "outputs": "loss", "rewrites": "chunked", "progress": False}
+    curve = hybridremat.frontier(model, kwargs=batch, **how)  # type: ignore[arg-type]
+    assert min(point.peak for point in curve.points if point.extra_flops == 0) < 0.509 * eager
+
+
 def test_compare_finds_what_is_worse() -> None:
     recorded = [Mark(20, 30.0), Mark(40, 10.0), Mark(60, 0.0)]
     worse = compare([Mark(21, 30.0), Mark(40, 12.5), Mark(60, 0.0)], recorded)

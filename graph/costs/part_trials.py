@@ -63,7 +63,8 @@ def _with_variant(step: TracedStep, op: Op, kernels: Kernels, store: KernelStore
         over = tuple(
             value
             for value, source in laid_out_alike(step, op.id, node.all_input_nodes)
-            if _may_overwrite(_Trial(node, kernel, parts, source), name, workspace, kernels, store)
+            if kernel.exact
+            and _may_overwrite(_Trial(node, kernel, parts, source), name, workspace, kernels, store)
         )
         found.append(Variant(kernel.run.__name__, parts, op.time, workspace, over))
     if not found:
@@ -143,15 +144,15 @@ def _tried(trial: _Trial, kernels: Kernels) -> int:
     """Bytes that a kernel by parts allocates beyond its results; −1 if its bits are not the plain ones."""
     with outside_tracing(), memory_errors():
         try:
-            if not _gives_same_bits(trial, kernels.device):
+            if trial.kernel.exact and not _gives_same_bits(trial, kernels.device):
                 logger.info("%s by %d parts has other bits", trial.node, trial.parts)
                 return -1
+            ((peak, left),) = peaks_of([lambda: _calls(trial)[1]], kernels.device)
         except Exception as error:  # whatever a kernel raises for sizes that it does not take
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 raise
             logger.warning("%s cannot be tried by parts: %s", trial.node, error)
             return -1
-        ((peak, left),) = peaks_of([lambda: _calls(trial)[1]], kernels.device)
     return peak - left
 
 

@@ -26,11 +26,11 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 def loss_by_chunks(
     body: Callable[..., Sequence[Tensor]],
     kinds: Sequence[str],
-    size: int,
+    sizes: Sequence[int],
     rows: Sequence[Tensor],
     whole: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Run ``body`` for ``size`` rows at a time.
+    """Run ``body`` for some rows at a time.
 
     Parameters
     ----------
@@ -39,11 +39,36 @@ def loss_by_chunks(
         factors for a product.
     kinds
         :data:`ROWS`, :data:`SUM` or :data:`PRODUCT`, for each result.
-    size
-        Rows of a chunk; the last one may have fewer.
+    sizes
+        Rows of a chunk, and the fewest that it may have where memory is short; the last one may have fewer.
     rows, whole
         Tensors of equal length, and others.
     """
+    return _run(body, kinds, sizes[0], rows, whole)
+
+
+def loss_by_rows(
+    body: Callable[..., Sequence[Tensor]],
+    kinds: Sequence[str],
+    _sizes: Sequence[int],
+    rows: Sequence[Tensor],
+    whole: Sequence[Tensor],
+    *,
+    parts: int,
+    over: None = None,
+) -> tuple[Tensor, ...]:
+    """``loss_by_chunks`` in more of them; sums round in another order. It is written over nothing."""
+    del over
+    return _run(body, kinds, -(-len(rows[0]) // parts), rows, whole)
+
+
+def _run(
+    body: Callable[..., Sequence[Tensor]],
+    kinds: Sequence[str],
+    size: int,
+    rows: Sequence[Tensor],
+    whole: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
     results: list[Tensor] = []
     length = len(rows[0])
     for start in range(0, length, size):
@@ -80,14 +105,19 @@ def _add(result: Tensor, kind: str, start: int, first: Tensor, *second: Tensor) 
 FLOPS: Final = "hybridremat_flops"  # a node's ``meta``: what it does, where its target does not tell
 
 
-def chunk_size(rows: int, classes: int, width: int) -> int:
-    """Rows of a chunk: a power of two, with logits about as large as the inputs of all rows.
+def chunk_sizes(rows: int, classes: int, width: int) -> tuple[int, int]:
+    """Rows of a chunk, and the fewest: powers of two.
 
-    At most 32 chunks, and at least 16 rows in each.
+    Eight chunks, of 64 rows at least: on a CPU these were faster than one. At the fewest, the logits of a
+    chunk are about as large as the inputs of all rows, in 32 chunks at most, of 16 rows at least.
     """
     chunks = min(32, -(-classes // width))
-    size = max(16, -(-rows // chunks))
-    return 1 << (size - 1).bit_length()
+    size = max(64, _power(-(-rows // min(8, chunks))))
+    return size, min(size, max(16, _power(-(-rows // chunks))))
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def call_text(target: Any) -> str:

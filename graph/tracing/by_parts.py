@@ -15,6 +15,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
+from hybridremat.graph.tracing.by_chunks import loss_by_chunks, loss_by_rows
+
 ATEN: Final = torch.ops.aten
 PARTS: Final = 8
 
@@ -228,11 +230,14 @@ class PartedKernel:
         What it goes through: rows, samples or channels.
     parts
         How many parts a call with these arguments can be done in (their traced tensors); 0 for none.
+    exact
+        Whether it is to give the same bits.
     """
 
     run: Callable[..., Any]
     unit: str
     parts: Callable[..., int]
+    exact: bool = True
 
 
 def _rows(given: Tensor, *_: object) -> int:
@@ -268,6 +273,13 @@ def _halves(_: object, given: Tensor, weight: Tensor, *settings: Any) -> int:
     return min(PARTS, len(given)) if fits else 0
 
 
+def _more_chunks(
+    _body: object, _kinds: object, sizes: Sequence[int], rows: Sequence[Tensor], _whole: object
+) -> int:
+    size, least = sizes
+    return -(-len(rows[0]) // least) if least < size else 0
+
+
 _BY_OP: Final[dict[object, tuple[PartedKernel, ...]]] = {
     LOSS_BACKWARD: (PartedKernel(loss_backward_by_rows, "rows", _rows_of_loss),),
     ATEN.native_dropout.default: (PartedKernel(dropout_by_rows, "rows", _rows),),
@@ -284,6 +296,7 @@ _BY_OP: Final[dict[object, tuple[PartedKernel, ...]]] = {
         PartedKernel(convolution_backward_by_samples, "samples", _samples),
         PartedKernel(convolution_backward_by_halves, "samples and halves", _halves),
     ),
+    loss_by_chunks: (PartedKernel(loss_by_rows, "rows", _more_chunks, exact=False),),
 }
 KERNELS: Final = {kernel.run.__name__: kernel for kernels in _BY_OP.values() for kernel in kernels}
 """By the name of the function."""

@@ -20,7 +20,7 @@ from hybridremat.graph.private_torch import detect_fake_mode
 from hybridremat.graph.tracing.by_chunks import (
     FLOPS,
     ROWS,
-    chunk_size,
+    chunk_sizes,
     loss_by_chunks,
     sum_dtype,
 )
@@ -61,7 +61,7 @@ def make_losses_by_chunks(module: fx.GraphModule, num_outputs: int) -> None:
             if refused is None:
                 refused = NotByChunksError(f"{_where(product)}: {reason}")
     if not found:
-        why = str(refused or "no product of the forward has more columns than its input has")
+        why = str(refused or "no product of its forward has more columns than its input, and rows enough")
         raise ModelError(
             f'rewrites="chunked" finds no loss that can be made by chunks of rows; {why}. The loss alone '
             'may read the logits, and that row by row: return only the loss (outputs="loss" drops the '
@@ -96,7 +96,7 @@ def _products(module: fx.GraphModule) -> list[fx.Node]:
         if node.target in (ATEN.mm.default, ATEN.addmm.default) and node not in backward:
             given: Any = node.args[-2]
             (rows, width), classes = given.meta["val"].shape, node.meta["val"].shape[1]
-            if classes > width and rows > chunk_size(rows, classes, width):
+            if classes > width and rows > chunk_sizes(rows, classes, width)[0]:
                 products.append(node)
     return products
 
@@ -198,9 +198,9 @@ class _Rewriter:
         body = graph.get_attr(self._add_body([*rows, *whole], number))
         given: Any = region.product.args[-2]
         width, classes = int(given.meta["val"].shape[1]), int(region.product.meta["val"].shape[1])
-        size = chunk_size(region.length, classes, width)
+        sizes = list(chunk_sizes(region.length, classes, width))
         kinds = [each.kind for each in region.results]
-        call = graph.call_function(loss_by_chunks, (body, kinds, size, taken, others))
+        call = graph.call_function(loss_by_chunks, (body, kinds, sizes, taken, others))
         call.meta = {key: item for key, item in region.product.meta.items() if key != "val"}
         call.meta["val"] = tuple(self._fake(each) for each in region.results)
         call.meta[FLOPS] = sum(map(node_flops, region.products))

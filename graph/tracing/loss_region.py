@@ -351,6 +351,10 @@ def _multiplied(region: Region, node: fx.Node) -> None:
     return _result(region, Result(node, PRODUCT, (made, factors[1]), rows))
 
 
+def _another_product(_: Region, node: fx.Node) -> None:
+    raise NotByChunksError(f"{node.name} is another product")
+
+
 def _turns(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.target is ATEN.t.default
 
@@ -495,6 +499,7 @@ _RULES: Final[tuple[tuple[Any, Callable[[Region, fx.Node], None]], ...]] = (
     ((ATEN.slice.Tensor,), _sliced),
     ((ATEN.slice_backward.default,), _slice_backward),
     ((ATEN.mm.default,), _multiplied),
+    ((ATEN.addmm.default, ATEN.bmm.default), _another_product),
     ((ATEN.nll_loss_forward.default,), _loss),
     ((ATEN.nll_loss_backward.default,), _loss_backward),
     (_DIMS, _along),

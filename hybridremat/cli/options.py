@@ -97,7 +97,9 @@ def _planning_options() -> Parser:
         "--gradients", metavar="NAME", default="at_end", help="at_end (default), or in_backward"
     )
     group.add_argument("--outputs", metavar="NAME", default="all", help="all (default), or loss")
-    group.add_argument("--rewrites", metavar="NAME", default="exact", help="exact (default), or none")
+    group.add_argument(
+        "--rewrites", metavar="NAME", default="exact", help="exact (default), chunked (the loss), or none"
+    )
     group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
     group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)
     group.add_argument("--no-cache", action="store_true", help="neither read nor keep plans, kernel figures")

@@ -88,7 +88,8 @@ class _Reader:
             self.term[node] = self._draw(self._call(node.target, node.args, node.kwargs))
         elif (plain := plain_op(node.target)) is not None:
             call = self._call(plain, node.args, plain_keywords(node))
-            self.term[node] = self._draw(call) if RANDOM in plain.tags else self.terms.of(*call)
+            draws = RANDOM in getattr(plain, "tags", ())
+            self.term[node] = self._draw(call) if draws else self.terms.of(*call)
         else:
             self.term[node] = self.terms.of(*self._call(node.target, node.args, node.kwargs))
             if is_mutation(node):

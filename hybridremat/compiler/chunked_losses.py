@@ -235,7 +235,7 @@ class _Reader:
         if weights is None:
             return _Read(self._number("sum", kept[0], target.state[1:], 0, "None"), summed=True)
         safe = call(_ATEN.mul.Tensor, (target.term, target.turned), kept)
-        taken = call(_ATEN.index_select.default, (weights.term, weights.turned), "0", safe)
+        taken = call(_ATEN.index_select.default, (weights.term, weights.turned), "-1", safe)
         weighed = call(_ATEN.mul.Tensor, taken, kept)
         return _Read(self._number("sum", weighed[0], target.state[1:], 0, "None"), summed=True)
 
@@ -249,7 +249,7 @@ class _Reader:
 
     def _chunks(self, module: fx.GraphModule, node: fx.Node) -> list[_Read]:
         """What a call by chunks gives: the terms of its body, for what it is given."""
-        name, kinds, size, rows, whole = _args(node)
+        name, kinds, (size, _), rows, whole = _args(node)
         body = module.get_submodule(name.target)
         assert isinstance(body, fx.GraphModule)
         given: list[fx.Node] = [*rows, *whole]
@@ -258,7 +258,10 @@ class _Reader:
         fakes += [each.meta["val"] for each in whole]
         mode = detect_fake_mode(fakes)
         assert mode is not None
-        FakeTensorProp(body, mode).propagate_dont_convert_inputs(*fakes)
+        try:
+            FakeTensorProp(body, mode).propagate_dont_convert_inputs(*fakes)
+        except Exception as error:  # whatever an op raises for what it does not take
+            raise check_error(f"the body of {node.name} does not run on what it is given: {error}") from error
         inner = _Reader(self.numbers)
         placeholders = body.graph.find_nodes(op="placeholder")
         for place, source in zip(placeholders, given, strict=True):

@@ -37,7 +37,7 @@ _SAFE: Final = frozenset(
 
 
 @cache
-def plain_op(target: object) -> OpOverload | None:
+def plain_op(target: object) -> Any:
     """The op without side effects that computes the same as one that writes into an argument, or by parts.
 
     None for every other op, and for one whose inputs must not be overwritten while it runs.

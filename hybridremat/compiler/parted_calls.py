@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import fx
 
-from hybridremat.graph.private_torch import OpOverload
-from hybridremat.graph.tracing import by_parts
+from hybridremat.graph.tracing import by_chunks, by_parts
 
-BY_PARTS: Final[dict[object, OpOverload]] = {
+BY_PARTS: Final[dict[object, Any]] = {
+    by_chunks.loss_by_rows: by_chunks.loss_by_chunks,
     by_parts.loss_backward_by_rows: by_parts.LOSS_BACKWARD,
     by_parts.dropout_by_rows: torch.ops.aten.native_dropout.default,
     by_parts.Drawing.DROPOUT: torch.ops.aten.native_dropout.default,

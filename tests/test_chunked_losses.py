@@ -1,0 +1,419 @@
+"""Losses over classes by chunks of rows: numbers against float64, memory, refusals, the checker."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+import hybridremat
+from hybridremat.compiler.backend import Backend
+from hybridremat.compiler.capture import capture, compile_step
+from hybridremat.compiler.chunked_losses import refuse_other_losses
+from hybridremat.errors import LimitError, ModelError, PlanError
+from hybridremat.graph.tracing.by_chunks import (
+    PRODUCT,
+    ROWS,
+    SUM,
+    call_text,
+    chunk_sizes,
+    loss_by_chunks,
+    loss_by_rows,
+)
+from hybridremat.graph.tracing.rewrites import Rewrites
+from hybridremat.planning import pipeline
+from support.examples import examples
+from support.training import FixedPlanner, allocated_peak
+from support.wrapping import HOW, least_limit
+
+ATEN = torch.ops.aten
+CLASSES, WIDTH = 500, 16
+FACTOR = 1.5  # how much farther from float64 than the plain step's a gradient may be
+
+
+class Head(nn.Module):
+    """A small language model; ``how`` names what lies between its product and its loss."""
+
+    def __init__(self, *how, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = set(how)
+        self.embed = nn.Embedding(CLASSES, WIDTH)
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES, bias="bias" in how)
+        if "tied" in how:
+            self.head.weight = self.embed.weight
+        self.weights = nn.Buffer(torch.rand(CLASSES) if "weights" in how else torch.ones(CLASSES))
+        self.to(dtype)
+
+    def logits(self, hidden):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled="autocast" in self.how):
+            logits = self.head(hidden)
+        logits = logits.float() if "float" in self.how else logits
+        logits = logits * 0.3 if "scaled" in self.how else logits
+        return 5 * torch.tanh(logits / 5) if "capped" in self.how else logits
+
+    def loss(self, logits, labels):
+        how = {"reduction": "sum" if "sum" in self.how else "mean"}
+        how["label_smoothing"] = 0.1 if "smooth" in self.how else 0.0
+        how["weight"] = self.weights if "weights" in self.how else None
+        loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=3, **how)
+        return loss + 1e-2 * logits.logsumexp(-1).square().mean() if "z" in self.how else loss
+
+    def forward(self, tokens, labels):
+        logits = self.logits(torch.tanh(self.body(self.embed(tokens))))
+        if "shifted" in self.how:
+            return self.loss(logits[:, :-1].contiguous(), labels[:, 1:])
+        if "padded" in self.how:
+            labels = functional.pad(labels, (0, 1), value=3)[:, 1:].contiguous()
+        return self.loss(logits, labels)
+
+
+def tokens(rows=4, length=37):
+    drawn = torch.randint(0, CLASSES, (rows, length), generator=torch.Generator().manual_seed(1))
+    return {"tokens": drawn, "labels": drawn}
+
+
+def gradients(model, batch, scale=0.7):
+    model.zero_grad()
+    loss = model(**batch)
+    (loss * scale).backward()
+    return {"loss": loss.detach().double()} | {
+        name: parameter.grad.double().clone() for name, parameter in model.named_parameters()
+    }
+
+
+def reference(model, batch):
+    exact = copy.deepcopy(model).double()
+    exact.how -= {"autocast", "float"}
+    return gradients(exact, batch)
+
+
+def assert_as_near(found, plain, exact):
+    """No tensor is farther from float64 than the plain step's by more than the factor."""
+    for name, right in exact.items():
+        error, plain_error = ((each[name] - right).norm() for each in (found, plain))
+        rounding = torch.finfo(torch.float32).eps * right.norm()  # a plain error of nought allows for none
+        assert error <= max(FACTOR * plain_error, rounding), name
+
+
+def traced_by_chunks(model, batch):
+    planner = FixedPlanner()
+    rewrites = Rewrites(lambda _: False, chunked=True)
+    backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=rewrites))
+    compiled = compile_step(model, backend)
+    capture(model, compiled, backend, (), batch)
+    return planner.step
+
+
+KINDS = [
+    (),
+    ("bias",),
+    ("tied",),
+    ("autocast", "float", "bias"),
+    ("scaled", "capped", "z"),
+    ("shifted", "smooth"),
+    ("padded", "sum"),
+    ("weights", "shifted", "scaled"),
+    ("autocast", "float", "capped", "shifted", "scaled"),
+]
+
+
+@pytest.mark.parametrize("how", KINDS, ids="-".join)
+def test_gradients_are_as_near_to_float64_as_the_plain_ones(how):
+    """At the least limit, which is kept and predicted to the byte."""
+    model, batch = Head(*how), tokens()
+    exact, plain = reference(model, batch), gradients(model, batch)
+    limit = least_limit(model, batch, rewrites="chunked")
+    hybridremat.wrap(model, kwargs=batch, memory_limit=limit, rewrites="chunked", **HOW)
+    for _ in range(2):
+        assert_as_near(gradients(model, batch), plain, exact)
+    measured = hybridremat.measure(model, kwargs=batch)
+    assert measured.peak == hybridremat.get_plan(model).predicted_peak <= limit
+
+
+def test_low_precision_is_added_up_in_float32():
+    model, batch = Head("bias", dtype=torch.bfloat16), tokens(8, 64)
+    exact, plain = reference(model, batch), gradients(model, batch)
+    hybridremat.wrap(model, kwargs=batch, memory_limit="100%", rewrites="chunked", **HOW)
+    assert_as_near(gradients(model, batch), plain, exact)
+    assert model.head.weight.grad.dtype is torch.bfloat16
+
+
+def test_rows_that_are_all_ignored_give_what_the_plain_loss_gives():
+    model, batch = Head(), tokens()
+    batch["labels"] = torch.full_like(batch["labels"], 3)
+    plain = gradients(model, batch)
+    hybridremat.wrap(model, kwargs=batch, memory_limit="100%", rewrites="chunked", **HOW)
+    found = gradients(model, batch)
+    assert found["loss"].isnan() and plain["loss"].isnan()
+    assert all(torch.equal(found[name].isnan(), each.isnan()) for name, each in plain.items())
+
+
+def test_the_logits_never_exist_whole():
+    model, batch = Head("capped", "float"), tokens(16, 64)
+    logits = 16 * 64 * CLASSES * 4
+    assert allocated_peak(lambda: gradients(model, batch)) > 3 * logits
+    least = least_limit(model, batch, rewrites="chunked")
+    assert least < logits / 2
+    exact = least_limit(model, batch)
+    assert exact > 1.9 * logits
+    hybridremat.wrap(model, kwargs=batch, memory_limit=least, rewrites="chunked", **HOW)
+    loss = model(**batch)
+    assert allocated_peak(loss.backward) < logits / 2
+
+
+def test_flops_are_the_same():
+    model, batch = Head(), tokens()
+    planner = FixedPlanner()
+    backend = Backend(pipeline.PlannedPartition(planner.choose))
+    capture(model, compile_step(model, backend), backend, (), batch)
+    ops = traced_by_chunks(model, batch).graph.ops
+    assert sum(op.flops for op in ops) == sum(op.flops for op in planner.step.graph.ops)
+    (op,) = (op for op in ops if "chunks" in op.target)
+    assert op.flops > 0 and op.target == "hybridremat.loss_by_chunks" and op.recomputable
+
+
+def test_an_optimizer_in_the_backward_and_a_plan_file(tmp_path):
+    """Two steps with SGD; a plan that is loaded does the same, bit for bit."""
+
+    def trained(**how):
+        model, batch = Head("tied", "bias"), tokens(16, 64)
+        optimizer = hybridremat.optimizer_in_backward(model, lambda p: torch.optim.SGD(p, lr=0.1))
+        hybridremat.wrap(model, kwargs=batch, **how, cost_model="flops", progress=False)
+        for _ in range(2):
+            model(**batch).backward()
+            optimizer.step()
+        return model
+
+    how = {"memory_limit": "90%", "rewrites": "chunked", "gradients": "in_backward"}
+    first = trained(**how)
+    hybridremat.get_plan(first).save(tmp_path / "plan.json")
+    assert hybridremat.get_plan(first).request.rewrites == "chunked"
+    second = trained(plan=tmp_path / "plan.json")
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+    plain = Head("tied", "bias")
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        plain(**tokens(16, 64)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for one, other in zip(first.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+# Refusals
+
+
+class Returned(Head):
+    def forward(self, tokens, labels):
+        logits = self.logits(self.embed(tokens))
+        return {"loss": self.loss(logits, labels), "logits": logits}
+
+
+class Clamped(Head):
+    def forward(self, tokens, labels):
+        logits = self.logits(self.embed(tokens))
+        logits.register_hook(lambda gradient: gradient.clamp(-1e-6, 1e-6))
+        return self.loss(logits, labels)
+
+
+class Squared(Head):
+    """The gradient of a square of the loss needs the loss."""
+
+    def forward(self, tokens, labels):
+        return super().forward(tokens, labels) ** 2
+
+
+class Picked(Head):
+    def forward(self, tokens, labels):
+        chances = self.logits(self.embed(tokens)).softmax(-1)
+        return -chances.gather(-1, labels[..., None]).log().mean()
+
+
+class Ordered(Head):
+    def forward(self, tokens, labels):
+        return functional.cross_entropy(self.logits(self.embed(tokens)).permute(0, 2, 1), labels)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Returned(), r"the step returns .*outputs=.loss. drops"),
+        (Clamped(), r"clamp.* is not linear"),
+        (Squared(), r"which is made of all rows"),
+        (Picked(), r"gather.* is not known to go row by row"),
+        (Ordered(), r"permute|transpose|another view"),
+        (Head(dtype=torch.float16), "use bfloat16"),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, nn.Module) else "",
+)
+def test_what_cannot_be_done_by_chunks_is_refused_with_a_reason(model, why):
+    batch = tokens()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(ModelError, match=why):
+        hybridremat.wrap(model, kwargs=batch, memory_limit="80%", rewrites="chunked", **HOW)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_with_the_loss_alone_returned_logits_are_no_hindrance():
+    model, batch = Returned("bias"), tokens(16, 64)
+    wrapped = hybridremat.wrap(
+        model, kwargs=batch, memory_limit="100%", rewrites="chunked", outputs="loss", **HOW
+    )
+    assert wrapped(**batch)["logits"] is None
+
+
+def test_a_model_without_a_loss_over_classes_is_refused():
+    class Mlp(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 64), nn.Linear(64, 8)
+
+        def forward(self, x):
+            return self.down(self.up(x).relu()).square().mean()
+
+    with pytest.raises(ModelError, match=r"another product.*leave rewrites=.chunked. out"):
+        hybridremat.plan(Mlp(), args=(torch.randn(256, 8),), memory_limit="80%", rewrites="chunked", **HOW)
+
+
+@pytest.mark.parametrize(
+    "other", [{"compiler": "inductor"}, {"graph_breaks": "plan"}, {"grad_outputs": "all"}], ids=str
+)
+def test_what_excludes_chunks_is_said(other):
+    with pytest.raises(LimitError, match=r"rewrites=.chunked. and .* cannot be combined"):
+        hybridremat.plan(Head(), kwargs=tokens(), memory_limit="80%", rewrites="chunked", **HOW, **other)
+
+
+# The call and the checker
+
+
+@given(data=st.data())
+@examples(40)
+def test_chunks_of_any_size_give_the_same(data):
+    """Rows in their places, sums and products added up, whatever is left for the last chunk."""
+    length, size = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 17))
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+    one, other = (torch.randint(-4, 5, (length, width)).to(dtype) for width in (5, 19))
+    weight = torch.randint(-4, 5, (5, 3)).to(dtype)
+
+    def body(a, b, w):
+        return a @ w, b.t(), a, b.sum(0), b.sum()
+
+    given = [ROWS, PRODUCT, SUM, SUM], [size, 1], [one, other], [weight]
+    if data.draw(st.booleans()):
+        rows, product, kept, total = loss_by_rows(body, *given, parts=-(-length // size))
+    else:
+        rows, product, kept, total = loss_by_chunks(body, *given)
+    wide = torch.float64
+    summed = torch.float32 if dtype is torch.bfloat16 else dtype
+    assert torch.equal(rows, one @ weight)
+    assert (product.dtype, kept.dtype, total.dtype) == (summed, summed, summed)
+    if dtype is not torch.bfloat16:  # whole numbers, which are added up exactly
+        assert torch.equal(product.to(wide), other.to(wide).t() @ one.to(wide))
+        assert torch.equal(kept.to(wide), other.to(wide).sum(0)) and total == other.to(wide).sum()
+    else:
+        torch.testing.assert_close(product.to(wide), other.to(wide).t() @ one.to(wide), rtol=2e-2, atol=1)
+
+
+@given(rows=st.integers(1, 1 << 20), classes=st.integers(1, 300_000), width=st.integers(1, 20_000))
+def test_chunks_are_few_and_not_tiny(rows, classes, width):
+    size, least = chunk_sizes(rows, classes, width)
+    for rows_of_chunk, most, fewest in ((size, 8, 64), (least, 32, 16)):
+        assert rows_of_chunk >= fewest and rows_of_chunk & (rows_of_chunk - 1) == 0
+        assert -(-rows // rows_of_chunk) <= most
+    assert least <= size and least >= min(rows * width // classes, rows // 32)
+
+
+def test_where_memory_is_short_chunks_are_smaller():
+    """The cost model flops takes more chunks to cost nothing: what they cost is up to the clock."""
+    model, batch = Head(), tokens(16, 64)
+    least = least_limit(model, batch, rewrites="chunked")
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit=least, rewrites="chunked", **HOW)
+    (op,) = (op for op in plan.details.chain.graph.ops if "chunks" in op.target)
+    own, parts = op.variants
+    assert op.parts_text == "by 32 rows" and parts.temp < own.temp / 2
+
+
+def test_what_a_call_runs_has_the_same_name_in_every_process():
+    assert call_text(loss_by_chunks) == "hybridremat.loss_by_chunks"
+    one, other = (traced_by_chunks(Head(), tokens()).graph for _ in range(2))
+    assert one.fingerprint == other.fingerprint
+
+
+def calls(module, target):
+    return list(module.graph.find_nodes(op="call_function", target=target))
+
+
+def wrong_target(module, body):
+    (call,) = calls(module, loss_by_chunks)
+    call.args = (*call.args[:3], [call.args[3][0], call.args[3][0]], call.args[4])
+
+
+def wrong_kind(module, body):
+    (call,) = calls(module, loss_by_chunks)
+    items = [node for node in call.users if node.args[1] in (1, 2)]
+    for node in items:
+        node.args = (call, 3 - node.args[1])
+
+
+def wrong_ignored(module, body):
+    (loss,) = calls(body, ATEN.nll_loss_forward.default)
+    loss.args = (*loss.args[:4], 4)
+
+
+def wrong_gradient(module, body):
+    (loss,) = calls(body, ATEN.nll_loss_backward.default)
+    loss.args = (*loss.args[:5], 4, *loss.args[6:])
+
+
+def wrong_cap(module, body):
+    first = calls(body, ATEN.tanh.default)[0]
+    first.args = (first.args[0].args[0],)
+
+
+def wrong_total(module, body):
+    (count,) = calls(module, ATEN.ne.Scalar)
+    count.args = (count.args[0], 4)
+
+
+def no_mean(module, body):
+    (call,) = calls(module, loss_by_chunks)
+    for item in list(call.users):
+        for user in list(item.users):
+            if user.target is ATEN.div.Tensor:
+                user.replace_all_uses_with(item)
+
+
+def wrong_rows(module, body):
+    for node in calls(module, ATEN.slice.Tensor):
+        if node.args[1:4] == (1, 0, 36):
+            node.args = (node.args[0], 1, 1, 37)
+
+
+def wrong_places(module, body):
+    (node,) = calls(module, ATEN.slice_backward.default)
+    node.args = (*node.args[:3], 1, 37, 1)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *(wrong_target, wrong_kind, wrong_ignored, wrong_gradient, wrong_cap, wrong_total),
+        *(no_mean, wrong_rows, wrong_places),
+    ],
+)
+def test_the_checker_refuses_a_loss_that_does_not_compute_the_same(broken):
+    step = traced_by_chunks(Head("capped", "shifted"), tokens())
+    whole, module = step.originals.whole, step.originals.exact or step.module
+    refuse_other_losses(whole, module)
+    broken(module, module.get_submodule("hybridremat_loss_0"))
+    with pytest.raises(PlanError):
+        refuse_other_losses(whole, module)
