@@ -19,7 +19,7 @@ from hybridremat.files import cache_folder, write_atomic
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 7  # since kernels by parts are kept; 4 could hold times taken on a busy machine
+_VERSION = 8  # since losses by chunks, 7 kernels by parts; 4 could hold times taken on a busy machine
 
 
 def device_description(device: str) -> str:

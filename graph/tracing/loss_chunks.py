@@ -20,22 +20,23 @@ from hybridremat.graph.private_torch import detect_fake_mode
 from hybridremat.graph.tracing.by_chunks import (
     FLOPS,
     ROWS,
+    SUM,
     chunk_sizes,
     loss_by_chunks,
     sum_dtype,
 )
 from hybridremat.graph.tracing.flops import node_flops
-from hybridremat.graph.tracing.fx_nodes import joint_outputs, source_line
+from hybridremat.graph.tracing.fx_nodes import joint_outputs
+from hybridremat.graph.tracing.linearity import is_linear
 from hybridremat.graph.tracing.loss_region import (
-    ATEN,
     Given,
     NotByChunksError,
     Region,
     Result,
-    Rows,
-    find_region,
-    is_linear,
+    RowLayout,
+    named,
 )
+from hybridremat.graph.tracing.row_rules import ATEN, find_region
 
 logger = logging.getLogger(__name__)
 
@@ -59,20 +60,15 @@ def make_losses_by_chunks(module: fx.GraphModule, num_outputs: int) -> None:
         except NotByChunksError as reason:
             logger.info("%s is not made by chunks: %s", product, reason)
             if refused is None:
-                refused = NotByChunksError(f"{_where(product)}: {reason}")
+                refused = NotByChunksError(f"of the last product to try, {named(product)}: {reason}")
     if not found:
-        why = str(refused or "no product of its forward has more columns than its input, and rows enough")
+        why = str(refused or "no product of its forward (mm, addmm) has more columns than its input")
         raise ModelError(
             f'rewrites="chunked" finds no loss that can be made by chunks of rows; {why}. The loss alone '
             'may read the logits, and that row by row: return only the loss (outputs="loss" drops the '
             'other outputs), or leave rewrites="chunked" out.'
         )
     module.graph.eliminate_dead_code()
-
-
-def _where(product: fx.Node) -> str:
-    line = source_line(product)
-    return f"{product.name} ({line})" if line else product.name
 
 
 def _tangents(module: fx.GraphModule) -> list[fx.Node]:
@@ -95,8 +91,7 @@ def _products(module: fx.GraphModule) -> list[fx.Node]:
     for node in module.graph.nodes:
         if node.target in (ATEN.mm.default, ATEN.addmm.default) and node not in backward:
             given: Any = node.args[-2]
-            (rows, width), classes = given.meta["val"].shape, node.meta["val"].shape[1]
-            if classes > width and rows > chunk_sizes(rows, classes, width)[0]:
+            if node.meta["val"].shape[1] > given.meta["val"].shape[1]:
                 products.append(node)
     return products
 
@@ -113,14 +108,17 @@ class _Rewriter:
                 raise NotByChunksError(f"the step returns {output.name}, which is made of it")
         self.region: Region = find_region(product)
         self.order = {node: place for place, node in enumerate(self.graph.nodes)}
+        self._require_results()
+        self.scaled = self._scaled()
+        self.tangent = self._only_tangent()
+        self._require_linear()
+        self.totals: dict[fx.Node, fx.Node] = {}  # of each loss
         self.copies: dict[fx.Node, fx.Node] = {}  # for a gradient of one in place of what arrives
 
     def rewrite(self, number: int) -> None:
         """Write the call, and what comes of it."""
         region = self.region
         first = [each.node for each in region.results if each.node not in self.backward]
-        self._require_results()
-        self._require_linear()
         anchor = min((*first, *region.losses), key=self.order.__getitem__)
         self._hoist(anchor)
         with self.graph.inserting_before(anchor):
@@ -138,39 +136,39 @@ class _Rewriter:
         forward = [each for each in region.results if each.node not in self.backward]
         if not forward or any(each.kind == ROWS for each in forward):
             raise NotByChunksError("another product, and no loss, is made of it")
-        if region.choice and any(each.kind == ROWS and each.rows.state == "all" for each in region.results):
+        if region.choice and any(each.kind == ROWS and each.layout.state == "all" for each in region.results):
             raise NotByChunksError("the loss leaves rows out, and something else reads them")
         if region.product.meta["val"].dtype is torch.float16:
             raise NotByChunksError("gradients of float16 that no scaler has scaled vanish; use bfloat16")
 
-    def _require_linear(self) -> None:
-        """Refuse gradients that are not in proportion to the one number that arrives at the loss."""
-        backward, region = self.backward, self.region
-        tangents = set()
-        stack = [each.node for each in region.given if each.node in backward]
-        seen: set[fx.Node] = set()
+    def _scaled(self) -> set[fx.Node]:
+        """What the region is given of the backward, and all of the backward that it is made of."""
+        scaled: set[fx.Node] = set()
+        stack = [each.node for each in self.region.given]
+        for node in stack:
+            if node in self.after and node not in self.region.counts:
+                raise NotByChunksError(f"the backward reads {named(node)}, which is made of all rows")
         while stack:
             node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in self.after and node not in region.counts:
-                raise NotByChunksError(f"the backward reads {node.name}, which is made of all rows")
-            if node.op == "placeholder":
-                tangents.add(node)
-            elif not is_linear(node, backward.__contains__):
-                raise NotByChunksError(f"{node.name} is not linear in the gradient of the loss")
-            stack += [source for source in node.all_input_nodes if source in backward]
-        for node in region.rows:
-            if node in backward and not is_linear(node, backward.__contains__):
-                raise NotByChunksError(f"{node.name} is not linear in the gradient of the loss")
-        if len(tangents) != 1 or any(node.meta["val"].dim() for node in tangents):
+            if node in self.backward and node not in scaled:
+                scaled.add(node)
+                stack += node.all_input_nodes
+        return scaled
+
+    def _only_tangent(self) -> fx.Node:
+        """The one number that arrives at the loss."""
+        tangents = [node for node in self.scaled if node.op == "placeholder"]
+        if len(tangents) != 1 or tangents[0].meta["val"].dim():
             raise NotByChunksError("its gradients depend on more than one number that arrives at the loss")
-        (self.tangent,) = tangents
-        self.copied = seen
-        others = [each.node for each in region.given if each.node not in backward]
-        if late := [node for node in others if node in self.after and node not in region.counts]:
-            raise NotByChunksError(f"{late[0].name} is made of all rows")
+        return tangents[0]
+
+    def _require_linear(self) -> None:
+        """Refuse gradients that are not in proportion to that number."""
+        calls = (self.scaled - {self.tangent}) | (self.region.layouts.keys() & self.backward)
+        products = {each.node for each in self.region.results if each.node in self.backward}
+        for node in sorted(calls | products, key=self.order.__getitem__):
+            if not is_linear(node, self.backward.__contains__):
+                raise NotByChunksError(f"{named(node)} is not linear in the gradient of the loss")
 
     def _hoist(self, anchor: fx.Node) -> None:
         """Move what the call needs, and does not depend on the gradient that arrives, before a node."""
@@ -181,7 +179,7 @@ class _Rewriter:
             if node not in needed and node.op != "placeholder" and node not in self.region.counts:
                 needed.add(node)
                 stack.extend(node.all_input_nodes)
-        late = [node for node in needed - self.copied if self.order[node] > self.order[anchor]]
+        late = [node for node in needed - self.scaled if self.order[node] > self.order[anchor]]
         for node in sorted(late, key=self.order.__getitem__):
             anchor.prepend(node)
 
@@ -189,11 +187,13 @@ class _Rewriter:
         """The call, for a gradient of one."""
         region, graph = self.region, self.graph
         self.copies[self.tangent] = self._ones()
-        for node in sorted(self.copied - {self.tangent}, key=self.order.__getitem__):
-            self.copies[node] = graph.node_copy(node, self._copy_of)
-        rows = [each for each in region.given if each.rows is not None]
-        whole = [each for each in region.given if each.rows is None]
-        taken = [self._rows(self._copy_of(each.node), each.rows) for each in rows]
+        for node in sorted(self.scaled - {self.tangent}, key=self.order.__getitem__):
+            args: Any = fx.map_arg(node.args, self._copy_of)
+            kwargs: Any = fx.map_arg(node.kwargs, self._copy_of)
+            self.copies[node] = self._made(node.target, *args, **kwargs)  # in storages of its own
+        rows = [each for each in region.given if each.layout is not None]
+        whole = [each for each in region.given if each.layout is None]
+        taken = [self._by_rows(self._copy_of(each.node), each.layout) for each in rows]
         others = [self._copy_of(each.node) for each in whole]
         body = graph.get_attr(self._add_body([*rows, *whole], number))
         given: Any = region.product.args[-2]
@@ -239,17 +239,17 @@ class _Rewriter:
         setattr(self.module, name, fx.GraphModule(torch.nn.Module(), made))
         return name
 
-    def _rows(self, node: fx.Node, rows: Rows | None) -> fx.Node:
+    def _by_rows(self, node: fx.Node, layout: RowLayout | None) -> fx.Node:
         """A tensor of rows with one dimension for them, and the chosen ones alone."""
-        assert rows is not None
+        assert layout is not None
         shape, choice = list(node.meta["val"].shape), self.region.choice
-        rest = shape[rows.lead :]
-        if choice is not None and rows.state != "chosen":
-            whole = self._viewed(node, [*choice.lead, *rest])
+        rest = shape[layout.dims :]
+        if choice is not None and layout.state != "chosen":
+            whole = self._viewed(node, [*choice.sizes, *rest])
             node = self._made(ATEN.slice.Tensor, whole, choice.dim, choice.start, choice.end)
             node = self._made(ATEN.clone.default, node, memory_format=torch.contiguous_format)
-            rows, shape = Rows(len(choice.lead)), [*choice.shape, *rest]
-        return node if rows.lead == 1 else self._viewed(node, [-1, *rest])
+            layout = RowLayout(len(choice.sizes))
+        return node if layout.dims == 1 else self._viewed(node, [-1, *rest])
 
     def _viewed(self, node: fx.Node, shape: list[int]) -> fx.Node:
         if list(node.meta["val"].shape) == shape:
@@ -260,11 +260,10 @@ class _Rewriter:
 
     def _fake(self, result: Result) -> Any:
         like = result.node.meta["val"]
-        like = like[0] if isinstance(like, (list, tuple)) else like
-        rows = self.region.choice
-        shape: tuple[int, ...] = tuple(like.shape)
-        if result.kind == ROWS and rows is not None and result.rows.state == "padded":
-            shape = (int(torch.Size(rows.shape).numel()), *shape[1:])
+        choice = self.region.choice
+        shape: tuple[int, ...] = result.shape if result.kind == SUM else tuple(like.shape)
+        if result.kind == ROWS and choice is not None and result.layout.state == "padded":
+            shape = (int(torch.Size(choice.shape).numel()), *shape[1:])
         dtype = like.dtype if result.kind == ROWS else sum_dtype(like.dtype)
         mode = detect_fake_mode([like])
         assert mode is not None
@@ -281,7 +280,7 @@ class _Rewriter:
             return self._made(ATEN._to_copy.default, counted, dtype=dtype)
         safe = self._made(ATEN.mul.Tensor, target, kept)
         weights = self._made(ATEN.index_select.default, weight, 0, safe)
-        return self._made(ATEN.sum.default, self._made(ATEN.mul.Tensor, weights, kept))
+        return self._made(ATEN.sum.default, self._made(ATEN.where.ScalarOther, kept, weights, 0))
 
     def _put(self, result: Result, call: fx.Node, place: int) -> None:
         """Put a result of the call in place of a node."""
@@ -309,11 +308,11 @@ class _Rewriter:
     def _padded(self, made: fx.Node, result: Result) -> fx.Node:
         """Rows of a gradient in their places, zeros in the others."""
         choice = self.region.choice
-        if choice is None or result.kind != ROWS or result.rows.state != "padded":
+        if choice is None or result.kind != ROWS or result.layout.state != "padded":
             return made
         rest = list(made.meta["val"].shape[1:])
         chosen = self._made(ATEN.view.default, made, [*choice.shape, *rest])
-        size = [*choice.lead, *rest]
+        size = [*choice.sizes, *rest]
         return self._made(
             ATEN.slice_backward.default, chosen, size, choice.dim, choice.start, choice.end, 1
         )

@@ -7,8 +7,9 @@ rows stands beside a term as its *state*, since ops that go row by row can be ru
 the zeros that its backward puts in. A call by chunks has the terms of its body, in which one stands for the
 gradient that arrives: what the call gives is multiplied by that later.
 
-That gradients are in proportion to what arrives is not proven here
-(:func:`hybridremat.graph.tracing.loss_region.is_linear` is trusted), nor is the order in which sums round.
+A row that is repeated is that row, in a sum as well. That gradients are in proportion to what arrives is not
+proven here (:func:`hybridremat.graph.tracing.linearity.is_linear` is trusted), nor is the order in which sums
+round.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from hybridremat.compiler.buffer_hazards import check_error
 from hybridremat.graph.private_torch import OpOverload, detect_fake_mode
 from hybridremat.graph.tracing.by_chunks import PRODUCT, loss_by_chunks
-from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs, slice_arguments
+from hybridremat.graph.tracing.fx_nodes import (
+    argument,
+    is_mutation,
+    is_random,
+    joint_outputs,
+    slice_arguments,
+)
 
 _ATEN: Final = torch.ops.aten
 _SAME: Final = (
@@ -51,7 +58,11 @@ class _Read:
 def refuse_other_losses(whole: fx.GraphModule, chunked: fx.GraphModule) -> None:
     """Raise PlanError unless two joint graphs compute the same but for the rounding of sums over rows."""
     numbers: dict[Hashable, int] = {}
-    first, second = _Reader(numbers), _Reader(numbers)
+    put_back = frozenset(
+        _places(list(_args(node)[1]), *_args(node)[2:5])
+        for node in whole.graph.find_nodes(op="call_function", target=_ATEN.slice_backward.default)
+    )
+    first, second = _Reader(numbers, put_back), _Reader(numbers, put_back)
     for reader, module in ((first, whole), (second, chunked)):
         for node in module.graph.nodes:
             if node.op != "output":
@@ -61,10 +72,13 @@ def refuse_other_losses(whole: fx.GraphModule, chunked: fx.GraphModule) -> None:
 
 
 class _Reader:
-    """Reads a graph into row terms, with numbers that two graphs share."""
+    """Reads a graph into row terms, with numbers that two graphs share.
 
-    def __init__(self, numbers: dict[Hashable, int]) -> None:
-        self.numbers = numbers
+    ``put_back``: the rows that gradients are put back into. Slices of these give states.
+    """
+
+    def __init__(self, numbers: dict[Hashable, int], put_back: frozenset[State]) -> None:
+        self.numbers, self.put_back = numbers, put_back
         self.found: dict[fx.Node, Any] = {}
         self.arrived: dict[fx.Node, Any] = {}  # where one stands for the gradient that arrives
         self.updates: list[Hashable] = []
@@ -117,7 +131,19 @@ class _Reader:
         return self._call(node, found) if gradient is None else gradient
 
     def _mean(self, node: fx.Node, found: _Found) -> Any:
-        return self._divided(self._sum(node, found, 0), _args(node)[0].meta["val"].numel())
+        """The mean over all rows: the sum, divided by how many numbers are added up."""
+        kept = _kept_by_sum(node)
+        if kept is None:
+            return self._call(node, found)
+        shape = _args(node)[0].meta["val"].shape
+        return self._divided(self._sum(node, found, kept), shape[: len(shape) - kept].numel())
+
+    def _expanded(self, node: fx.Node, found: _Found) -> Any:
+        """One number that is repeated is that number, and so is one row."""
+        source = _args(node)[0]
+        shape, other = node.meta["val"].shape, source.meta["val"].shape
+        repeated = other.numel() == 1 or shape[-1:] == other[-1:]
+        return found[source] if repeated else self._call(node, found)
 
     def _quotient(self, node: fx.Node, found: _Found) -> Any:
         source, by = _args(node)
@@ -142,20 +168,14 @@ class _Reader:
     def _divided(self, source: _Read, by: Hashable) -> _Read:
         return _Read(self._number("divided", source.term, str(by)), summed=True)
 
-    def _states(self, reads: Iterable[_Read]) -> State | None:
-        """The one state of several terms; None if they have more than one."""
-        states = {each.state for each in reads if each.state}
-        return None if len(states) > 1 else next(iter(states), ())
-
     def _settled(self, read: _Read) -> Hashable:
         """A term that stands for its rows, too."""
         return ("rows", read.term, read.state, read.turned) if read.state else (read.term, read.turned)
 
     def _call(self, node: fx.Node, found: _Found) -> _Read:
-        """A call that goes row by row, or that reads nothing with a state."""
+        """A call that goes row by row: its rows are those of what it reads first; others stand for theirs."""
         reads = [found[each] for each in node.all_input_nodes]
-        plain = all(isinstance(each, _Read) for each in reads)
-        state = self._states(reads) if plain else None
+        state = next((each.state for each in reads if isinstance(each, _Read) and each.state), ())
         draw = [self.drawn] if is_random(node) else []
         self.drawn += len(draw)
 
@@ -164,14 +184,14 @@ class _Reader:
                 read = found[item]
                 if not isinstance(read, _Read):
                     return tuple(map(self._settled, read))
-                return self._settled(read) if state is None else (read.term, read.turned)
+                return (read.term, read.turned) if read.state == state else self._settled(read)
             if isinstance(item, (list, tuple)):
                 return tuple(map(frozen, item))
             return repr(item)
 
         args = tuple(frozen(each) for each in _counted_from_last(node))
         kwargs = tuple((name, frozen(each)) for name, each in sorted(node.kwargs.items()))
-        return _Read(self._number(str(node.target), args, kwargs, *draw), state or ())
+        return _Read(self._number(str(node.target), args, kwargs, *draw), state)
 
     def _product(self, node: fx.Node, found: _Found) -> _Read:
         """A product: of rows with a matrix, or a sum of products of rows."""
@@ -196,22 +216,22 @@ class _Reader:
 
     def _slice(self, node: fx.Node, found: _Found) -> _Read:
         source: Any = _args(node)[0]
-        size = list(source.meta["val"].shape)
         dim, start, end, step = slice_arguments(node)
-        first, last, _ = slice(start, end).indices(size[dim])
-        if step != 1 or found[source].state:
-            return self._call(node, found)
+        places = _places(list(source.meta["val"].shape), dim, start, end)
         read: _Read = found[source]
-        if (first, last) == (0, size[dim]):
+        if (step, *places[1:]) == (1, places[1], 0, places[1]):  # all of it
             return read
-        return replace(read, state=("chosen", *_places(size, dim, first, last)))
+        if step != 1 or read.state or places not in self.put_back:
+            return self._call(node, found)
+        return replace(read, state=("chosen", *places))
 
     def _slice_backward(self, node: fx.Node, found: _Found) -> _Read:
         source, size, dim, start, end, _ = _args(node)
+        places = _places(list(size), dim, start, end)
         read: _Read = found[source]
-        first, last, _ = slice(start, end).indices(size[dim])
-        places = _places(list(size), dim, first, last)
-        if read.state[:1] == ("padded",) or (read.state and read.state[1:] != places):
+        if places[1:] == (places[1], 0, places[1]):
+            return read
+        if read.state != ("chosen", *places):
             return self._call(node, found)
         return replace(read, state=("padded", *places))
 
@@ -236,7 +256,7 @@ class _Reader:
             return _Read(self._number("sum", kept[0], target.state[1:], 0, "None"), summed=True)
         safe = call(_ATEN.mul.Tensor, (target.term, target.turned), kept)
         taken = call(_ATEN.index_select.default, (weights.term, weights.turned), "-1", safe)
-        weighed = call(_ATEN.mul.Tensor, taken, kept)
+        weighed = call(_ATEN.where.ScalarOther, kept, taken, "0")
         return _Read(self._number("sum", weighed[0], target.state[1:], 0, "None"), summed=True)
 
     def _item(self, node: fx.Node, found: _Found) -> _Read:
@@ -262,7 +282,7 @@ class _Reader:
             FakeTensorProp(body, mode).propagate_dont_convert_inputs(*fakes)
         except Exception as error:  # whatever an op raises for what it does not take
             raise check_error(f"the body of {node.name} does not run on what it is given: {error}") from error
-        inner = _Reader(self.numbers)
+        inner = _Reader(self.numbers, self.put_back)
         placeholders = body.graph.find_nodes(op="placeholder")
         for place, source in zip(placeholders, given, strict=True):
             inner.found[place] = self.arrived.get(source, self.found[source])
@@ -282,6 +302,8 @@ _RULES: Final[dict[object, Callable[[_Reader, fx.Node, _Found], Any]]] = {
     _ATEN.slice_backward.default: _Reader._slice_backward,
     _ATEN.nll_loss_forward.default: _Reader._loss,
     _ATEN.mean.default: _Reader._mean,
+    _ATEN.mean.dim: _Reader._mean,
+    _ATEN.expand.default: _Reader._expanded,
     _ATEN.sum.default: _Reader._summed,
     _ATEN.sum.dim_IntList: _Reader._summed,
     _ATEN.mm.default: _Reader._product,
@@ -305,22 +327,18 @@ def _require_rows(node: fx.Node, rows: list[torch.Tensor], size: Any) -> None:
         raise check_error(f"{node.name} takes chunks of tensors that differ in their rows")
 
 
-def _places(size: list[int], dim: Any, first: int, last: int) -> State:
+def _places(size: list[int], dim: int, start: int | None, end: int | None) -> State:
     """The same for rows in one dimension or several: what is before, how many there are, which are taken."""
     dim %= len(size)
+    first, last, _ = slice(start, end).indices(size[dim])
     return torch.Size(size[:dim]).numel(), size[dim], first, last
 
 
 def _kept_by_sum(node: fx.Node) -> int | None:
-    """How many last dimensions a sum over all others keeps; None for anything else."""
-    if node.target is _ATEN.sum.default:
-        return 0
-    if node.target is not _ATEN.sum.dim_IntList:
-        return None
-    source: Any = _args(node)[0]
-    dims: Any = _args(node)[1]
-    count = source.meta["val"].dim()
-    named = {dim % count for dim in dims} or set(range(count))
+    """How many last dimensions a sum or mean over all others keeps; None if it keeps another one."""
+    count = _args(node)[0].meta["val"].dim()
+    dims = argument(node, "dim")
+    named = {dim % count for dim in dims or ()} or set(range(count))
     return count - len(named) if named == set(range(len(named))) else None
 
 
