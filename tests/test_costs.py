@@ -148,9 +148,9 @@ def test_what_is_saved_is_read_again(tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "[]", "null", '{"version": 7}', '{"version": 7, "times": {"a": null}, "temporaries": {}}',
-     '{"version": 7, "times": {"a": Infinity}, "temporaries": {}}',
-     '{"version": 7, "times": {"a": 1}, "temporaries": {}, "outputs": {"a": ["x"]}}', b"\xff\xfe\x00"],
+    ["", "{", "[]", "null", '{"version": 8}', '{"version": 8, "times": {"a": null}, "temporaries": {}}',
+     '{"version": 8, "times": {"a": Infinity}, "temporaries": {}}',
+     '{"version": 8, "times": {"a": 1}, "temporaries": {}, "outputs": {"a": ["x"]}}', b"\xff\xfe\x00"],
 )  # fmt: skip
 def test_a_damaged_file_is_ignored_and_replaced(tmp_path, damage, caplog):
     path = tmp_path / "kernels.json"

@@ -12,6 +12,8 @@ import torch
 import hybridremat
 from hybridremat import Plan, PlanFormatError, PlanMismatchError
 from hybridremat.graph.costs import cost_models as costs
+from hybridremat.graph.costs import in_place_trials, part_trials
+from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning import pipeline
@@ -32,8 +34,10 @@ def nothing_is_made(monkeypatch):
 
     def forbid():
         monkeypatch.setattr(pipeline.OPTIONS, "solve", forbidden)
-        monkeypatch.setattr(costs, "measure_footprints", forbidden)
+        monkeypatch.setattr(costs, "measure_footprints", lambda _, keys: forbidden() if keys else {})
         monkeypatch.setattr(costs, "measure_times", forbidden)
+        monkeypatch.setattr(in_place_trials, "_gives_same_bits", forbidden)
+        monkeypatch.setattr(part_trials, "_tried", forbidden)
 
     return forbid
 
@@ -80,6 +84,29 @@ def test_an_applied_plan_trains_as_plain_and_makes_nothing(saved, nothing_is_mad
     trained = train(planned, batch)
     assert plain.differences(trained) == []
     assert max(trained.peaks) <= plan.memory_limit
+
+
+def test_what_is_not_proven_on_this_machine_is_not_done(saved, monkeypatch):
+    """A file from another machine with a device of this name, where one kernel in place has other bits."""
+    model, batch, plan, path = saved
+    plain = train_plain(model, batch)
+    (op, *_) = (op for op in plan.details.graph.ops if op.overwrites)
+    monkeypatch.setattr(KernelStore, "for_device", lambda _: KernelStore())
+    gives_same_bits = in_place_trials._gives_same_bits
+    monkeypatch.setattr(
+        in_place_trials,
+        "_gives_same_bits",
+        lambda each: str(each.node.target) != op.target and gives_same_bits(each),
+    )
+    with pytest.raises(hybridremat.InfeasibleLimitError, match="on this device the plan takes"):
+        hybridremat.wrap(model, kwargs=batch, plan=path, progress=False)
+    loose = replace(plan, memory_limit=2 * plan.memory_limit)
+    hybridremat.wrap(model, kwargs=batch, plan=loose, progress=False)
+    found = hybridremat.get_plan(model)
+    assert found.predicted_peak > plan.predicted_peak and found.schedule == plan.schedule
+    assert not any(each.overwrites for each in found.details.graph.ops if each.target == op.target)
+    trained = train(model, batch)
+    assert plain.differences(trained) == [] and max(trained.peaks) == found.predicted_peak
 
 
 def test_the_checker_still_runs(saved):

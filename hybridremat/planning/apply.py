@@ -1,8 +1,8 @@
 """Apply a plan from a file to a step with the same graph; nothing is solved.
 
-On the device that the plan was made on, its figures are kept. On another device, kernels may have other names
-(:mod:`hybridremat.planning.port`); their memory is measured, and the schedule is counted again and compared
-with the limit.
+On the device that the plan was made on, its figures are kept, if ops in place and by parts are proven there.
+On another device, kernels may have other names (:mod:`hybridremat.planning.port`); their memory is measured,
+and the schedule is counted again and compared with the limit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, PlanMismatchError
-from hybridremat.graph.joint import JointGraph, as_plain, ops_by_parts, plain_schedule
+from hybridremat.graph.joint import JointGraph, Op, as_plain, ops_by_parts, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.pins import obeys
 from hybridremat.graph.tracing.trace import TracedStep
@@ -65,18 +65,41 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
                 f"the plan was made for {made_for}, and its schedule does not fit this step on {here.device}",
                 found,
             )
-    if not elsewhere:
+    if not elsewhere and not _rewritten(details.graph):
         return with_local_names(plan, step.graph, here)
-    return _recounted(plan, details, _with_times(measured().graph, details.graph), here)
+    local = measured().graph
+    if not elsewhere and _is_proven(details.graph, local):
+        return with_local_names(plan, step.graph, here)
+    return _recounted(plan, details, _with_times(local, details.graph), here)
+
+
+def _rewritten(graph: JointGraph) -> bool:
+    """Whether ops may write over their inputs, or run by parts."""
+    return any(op.overwrites or op.variant for op in graph.ops)
+
+
+def _is_proven(planned: JointGraph, local: JointGraph) -> bool:
+    """Whether all ops may do here what they are planned to, by trials that are kept or made now.
+
+    Devices of one name are not of one kind: libraries and threads differ.
+    """
+    return all(
+        set(op.overwrites) <= set(ours.overwrites) and op.runs.kernel == ours.runs.kernel
+        for op, ours in zip(planned.ops, _with_times(local, planned).ops, strict=True)
+    )
 
 
 def _with_times(graph: JointGraph, planned: JointGraph) -> JointGraph:
     """The graph with the planned times, and the ops run by parts that the plan runs so, where they can be."""
     graph = ops_by_parts(graph, {op.id for op in planned.ops if op.variant})
-    times = [op.time for op in planned.ops]
-    return replace(
-        graph, ops=tuple(replace(op, time=time) for op, time in zip(graph.ops, times, strict=True))
-    )
+    return replace(graph, ops=tuple(map(_timed, graph.ops, planned.ops)))
+
+
+def _timed(op: Op, planned: Op) -> Op:
+    """An op with the planned times, of its variants as well."""
+    times = {each.kernel: each.time for each in planned.variants}
+    ways = tuple(replace(each, time=times.get(each.kernel, planned.time)) for each in op.variants)
+    return replace(op, time=planned.time, variants=ways)
 
 
 def _recounted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) -> Plan:

@@ -20,6 +20,7 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.plan_cache import plan_key
 from hybridremat.planning.port import with_local_names
 from hybridremat.planning.progress import Timings
+from hybridremat.planning.step_costs import with_memory
 from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.policy import require_matches, resolve_policy, under_policy
 
@@ -94,7 +95,8 @@ def _ready(step: TracedStep, context: PlanContext) -> Plan | None:
     if known is not None:
         return known
     if context.given is not None and not len(context.store):
-        return applied(context.given, step, context.origin, lambda: costed(step, context)[0])
+        measured = partial(with_memory, step, context.settings, context.agreement)
+        return applied(context.given, step, context.origin, measured)
     if context.disk is None or not context.agreement.alone:
         return None
     started = time.perf_counter()

@@ -29,14 +29,9 @@ def with_costs(
     if spec is not None:  # nothing is run or stored
         step = with_times(sized_for(step, spec), model, KernelStore(), lambda *_: None)
         return step, {"costs": time.perf_counter() - started}
-    device = distinct_kernels(step).device
-    store = KernelStore.for_device(device) if settings.cache else KernelStore()
-    measured = with_footprints(step, store)
-    if settings.rewrites != "none" and settings.compiler == "eager":
-        measured = with_rewrites(measured, store)
-        if settings.graph_breaks == "error":
-            measured = with_parts(measured, store)
-    step = agreement.on_memory(step, measured)
+    store = _store(step, settings)
+    step = agreement.on_memory(step, _with_memory(step, settings, store))
+
     def timed() -> TracedStep:
         made = with_times(step, model, store, lambda done, total: progress("timing kernels", done, total))
         return with_part_times(made, store) if model.name == "profile" else made
@@ -44,6 +39,27 @@ def with_costs(
     step = agreement.on_times(step, timed)
     store.save()
     return step, {"costs": time.perf_counter() - started}
+
+
+def with_memory(step: TracedStep, settings: Settings, agreement: RankAgreement) -> TracedStep:
+    """The step with workspaces, real sizes and rewrites on this device, and no times. Ranks agree."""
+    store = _store(step, settings)
+    step = agreement.on_memory(step, _with_memory(step, settings, store))
+    store.save()
+    return step
+
+
+def _store(step: TracedStep, settings: Settings) -> KernelStore:
+    return KernelStore.for_device(distinct_kernels(step).device) if settings.cache else KernelStore()
+
+
+def _with_memory(step: TracedStep, settings: Settings, store: KernelStore) -> TracedStep:
+    measured = with_footprints(step, store)
+    if settings.rewrites != "none" and settings.compiler == "eager":
+        measured = with_rewrites(measured, store)
+        if settings.graph_breaks == "error":
+            measured = with_parts(measured, store)
+    return measured
 
 
 def warn_beyond(spec: DeviceSpec, limit: int | None) -> None:
