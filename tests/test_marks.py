@@ -17,13 +17,17 @@ from hybridremat.zoo.models import reference_model
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from compiled import Against, Stock, against, point_table, stock_points
-from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_frontier
+from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_frontier, recorded_models
 
 
 @pytest.mark.full_effort
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("resnet50", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in recorded_models()],
+)
 def test_frontier_reaches_the_recorded_one(name: str) -> None:
-    model, batch = reference_model(name)
+    base, _, dropout = name.partition("_")
+    model, batch = reference_model(base, float(dropout or 0))
     eager, recorded = recorded_frontier(name)
     curve = hybridremat.frontier(model, kwargs=batch, cost_model="flops", progress=False)
     points = [Mark(100 * p.peak / eager, 100 * p.extra_flops) for p in curve.points]
