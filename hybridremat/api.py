@@ -99,6 +99,10 @@ def wrap(
         as it is final and the parameter is read no more; the plan takes it to be dropped there
         (:func:`hybridremat.optimizer_in_backward`), or added to a ``.grad`` that exists. One forward for each
         backward, no clipping by global norm, no GradScaler, no DistributedDataParallel.
+    strategy
+        **Which schedules are looked at.** ``"hybrid"``: all that this tool knows. For comparison, on the same
+        blocks: ``"plain"``, ``"sqrt"``, ``"every-block"``, ``"rotor"`` and ``"rockmate"``
+        (:mod:`hybridremat.sequence.strategies`).
     cost_model, workers, cache, progress
         **How it is planned.** ``cost_model`` is the source of times: ``"profile"`` (measured here),
         ``"roofline"``, ``"flops"`` (the same everywhere). ``workers``: processes that solve blocks; None: one

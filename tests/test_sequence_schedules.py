@@ -21,7 +21,6 @@ from hybridremat.graph.pins import Pins
 from hybridremat.graph.segmentation.chain import Block, Chain
 from hybridremat.graph.segmentation.segment import segment
 from hybridremat.sequence.backtrack import Backtracker
-from hybridremat.sequence.baselines import per_block_checkpoint
 from hybridremat.sequence.chain_problem import chain_problem
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, block_decisions
 from hybridremat.sequence.dynamic_program import chain_table
@@ -33,6 +32,7 @@ from hybridremat.sequence.frontier import (
     merge_frontiers,
     schedule_point,
 )
+from hybridremat.sequence.strategies.segments import checkpointed_blocks
 from support.examples import examples
 from support.random_chains import training_chain
 
@@ -191,7 +191,7 @@ def test_more_options_never_cost_more_than_the_table_of_fewer(seed: int, few: in
 @given(st.integers(0, 10**6))
 def test_per_block_checkpoint_runs_every_forward_twice_but_the_last(seed: int) -> None:
     chain, bindings, options = prepared(seed)
-    point = per_block_checkpoint(chain, bindings, options)
+    point = checkpointed_blocks(chain, bindings, options)
     check_complete(chain.graph, point.schedule)
     check_no_dead_execution(chain.graph, point.schedule)
     assert [d.forward_runs for d in block_decisions(point.decisions)] == [2] * (len(bindings) - 1) + [1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import pytest
@@ -255,6 +255,19 @@ def test_every_entry_is_the_least_time_over_all_schedules(chain: TinyChain) -> N
     for slot, found in enumerate(table.top):
         least = min((time for peak, time in figures if peak <= slot), default=float("inf"))
         assert found == least, f"{slot} bytes"
+
+
+@examples(80)
+@given(tiny_chains())
+def test_with_one_option_a_block_the_schedule_is_rotors_optimum(chain: TinyChain) -> None:
+    """All that the backward reads is saved, or only the input: of all persistent schedules the fastest."""
+    fastest = [min(block.options, key=lambda each: each.time) for block in chain.blocks]
+    blocks = [replace(b, options=(o,), solo=()) for b, o in zip(chain.blocks, fastest, strict=True)]
+    chain = replace(chain, blocks=blocks)
+    figures = [walk(chain, actions) for actions in every_schedule(chain, 0, len(blocks) - 1)]
+    table = fine_table(chain.problem(), max(peak for peak, _ in figures) + 1)
+    for slot, found in enumerate(table.top):
+        assert found == min((time for peak, time in figures if peak <= slot), default=float("inf"))
 
 
 @examples(80)

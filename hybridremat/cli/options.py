@@ -100,6 +100,12 @@ def _planning_options() -> Parser:
     group.add_argument(
         "--rewrites", metavar="NAME", default="exact", help="exact (default), chunked (the loss), or none"
     )
+    group.add_argument(
+        "--strategy",
+        metavar="NAME",
+        default="hybrid",
+        help="hybrid (default), or for comparison plain, sqrt, every-block, rotor, rockmate",
+    )
     group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
     group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)
     group.add_argument("--no-cache", action="store_true", help="neither read nor keep plans, kernel figures")

@@ -38,6 +38,8 @@ from hybridremat.planning.step_costs import with_costs
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
 from hybridremat.plans.policy import Pinned, resolve_policy
+from hybridremat.sequence.strategies import STRATEGIES, Strategy
+from hybridremat.sequence.strategies.hybrid import HYBRID
 from hybridremat.version import __version__
 
 if TYPE_CHECKING:
@@ -193,6 +195,7 @@ def graph_frontier(
         pinned=resolve_policy(graph, context.settings.policy),
         timings=timings,
         outside=context.settings.outside_memory(),
+        strategy=STRATEGIES[context.settings.strategy],
     )
 
 
@@ -237,6 +240,7 @@ def plan_graph(
     pinned: Pinned | None = None,
     timings: Timings | None = None,
     outside: OutsideMemory = NO_OUTSIDE_MEMORY,
+    strategy: Strategy = HYBRID,
 ) -> StepFrontier:
     """The whole frontier of a joint graph with costs.
 
@@ -253,6 +257,8 @@ def plan_graph(
     outside
         What is alive around the step: a schedule is left out if another needs no more with it, and no more
         time.
+    strategy
+        Which schedules are looked at.
 
     Raises
     ------
@@ -265,7 +271,9 @@ def plan_graph(
     with timed("segment"):
         chains = segment_graph(graph, pinned.pins, progress, outside)  # segment
     with timed("solve blocks"):
-        plans, reused = solve_options(chains, cache, workers, progress, reuse=reuse)  # solve
+        plans, reused = solve_options(  # solve
+            chains, cache, workers, progress, reuse=reuse, strategy=strategy
+        )
     with timed("compose"):
-        points = compose(plans, pinned.pins, progress, outside)  # compose
+        points = compose(plans, pinned.pins, progress, outside, strategy)  # compose
     return StepFrontier(graph, plans, points, plain_point(graph), timed.timings, reused, pinned.records)

@@ -25,6 +25,7 @@ Compiler = Literal["eager", "inductor"]
 Rewrites = Literal["exact", "chunked", "none"]
 Outputs = Literal["all", "loss"]
 Gradients = Literal["at_end", "in_backward"]
+StrategyName = Literal["hybrid", "plain", "sqrt", "every-block", "rotor", "rockmate"]
 
 
 class CommonSettings(TypedDict, total=False):
@@ -40,6 +41,7 @@ class CommonSettings(TypedDict, total=False):
     rewrites: Rewrites
     gradients: Gradients
     outputs: Outputs
+    strategy: StrategyName
 
 
 class BatchSettings(CommonSettings, total=False):
@@ -109,6 +111,7 @@ class Settings:
     rewrites: Rewrites = field(default="exact", metadata=_OF_PLAN)
     gradients: Gradients = field(default="at_end", metadata=_OF_PLAN)
     outputs: Outputs = field(default="all", metadata=_OF_PLAN)
+    strategy: StrategyName = field(default="hybrid", metadata=_OF_PLAN)
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
@@ -152,6 +155,7 @@ class Settings:
         _one_of("rewrites", self.rewrites, get_args(Rewrites))
         _one_of("gradients", self.gradients, get_args(Gradients))
         _one_of("outputs", self.outputs, get_args(Outputs))
+        _one_of("strategy", self.strategy, get_args(StrategyName))
         self._require_early_gradients()
         self._require_one_loss()
         self._require_chunks()
@@ -257,6 +261,7 @@ class Settings:
             rewrites=self.rewrites,
             gradients=self.gradients,
             outputs=self.outputs,
+            strategy=self.strategy,
         )
 
     def following(self, plan: PlanData) -> Settings:
@@ -275,6 +280,7 @@ class Settings:
             rewrites=cast(Rewrites, plan.request.rewrites),
             gradients=cast(Gradients, plan.request.gradients),
             outputs=cast(Outputs, plan.request.outputs),
+            strategy=cast(StrategyName, plan.request.strategy),
         )
 
     def reserve_bytes(self) -> int:

@@ -26,7 +26,6 @@ from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, m
 from hybridremat.plans.policy import Pinned
 from hybridremat.sequence.frontier import (
     SchedulePoint,
-    frontier,
     merge_frontiers,
     pareto_frontier,
     peak_alone,
@@ -34,6 +33,8 @@ from hybridremat.sequence.frontier import (
 )
 from hybridremat.sequence.parts import PartsChooser, parts_for_nothing
 from hybridremat.sequence.repair import PinRepair
+from hybridremat.sequence.strategies import Strategy
+from hybridremat.sequence.strategies.hybrid import HYBRID
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,15 @@ def _bindings(chain: Chain) -> tuple[BlockBinding, ...]:
 
 
 def solve_options(
-    chains: Sequence[BoundChain], cache: OptionCache, workers: int | None, progress: Progress, *, reuse: bool
+    chains: Sequence[BoundChain],
+    cache: OptionCache,
+    workers: int | None,
+    progress: Progress,
+    *,
+    reuse: bool,
+    strategy: Strategy,
 ) -> tuple[tuple[ChainPlan, ...], bool]:
-    """The chains with the options of their blocks, and whether some options were reused.
+    """The chains with the options of their blocks that the strategy takes, and whether some were reused.
 
     ``reuse`` allows options of blocks that differ in sizes alone (:mod:`hybridremat.blocks.pareto`).
     """
@@ -88,15 +95,20 @@ def solve_options(
         workers,
         lambda done, total: progress("solving blocks", done, total),
     )
+    taken = {problem: strategy.restrict(found) for problem, found in options.items()}
     plans = tuple(
-        ChainPlan(bound.chain, bound.bindings, tuple(options[each.problem] for each in bound.bindings))
+        ChainPlan(bound.chain, bound.bindings, tuple(taken[each.problem] for each in bound.bindings))
         for bound in chains
     )
     return plans, bool(reused)
 
 
 def compose(
-    plans: Sequence[ChainPlan], pins: Pins, progress: Progress, outside: OutsideMemory = NO_OUTSIDE_MEMORY
+    plans: Sequence[ChainPlan],
+    pins: Pins,
+    progress: Progress,
+    outside: OutsideMemory = NO_OUTSIDE_MEMORY,
+    strategy: Strategy = HYBRID,
 ) -> tuple[Candidate, ...]:
     """The merged frontier of all chains' points that obey the pins, each with its chain.
 
@@ -112,7 +124,7 @@ def compose(
         progress("composing", index, len(plans))
         graph = plan.chain.graph
         needs = peak_alone if outside.none else partial(memory_needs, graph, outside)
-        points = frontier(plan.chain, plan.bindings, plan.option_sets, pins, needs)
+        points = strategy.frontier(plan.chain, plan.bindings, plan.option_sets, pins, needs)
         if any(op.variant for op in graph.ops):
             chooser = PartsChooser(graph, needs)
             points = pareto_frontier(chosen for point in points for chosen in chooser(point))

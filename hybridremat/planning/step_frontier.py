@@ -11,8 +11,8 @@ from hybridremat.graph.joint import JointGraph, ops_by_parts
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, schedule_needs
 from hybridremat.plans.records import FrontierPoint, PinRecord
-from hybridremat.sequence.baselines import per_block_checkpoint
 from hybridremat.sequence.frontier import SchedulePoint
+from hybridremat.sequence.strategies.segments import checkpointed_blocks
 from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 
 
@@ -114,7 +114,7 @@ class StepFrontier:
         if not chains:
             return None
         plan = min(chains, key=lambda each: len(each.chain.blocks))
-        return self.figures(per_block_checkpoint(plan.chain, plan.bindings, plan.option_sets))
+        return self.figures(checkpointed_blocks(plan.chain, plan.bindings, plan.option_sets))
 
     def choose(
         self,

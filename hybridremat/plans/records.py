@@ -26,6 +26,7 @@ class Request:
     rewrites: str = "exact"
     gradients: str = "at_end"
     outputs: str = "all"
+    strategy: str = "hybrid"
 
 
 @dataclass(frozen=True)

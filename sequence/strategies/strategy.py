@@ -1,0 +1,113 @@
+"""What a strategy is: which options the blocks may have, and which schedules are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hybridremat.blocks.types import BlockBinding, OptionSet
+from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.memory import MemorySimulator
+from hybridremat.graph.pins import NO_PINS, Pins
+from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.sequence.decisions import Decision, Forward, Solo
+from hybridremat.sequence.flatten import Flattener
+from hybridremat.sequence.frontier import (
+    Needs,
+    SchedulePoint,
+    frontier,
+    merge_frontiers,
+    pareto_frontier,
+    peak_alone,
+    schedule_point,
+)
+from hybridremat.sequence.repair import PinRepair
+
+Decided = Callable[[Sequence[OptionSet]], Iterable[Sequence[Decision]]]
+"""The decisions about a chain whose blocks have these options."""
+
+Restrict = Callable[[OptionSet], OptionSet]
+"""Some of the options of a block."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to choose what is recomputed.
+
+    Attributes
+    ----------
+    name
+        As the user writes it.
+    restrict
+        The options of a block that it looks at.
+    decided
+        The decisions that it looks at beside the plain step; None for all that the chain's dynamic program
+        finds with these options.
+    rivals
+        Restrictions of these options with which the program runs as well: with fewer of them it rounds
+        otherwise, and may find what it took for dominated.
+    """
+
+    name: str
+    restrict: Restrict
+    decided: Decided | None = None
+    rivals: tuple[Restrict, ...] = ()
+
+    def frontier(
+        self,
+        chain: Chain,
+        bindings: Sequence[BlockBinding],
+        option_sets: Sequence[OptionSet],
+        pins: Pins = NO_PINS,
+        needs: Needs = peak_alone,
+    ) -> tuple[SchedulePoint, ...]:
+        """The Pareto set of its schedules of a chain, restricted options given; see :func:`frontier`."""
+        if self.decided is None:
+            own = frontier(chain, bindings, option_sets, pins, needs)
+            others = (self._rival(each, chain, bindings, option_sets, pins, needs) for each in self.rivals)
+            return merge_frontiers(own, *others)
+        graph = chain.graph
+        simulate, repair = MemorySimulator(graph), PinRepair(graph, pins, chain.rebuilt)
+        flatten = Flattener(chain, bindings, option_sets)
+        points = [schedule_point(graph, repair(plain_schedule(graph)), simulate=simulate, needs=needs)]
+        for decisions in self.decided(option_sets) if option_sets else ():
+            schedule = repair(flatten(decisions))
+            points.append(schedule_point(graph, schedule, tuple(decisions), simulate=simulate, needs=needs))
+        return pareto_frontier(points)
+
+
+    @staticmethod
+    def _rival(
+        restrict: Restrict,
+        chain: Chain,
+        bindings: Sequence[BlockBinding],
+        option_sets: Sequence[OptionSet],
+        pins: Pins,
+        needs: Needs,
+    ) -> list[SchedulePoint]:
+        """The frontier with fewer options, its decisions by the numbers of all."""
+        fewer = {options: restrict(options) for options in option_sets}
+        points = frontier(chain, bindings, [fewer[each] for each in option_sets], pins, needs)
+
+        def renumbered(decision: Decision) -> Decision:
+            if isinstance(decision, Forward):
+                return decision
+            options = option_sets[decision.block]
+            few, all_ = (
+                (each.solo if isinstance(decision, Solo) else each.options)
+                for each in (fewer[options], options)
+            )
+            return replace(decision, option=all_.index(few[decision.option]))
+
+        return [replace(each, decisions=tuple(map(renumbered, each.decisions))) for each in points]
+
+
+def every_option(options: OptionSet) -> OptionSet:
+    """All options of a block."""
+    return options
+
+
+def fastest_option(options: OptionSet) -> OptionSet:
+    """The ordinary option that recomputes least."""
+    fastest = min(options.options, key=lambda each: each.time)
+    return OptionSet((fastest,), (), options.solves, options.unproved)

@@ -1,0 +1,151 @@
+"""Published strategies beside ours: the same blocks and simulator, real steps; none beats the default."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hybridremat
+from hybridremat.blocks.types import Option, OptionSet
+from hybridremat.cli.main import main
+from hybridremat.errors import LimitError
+from hybridremat.planning.settings import StrategyName
+from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, block_decisions
+from hybridremat.sequence.strategies import STRATEGIES
+from hybridremat.sequence.strategies.rockmate import on_grid
+from hybridremat.sequence.strategies.segments import SQRT, by_segments
+from hybridremat.zoo.models import reference_model
+from support.training import small, train, train_plain
+from support.wrapping import HOW
+
+
+def slow(name):
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
+OTHERS = [name for name in STRATEGIES if name != "hybrid"]
+
+
+def test_what_a_user_may_write_is_what_there_is():
+    assert tuple(STRATEGIES) == get_args(StrategyName)
+    assert all(name == each.name for name, each in STRATEGIES.items())
+
+
+@pytest.mark.parametrize("name", ["convnet", slow("mlp"), slow("transformer")])
+@pytest.mark.parametrize("strategy", OTHERS)
+def test_each_trains_as_plain_at_its_least_limit(name, strategy):
+    model, batch = small(name)
+    expected = train_plain(model, batch)
+    found = hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
+    limit = found.least.peak
+    hybridremat.wrap(model, kwargs=batch, memory_limit=limit, strategy=strategy, **HOW)
+    plan = hybridremat.get_plan(model)
+    trained = train(model, batch)
+    assert expected.differences(trained) == []
+    assert max(trained.peaks) == plan.predicted_peak == limit
+    assert plan.request.strategy == strategy
+
+
+@pytest.mark.parametrize("name", ["mlp", slow("convnet"), slow("transformer")])
+def test_none_is_better_than_the_default(name):
+    model, batch = small(name)
+    ours = hybridremat.frontier(model, kwargs=batch, **HOW)
+    for strategy in OTHERS:
+        other = hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
+        assert_nowhere_better(other, ours)
+
+
+@pytest.mark.slow
+@pytest.mark.full_effort
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "unet"])
+def test_none_is_better_than_the_default_on_reference_models(name):
+    """Rockmate's grid was, by 1.1 points of time, on Llama at 19 % of the plain step."""
+    model, batch = reference_model(name)
+    ours = hybridremat.frontier(model, kwargs=batch, **HOW)
+    for strategy in OTHERS:
+        other = hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
+        assert_nowhere_better(other, ours)
+
+
+def assert_nowhere_better(other, ours):
+    assert ours.least.peak <= other.least.peak
+    for point in other.points:
+        assert ours.at(memory_limit=point.peak).overhead <= point.overhead + 1e-12
+
+
+@pytest.mark.slow
+def test_strategies_recompute_what_they_say():
+    model, batch = small("transformer")
+
+    def least(strategy):
+        found = hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
+        plan = found.plan(memory_limit=found.least.peak)
+        runs = [each.forward_runs for each in block_decisions(plan.details.decisions)] if plan.details else []
+        return plan, runs
+
+    plain, _ = least("plain")
+    assert plain.overhead == 0
+    _, runs = least("every-block")
+    assert runs == [2] * (len(runs) - 1) + [1]
+    _, runs = least("sqrt")
+    assert runs == sorted(runs, reverse=True) and set(runs) == {1, 2}
+    plan, runs = least("rotor")
+    assert all(len(options.options) == 1 and not options.solo for options in plan.details.option_sets)
+    assert max(runs) > 1
+    plan, _ = least("rockmate")
+    assert all(1 <= len(options.options) <= 24 and not options.solo for options in plan.details.option_sets)
+
+
+@given(length=st.integers(1, 40), data=st.data())
+def test_segments_run_each_block_twice_at_the_most(length, data):
+    count = data.draw(st.integers(1, length))
+    decisions = by_segments(length, count)
+    backward = [each.block for each in decisions if isinstance(each, Backward)]
+    assert backward == list(reversed(range(length)))
+    first = [each.block for each in decisions if isinstance(each, Forward)]
+    assert first == list(range(length - len(range(length * (count - 1) // count, length))))
+    saved = [each.block for each in decisions if isinstance(each, ForwardOption)]
+    assert sorted(saved) == list(range(length))
+    alive: set[int] = set()
+    for each in decisions:
+        alive |= {each.block} if isinstance(each, ForwardOption) else set()
+        assert len(alive) <= -(-length // count)
+        alive -= {each.block} if isinstance(each, Backward) else set()
+
+
+@given(st.integers(1, 200))
+def test_sqrt_takes_the_root_rounded_up(length):
+    (decisions,) = SQRT.decided([OptionSet((), ())] * length)
+    starts = [i for i, each in enumerate(decisions) if isinstance(each, ForwardOption)]
+    segments = 1 + sum(isinstance(decisions[i - 1], Backward) for i in starts if i)
+    assert segments == isqrt(length - 1) + 1 if length > 1 else segments == 1
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 60)] * 4), min_size=1, max_size=40))
+def test_the_grid_gives_the_fastest_option_under_each_pair_of_budgets(figures):
+    options = tuple(Option(*each, (), (), ()) for each in figures)
+    taken = on_grid(OptionSet(options, options)).options
+    assert set(taken) <= set(options) and len(taken) <= 24
+    assert min(each.time for each in taken) == min(each.time for each in options)
+    least, most = (f(each.saved_bytes for each in options) for f in (min, max))
+    for step in range(4):
+        saved = least + (most - least) * step // 3
+        here = min((each.time for each in options if each.saved_bytes <= saved), default=None)
+        assert here in {each.time for each in taken if each.saved_bytes <= saved} | {None}
+
+
+def test_a_plan_file_and_the_command_line_take_it(tmp_path, capsys):
+    model, batch = small("mlp")
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="100%", strategy="rotor", **HOW)
+    plan.save(tmp_path / "plan.json")
+    assert hybridremat.Plan.load(tmp_path / "plan.json").request.strategy == "rotor"
+    with pytest.raises(LimitError, match=r"strategy='best' is not known; use 'hybrid' or 'plain'"):
+        hybridremat.plan(model, kwargs=batch, memory_limit="100%", strategy="best", **HOW)
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    told = capsys.readouterr().out
+    assert [name for name in STRATEGIES if name not in told] == []
