@@ -1,4 +1,4 @@
-"""``hybridremat frontier`` and ``hybridremat batch``, called as functions."""
+"""``hybridremat frontier``, ``compare`` and ``batch``, called as functions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import hybridremat
 from hybridremat import Plan
 from hybridremat.cli import main as cli
 from hybridremat.cli.targets import load_target
+from hybridremat.sequence.strategies import STRATEGIES
 
 QUICK = ["--cost-model", "flops", "--workers", "1"]
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -135,3 +136,39 @@ def test_built_in_models_come_in_any_batch():
 def test_errors_are_one_line_and_leave_no_file(models, capsys, arguments, message):
     assert message in failed(capsys, *arguments)
     assert {path.name for path in models.iterdir()} <= {"nets.py", "__pycache__"}
+
+
+# compare
+
+
+def test_compare_prints_every_strategy_under_each_limit(models, capsys):
+    files = [word for name in ("all.json", "all.csv", "all.png") for word in ("-o", name)]
+    limits = ["--limit", "100%", "--limit", "1KiB"]
+    assert cli.main(["compare", "nets.py:make", *QUICK, "-q", *limits, *files]) == 0
+    head, titles, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("extra time by cost model flops under a limit; the plain step takes ")
+    assert titles.split() == ["strategy", "least", "feasible", "100%", "1KiB"]
+    assert [line.split()[0] for line in lines] == list(STRATEGIES)
+    assert all(line.split()[-2:] == ["+0.0%", "–"] for line in lines)
+
+    data = json.loads((models / "all.json").read_text())
+    assert data["limits"] == ["100%", "1KiB"]
+    by_name = {each["strategy"]: each for each in data["strategies"]}
+    assert by_name["hybrid"]["frontier"]["points"] == frontier().to_dict()["points"]
+    assert by_name["rotor"]["least"] == by_name["rotor"]["frontier"]["points"][0]
+    assert by_name["rotor"]["at"][0]["overhead"] == 0 and by_name["rotor"]["at"][1] is None
+    with (models / "all.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    points = [
+        (each["strategy"], point["peak_bytes"])
+        for each in by_name.values()
+        for point in each["frontier"]["points"]
+    ]
+    assert [(row["strategy"], int(row["peak_bytes"])) for row in rows] == points
+    assert (models / "all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_refuses_before_anything_is_planned(models, capsys):
+    assert "leave --strategy out" in failed(capsys, "compare", "nets.py:make", "--strategy", "rotor")
+    assert "the suffix says what to write" in failed(capsys, "compare", "nets.py:make", "-o", "x.txt")
+    assert "memory_limit" in failed(capsys, "compare", "nets.py:make", "--limit", "much")

@@ -76,7 +76,7 @@ def plot_frontier(
     draw_frontier(axes, frontier, chosen, limit)
     figure = cast("Figure", axes.get_figure(root=True))
     if path is not None and suffix is not None:
-        write_atomic(Path(path), _picture(figure, suffix))
+        write_atomic(Path(path), picture(figure, suffix))
     return figure
 
 
@@ -101,7 +101,8 @@ def new_figure() -> Figure:
     return figure
 
 
-def _picture(figure: Figure, suffix: str) -> bytes:
+def picture(figure: Figure, suffix: str) -> bytes:
+    """A figure as the content of a file."""
     from matplotlib import rc_context
 
     content = BytesIO()
@@ -181,7 +182,19 @@ def _mark(
     )
 
 
+def scaled_axes(axes: Axes, frontier: FrontierData) -> int:
+    """Give axes both scales of memory, and titles; the bytes of their unit."""
+    unit, size = _unit(frontier.plain_peak)
+    _scale(axes, frontier, unit, size)
+    return size
+
+
 def _label(axes: Axes, frontier: FrontierData, unit: str, size: int) -> None:
+    _scale(axes, frontier, unit, size)
+    axes.legend(loc="best", fontsize=9, framealpha=0.95)
+
+
+def _scale(axes: Axes, frontier: FrontierData, unit: str, size: int) -> None:
     share = size / max(1, frontier.plain_peak) * 100
     top = axes.secondary_xaxis("top", functions=(_scaled_by(share), _scaled_by(1 / share)))
     top.set_xlabel("% of the plain step's memory")
@@ -190,7 +203,6 @@ def _label(axes: Axes, frontier: FrontierData, unit: str, size: int) -> None:
     axes.set_title(_title(frontier), fontsize=11, pad=10)
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.legend(loc="best", fontsize=9, framealpha=0.95)
 
 
 def _scaled_by(factor: float) -> Callable[[Any], Any]:

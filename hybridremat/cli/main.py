@@ -18,6 +18,7 @@ from hybridremat.cli.options import (
     Parser,
     add_batch_options,
     add_cache_options,
+    add_compare_options,
     add_demo_options,
     add_doctor_options,
     add_frontier_options,
@@ -42,6 +43,7 @@ examples:
   hybridremat inspect p.json --block 3                  every value of one block
   hybridremat inspect p.json --html p.html              all of it, with charts, as one file for the browser
   hybridremat frontier gpt2 -o curve.png --limit 60%    overhead against memory, with that plan marked
+  hybridremat compare gpt2 --limit 50%                  every published strategy on the same problem
   hybridremat batch train.py:make --limit 6GiB          the largest batch that fits; yours: make(batch)
   hybridremat cache                                     what is kept on disk, and how much
   hybridremat doctor                                    what is installed here, and whether it works
@@ -75,6 +77,12 @@ examples:
   hybridremat frontier gpt2
   hybridremat frontier gpt2 --limit 60% -o curve.png -o curve.csv
   hybridremat frontier llama --set num_hidden_layers=2 --measure 5 --json
+"""
+COMPARE_EXAMPLES = """\
+examples:
+  hybridremat compare gpt2
+  hybridremat compare gpt2 --limit 60% --limit 30% -o compared.png -o compared.csv
+  hybridremat compare llama --cost-model flops --json
 """
 BATCH_EXAMPLES = """\
 examples:
@@ -140,6 +148,14 @@ COMMANDS = {
         add_frontier_options,
         TARGET_HELP,
         FRONTIER_EXAMPLES,
+    ),
+    "compare": Command(
+        "show every strategy on the same problem",
+        "hybridremat.cli.compare:run_compare",
+        shared_options,
+        add_compare_options,
+        TARGET_HELP,
+        COMPARE_EXAMPLES,
     ),
     "batch": Command(
         "find the largest batch that fits a limit",

@@ -161,6 +161,18 @@ def add_frontier_options(parser: argparse.ArgumentParser) -> None:
     add("--measure", type=int, metavar="K", help="run and measure the plain step and K plans of the curve")
 
 
+def add_compare_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hybridremat compare`` alone."""
+    add = parser.add_argument
+    add("-o", "--output", metavar="FILE", action="append", help=".png, .svg, .pdf, .csv or .json; repeatable")
+    add(
+        "--limit",
+        metavar="SIZE",
+        action="append",
+        help="compare under this limit: 6GiB, or 50%% of plain; repeatable (default: 90%% to 20%% by tens)",
+    )
+
+
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hybridremat plan`` alone."""
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")

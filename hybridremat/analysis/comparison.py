@@ -1,0 +1,124 @@
+"""The frontiers of all strategies for one step, side by side."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, get_args
+
+from hybridremat.analysis.frontier import Frontier
+from hybridremat.analysis.frontier_plot import new_figure, picture, require_suffix, scaled_axes
+from hybridremat.analysis.frontier_rows import point_row
+from hybridremat.errors import InfeasibleLimitError
+from hybridremat.files import write_atomic
+from hybridremat.planning.settings import StrategyName
+from hybridremat.units import format_bytes, format_share_up
+
+SHARES = (90, 80, 70, 60, 50, 40, 30, 20)
+"""Limits in percent of the plain step's memory, where none is asked for."""
+
+COLORS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#D55E00", "#56B4E9")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The frontier of each strategy, by name; the default first."""
+
+    frontiers: dict[str, Frontier]
+
+    @property
+    def plain_peak(self) -> int:
+        """Bytes of the plain step."""
+        return next(iter(self.frontiers.values())).plain_peak
+
+    def rows(self, limits: Sequence[int | str]) -> list[dict[str, Any]]:
+        """For each strategy its least point, and the fastest under each limit (None below the least)."""
+        return [
+            {
+                "strategy": name,
+                "least": point_row(frontier.least, frontier),
+                "at": [_at(frontier, limit) for limit in limits],
+            }
+            for name, frontier in self.frontiers.items()
+        ]
+
+    def text(self, limits: Sequence[int | str]) -> str:
+        """A table: least feasible memory, and extra time under each limit."""
+        titles = ["strategy", "least feasible", *(_named(limit) for limit in limits)]
+        cells = [titles]
+        for row in self.rows(limits):
+            peak = row["least"]["peak_bytes"]
+            least = f"{format_bytes(peak)} ({format_share_up(peak, self.plain_peak)})"
+            times = ["–" if at is None else f"{at['overhead']:+.1%}" for at in row["at"]]
+            cells.append([row["strategy"], least, *times])
+        widths = [max(len(line[column]) for line in cells) for column in range(len(titles))]
+        lines = [map(str.rjust, line, widths) for line in cells]
+        cost_model = next(iter(self.frontiers.values())).cost_model
+        plain = format_bytes(self.plain_peak)
+        head = f"extra time by cost model {cost_model} under a limit; the plain step takes {plain}"
+        return "\n".join([head, *map("  ".join, lines)]) + "\n"
+
+    def to_dict(self, limits: Sequence[int | str]) -> dict[str, Any]:
+        """All of it as plain JSON types: the rows of the table, and each frontier."""
+        return {
+            "plain_peak_bytes": self.plain_peak,
+            "limits": list(limits),
+            "strategies": [
+                {**row, "frontier": self.frontiers[row["strategy"]].to_dict()} for row in self.rows(limits)
+            ],
+        }
+
+    def to_csv(self, path: Path) -> None:
+        """Write the points of all frontiers, one row for each."""
+        rows = [
+            {"strategy": name, **point_row(point, frontier)}
+            for name, frontier in self.frontiers.items()
+            for point in frontier.points
+        ]
+        content = StringIO()
+        writer = csv.DictWriter(content, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomic(path, content.getvalue())
+
+    def plot(self, path: Path) -> None:
+        """Write a picture: memory across, extra time up, a line for each strategy.
+
+        Raises
+        ------
+        PlotError, MissingPackageError
+            Before anything is drawn.
+        """
+        suffix = require_suffix(path)
+        figure = new_figure()
+        axes = figure.add_subplot()
+        first = next(iter(self.frontiers.values()))
+        size = scaled_axes(axes, first)
+        for place, (name, frontier) in enumerate(self.frontiers.items()):
+            peaks = [point.peak / size for point in frontier.points]
+            times = [100 * point.overhead for point in frontier.points]
+            color, over = COLORS[place], 10 - place  # the first one on top
+            axes.plot(
+                peaks, times, drawstyle="steps-post", color=color, label=name, marker=".", zorder=over
+            )
+        axes.legend(loc="best", fontsize=9, framealpha=0.95)
+        write_atomic(path, picture(figure, suffix))
+
+
+def compare(make: Callable[[StrategyName], Frontier]) -> Comparison:
+    """The comparison of all strategies; ``make`` plans with the one of a name."""
+    return Comparison({name: make(name) for name in get_args(StrategyName)})
+
+
+def _at(frontier: Frontier, limit: int | str) -> dict[str, Any] | None:
+    try:
+        return point_row(frontier.at(memory_limit=limit), frontier)
+    except InfeasibleLimitError:
+        return None
+
+
+def _named(limit: int | str) -> str:
+    return limit if isinstance(limit, str) else format_bytes(limit)

@@ -1,0 +1,76 @@
+"""The command ``compare``: all strategies for one step, as a table, picture, rows or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from hybridremat.analysis.comparison import SHARES, Comparison, compare
+from hybridremat.analysis.frontier_plot import SUFFIXES, new_figure
+from hybridremat.api import frontier
+from hybridremat.cli.inputs import limit_value, load, settings_given
+from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
+from hybridremat.errors import PlotError, UsageError
+from hybridremat.files import write_atomic
+from hybridremat.planning.settings import FrontierSettings
+from hybridremat.units import resolve_limit
+
+DATA = (".csv", ".json")
+
+
+def run_compare(options: Namespace) -> int:
+    """Plan with every strategy, write the files, and print the table.
+
+    Raises
+    ------
+    PlotError, MissingPackageError, OSError
+        If a file cannot be written as its suffix says; nothing has been planned.
+    LimitError
+        If a limit cannot be read.
+    UsageError
+        If a strategy is named.
+    """
+    if options.strategy != "hybrid":
+        raise UsageError("compare plans with every strategy: leave --strategy out")
+    outputs = [Path(name) for name in options.output or ()]
+    limits = [limit_value(text) for text in options.limit or (f"{share}%" for share in SHARES)]
+    known = [limit for limit in limits if limit is not None]
+    for limit in known:
+        resolve_limit(limit, 1 << 40)
+    _check(outputs)
+    target = load(options)
+    step = target.model, target.args, target.kwargs
+    settings = settings_given(options, FrontierSettings.__optional_keys__ - {"strategy"})
+    with stdout_to_stderr(active=options.json):
+        found = compare(
+            lambda name: frontier(*step, progress=not options.quiet, strategy=name, **settings)
+        )
+    for path in outputs:
+        _write(found, path, known)
+    if options.json:
+        print_json(found.to_dict(known))
+    else:
+        sys.stdout.write(found.text(known))
+    return 0
+
+
+def _check(outputs: list[Path]) -> None:
+    for path in outputs:
+        if path.suffix.lower() not in (*SUFFIXES, *DATA):
+            names = ", ".join((*SUFFIXES, *DATA))
+            raise PlotError(f"-o {path}: the suffix says what to write; use one of {names}")
+        if path.suffix.lower() in SUFFIXES:
+            new_figure()
+        require_writable(str(path))
+
+
+def _write(found: Comparison, path: Path, limits: list[int | str]) -> None:
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        found.to_csv(path)
+    elif suffix == ".json":
+        write_atomic(path, json.dumps(found.to_dict(limits), indent=1) + "\n")
+    else:
+        found.plot(path)
