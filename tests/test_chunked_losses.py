@@ -16,6 +16,7 @@ from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.compiler.chunked_losses import refuse_other_losses
 from hybridremat.errors import LimitError, ModelError, PlanError
+from hybridremat.graph.tracing import loss_chunks
 from hybridremat.graph.tracing.by_chunks import (
     PRODUCT,
     ROWS,
@@ -465,3 +466,17 @@ def test_the_checker_refuses_a_loss_that_does_not_compute_the_same(broken):
     broken(module, module.get_submodule("hybridremat_loss_0"))
     with pytest.raises(PlanError):
         refuse_other_losses(whole, module)
+
+
+def test_a_wrong_rewrite_is_refused_before_it_runs(monkeypatch):
+    """Every row counted, the ignored ones too."""
+    total = loss_chunks._Rewriter._total
+
+    def of_all_rows(self, loss):
+        found = total(self, loss)
+        self.graph.find_nodes(op="call_function", target=ATEN.ne.Scalar)[0].args = (loss.args[1], -1)
+        return found
+
+    monkeypatch.setattr(loss_chunks._Rewriter, "_total", of_all_rows)
+    with pytest.raises(PlanError, match="a loss by chunks of rows does not compute the same"):
+        hybridremat.wrap(Head(), kwargs=tokens(), memory_limit="100%", rewrites="chunked", **HOW)
