@@ -101,7 +101,7 @@ def wrap(
         backward, no clipping by global norm, no GradScaler, no DistributedDataParallel.
     strategy
         **Which schedules are looked at.** ``"hybrid"``: all that this tool knows. For comparison, on the same
-        blocks: ``"plain"``, ``"sqrt"``, ``"every-block"``, ``"rotor"`` and ``"rockmate"``
+        blocks: ``"plain"``, ``"sqrt"``, ``"every-block"``, ``"min-peak"``, ``"rotor"`` and ``"rockmate"``
         (:mod:`hybridremat.sequence.strategies`).
     cost_model, workers, cache, progress
         **How it is planned.** ``cost_model`` is the source of times: ``"profile"`` (measured here),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import isqrt
 from typing import get_args
 
@@ -14,11 +15,14 @@ from hybridremat.blocks.types import Option, OptionSet
 from hybridremat.cli.main import main
 from hybridremat.errors import LimitError
 from hybridremat.planning.settings import StrategyName
+from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, block_decisions
 from hybridremat.sequence.strategies import STRATEGIES
+from hybridremat.sequence.strategies.min_peak import least_peak, least_peak_cubic
 from hybridremat.sequence.strategies.rockmate import on_grid
-from hybridremat.sequence.strategies.segments import SQRT, by_segments
+from hybridremat.sequence.strategies.segments import by_segments, square_root
 from hybridremat.zoo.models import reference_model
+from support.examples import examples
 from support.training import small, train, train_plain
 from support.wrapping import HOW
 
@@ -102,29 +106,76 @@ def test_strategies_recompute_what_they_say():
     assert all(1 <= len(options.options) <= 24 and not options.solo for options in plan.details.option_sets)
 
 
-@given(length=st.integers(1, 40), data=st.data())
+@given(st.integers(1, 40), st.data())
 def test_segments_run_each_block_twice_at_the_most(length, data):
-    count = data.draw(st.integers(1, length))
-    decisions = by_segments(length, count)
-    backward = [each.block for each in decisions if isinstance(each, Backward)]
-    assert backward == list(reversed(range(length)))
-    first = [each.block for each in decisions if isinstance(each, Forward)]
-    assert first == list(range(length - len(range(length * (count - 1) // count, length))))
+    starts = sorted({0, *data.draw(st.sets(st.integers(0, length - 1)))})
+    decisions = by_segments(starts, length)
+    assert [each.block for each in decisions if isinstance(each, Backward)] == list(reversed(range(length)))
+    assert [each.block for each in decisions if isinstance(each, Forward)] == list(range(starts[-1]))
     saved = [each.block for each in decisions if isinstance(each, ForwardOption)]
     assert sorted(saved) == list(range(length))
     alive: set[int] = set()
+    longest = max(end - start for start, end in pairwise([*starts, length]))
     for each in decisions:
         alive |= {each.block} if isinstance(each, ForwardOption) else set()
-        assert len(alive) <= -(-length // count)
+        assert len(alive) <= longest
         alive -= {each.block} if isinstance(each, Backward) else set()
 
 
 @given(st.integers(1, 200))
 def test_sqrt_takes_the_root_rounded_up(length):
-    (decisions,) = SQRT.decided([OptionSet((), ())] * length)
-    starts = [i for i, each in enumerate(decisions) if isinstance(each, ForwardOption)]
-    segments = 1 + sum(isinstance(decisions[i - 1], Backward) for i in starts if i)
-    assert segments == isqrt(length - 1) + 1 if length > 1 else segments == 1
+    starts = square_root(range(length))
+    assert starts[0] == 0 and len(starts) == isqrt(length - 1) + 1
+    sizes = [end - start for start, end in pairwise([*starts, length])]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@st.composite
+def chains(draw):
+    """The integers of chains of one option a block."""
+    length = draw(st.integers(1, 7))
+    size = st.integers(0, 9)
+    blocks = tuple(
+        BlockFigures((OptionFigures(*(draw(size) for _ in range(3)), 0),), (), 1, 0) for _ in range(length)
+    )
+    grid = [[draw(size) for _ in range(length + 1)] for _ in range(length)]
+    return ChainProblem(
+        blocks,
+        boundary_bytes=tuple(map(tuple, grid)),
+        gradient_bytes=tuple(draw(size) for _ in range(length + 1)),
+        later_gradients=tuple(sorted((draw(size) for _ in range(length)), reverse=True)),
+        plain_peak=tuple(tuple(draw(size) for _ in range(length)) for _ in range(length)),
+    )
+
+
+def peak_of(problem, starts):
+    """Bytes of a set of checkpoints, moment by moment."""
+    length, kept, peak = len(problem), 0, 0
+    for start, end in pairwise([*starts, length]):
+        saved = 0
+        after = problem.gradient_bytes[end] + problem.later_gradients[end - 1]
+        for block in range(start, end):
+            (option,) = problem.blocks[block].options
+            peak = max(peak, kept + problem.plain_peak[start][block])
+            peak = max(peak, kept + saved + option.forward_peak + after)
+            peak = max(peak, kept + saved + option.backward_peak + problem.later_gradients[block])
+            saved += option.saved
+        kept += problem.boundary_bytes[start][end] if end < length else 0
+    return peak
+
+
+@examples(150)
+@given(chains())
+def test_min_peak_is_the_least_of_all_sets_of_checkpoints(problem):
+    length = len(problem)
+    subsets = (
+        (0, *(block for block in range(1, length) if number >> (block - 1) & 1))
+        for number in range(2 ** (length - 1))
+    )
+    least = min(peak_of(problem, starts) for starts in subsets)
+    peak, starts = least_peak(problem)
+    assert (peak, starts) == least_peak_cubic(problem)
+    assert peak == least == peak_of(problem, starts)
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 60)] * 4), min_size=1, max_size=40))

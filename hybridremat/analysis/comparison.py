@@ -20,7 +20,7 @@ from hybridremat.units import format_bytes, format_share_up
 SHARES = (90, 80, 70, 60, 50, 40, 30, 20)
 """Limits in percent of the plain step's memory, where none is asked for."""
 
-COLORS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#D55E00", "#56B4E9")
+COLORS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#999999", "#D55E00", "#56B4E9")
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _planning_options() -> Parser:
         "--strategy",
         metavar="NAME",
         default="hybrid",
-        help="hybrid (default), or for comparison plain, sqrt, every-block, rotor, rockmate",
+        help="hybrid (default), or for comparison plain, sqrt, every-block, min-peak, rotor, rockmate",
     )
     group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
     group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)

@@ -25,7 +25,7 @@ Compiler = Literal["eager", "inductor"]
 Rewrites = Literal["exact", "chunked", "none"]
 Outputs = Literal["all", "loss"]
 Gradients = Literal["at_end", "in_backward"]
-StrategyName = Literal["hybrid", "plain", "sqrt", "every-block", "rotor", "rockmate"]
+StrategyName = Literal["hybrid", "plain", "sqrt", "every-block", "min-peak", "rotor", "rockmate"]
 
 
 class CommonSettings(TypedDict, total=False):

@@ -13,23 +13,23 @@ limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import isqrt
 from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.sequence.chain_problem import ChainProblem
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import SchedulePoint, schedule_point
-from hybridremat.sequence.strategies.strategy import Strategy, fastest_option
+from hybridremat.sequence.strategies.strategy import Decided, Strategy, fastest_option
 
 
-def by_segments(length: int, count: int) -> list[Decision]:
-    """Decisions about ``length`` blocks of one option each, in ``count`` segments as even as they go."""
-    cuts = [length * number // count for number in range(count + 1)]
-    *first, last = (range(start, end) for start, end in pairwise(cuts))
+def by_segments(starts: Sequence[int], length: int) -> list[Decision]:
+    """Decisions about ``length`` blocks of one option each, in segments that start at these."""
+    *first, last = (range(start, end) for start, end in pairwise([*starts, length]))
     decisions: list[Decision] = [Forward(block) for segment in first for block in segment]
     for segment in (last, *reversed(first)):
         decisions += [ForwardOption(block, 0) for block in segment]
@@ -37,14 +37,17 @@ def by_segments(length: int, count: int) -> list[Decision]:
     return decisions
 
 
-def _sqrt(option_sets: Sequence[OptionSet]) -> Iterable[list[Decision]]:
-    length = len(option_sets)
+def of_segments(starts: Callable[[ChainProblem], Sequence[int]]) -> Decided:
+    """The one list of decisions with segments that start at what is returned for a chain."""
+    return lambda problem: [by_segments(starts(problem), len(problem))]
+
+
+def square_root(problem: ChainProblem) -> list[int]:
+    """The starts of √L segments, rounded up, as even as they go."""
+    length = len(problem)
     root = isqrt(length)
-    yield by_segments(length, root if root * root == length else root + 1)
-
-
-def _every_block(option_sets: Sequence[OptionSet]) -> Iterable[list[Decision]]:
-    yield by_segments(len(option_sets), len(option_sets))
+    count = root if root * root == length else root + 1
+    return [length * number // count for number in range(count)]
 
 
 def checkpointed_blocks(
@@ -52,10 +55,10 @@ def checkpointed_blocks(
 ) -> SchedulePoint:
     """The one schedule of ``every-block``, for comparison; any options given."""
     fastest = tuple(map(fastest_option, option_sets))
-    decisions = by_segments(len(fastest), len(fastest))
+    decisions = by_segments(range(len(fastest)), len(fastest))
     schedule = Flattener(chain, bindings, fastest)(decisions)
     return schedule_point(chain.graph, schedule, tuple(decisions))
 
 
-SQRT: Final = Strategy("sqrt", fastest_option, _sqrt)
-EVERY_BLOCK: Final = Strategy("every-block", fastest_option, _every_block)
+SQRT: Final = Strategy("sqrt", fastest_option, of_segments(square_root))
+EVERY_BLOCK: Final = Strategy("every-block", fastest_option, of_segments(lambda problem: range(len(problem))))

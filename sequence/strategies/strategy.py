@@ -10,6 +10,7 @@ from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.sequence.chain_problem import ChainProblem, chain_problem
 from hybridremat.sequence.decisions import Decision, Forward, Solo
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import (
@@ -23,8 +24,8 @@ from hybridremat.sequence.frontier import (
 )
 from hybridremat.sequence.repair import PinRepair
 
-Decided = Callable[[Sequence[OptionSet]], Iterable[Sequence[Decision]]]
-"""The decisions about a chain whose blocks have these options."""
+Decided = Callable[[ChainProblem], Iterable[Sequence[Decision]]]
+"""The decisions about a chain with at least one block."""
 
 Restrict = Callable[[OptionSet], OptionSet]
 """Some of the options of a block."""
@@ -70,7 +71,8 @@ class Strategy:
         simulate, repair = MemorySimulator(graph), PinRepair(graph, pins, chain.rebuilt)
         flatten = Flattener(chain, bindings, option_sets)
         points = [schedule_point(graph, repair(plain_schedule(graph)), simulate=simulate, needs=needs)]
-        for decisions in self.decided(option_sets) if option_sets else ():
+        problem = chain_problem(chain, bindings, option_sets)
+        for decisions in self.decided(problem) if len(problem) else ():
             schedule = repair(flatten(decisions))
             points.append(schedule_point(graph, schedule, tuple(decisions), simulate=simulate, needs=needs))
         return pareto_frontier(points)
