@@ -96,6 +96,28 @@ def test_other_gradients_are_made_whole(options):
     assert not calls(planned_plain(*joined(**options)).step, INPUT_GRADIENT)
 
 
+def test_slices_that_overlap_are_taken_of_the_whole():
+    """Made one by one, channels of both would be computed twice."""
+
+    class Overlapping(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            return torch.cat([a, b], 1)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient[:, :8], gradient[:, 4:12]
+
+    class Model(Joined):
+        def forward(self, x):
+            a, b = (branch(x).relu() for branch in self.branches)
+            return self.joint(Overlapping.apply(a, b)).relu().square().mean()
+
+    torch.manual_seed(0)
+    model, batch = Model((8, 8)), {"x": torch.randn(4, 3, 16, 16)}
+    assert not calls(planned_plain(model, batch, lambda _: True).step, INPUT_GRADIENT)
+
+
 @pytest.mark.parametrize("rewrites", ["exact", "none"])
 def test_a_step_at_its_least_limit_trains_as_plain(rewrites):
     model, batch = joined(widths=(16, 16))

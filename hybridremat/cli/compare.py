@@ -8,16 +8,14 @@ from argparse import Namespace
 from pathlib import Path
 
 from hybridremat.analysis.comparison import SHARES, Comparison, compare
-from hybridremat.analysis.frontier_plot import SUFFIXES, new_figure
 from hybridremat.api import frontier
+from hybridremat.cli.figure_files import checked_files
 from hybridremat.cli.inputs import limit_value, load, settings_given
-from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
-from hybridremat.errors import PlotError, UsageError
+from hybridremat.cli.output import print_json, stdout_to_stderr
+from hybridremat.errors import UsageError
 from hybridremat.files import write_atomic
 from hybridremat.planning.settings import FrontierSettings
 from hybridremat.units import resolve_limit
-
-DATA = (".csv", ".json")
 
 
 def run_compare(options: Namespace) -> int:
@@ -34,12 +32,11 @@ def run_compare(options: Namespace) -> int:
     """
     if options.strategy != "hybrid":
         raise UsageError("compare plans with every strategy: leave --strategy out")
-    outputs = [Path(name) for name in options.output or ()]
+    outputs = checked_files(options.output)
     limits = [limit_value(text) for text in options.limit or (f"{share}%" for share in SHARES)]
     known = [limit for limit in limits if limit is not None]
     for limit in known:
         resolve_limit(limit, 1 << 40)
-    _check(outputs)
     target = load(options)
     step = target.model, target.args, target.kwargs
     settings = settings_given(options, FrontierSettings.__optional_keys__ - {"strategy"})
@@ -54,16 +51,6 @@ def run_compare(options: Namespace) -> int:
     else:
         sys.stdout.write(found.text(known))
     return 0
-
-
-def _check(outputs: list[Path]) -> None:
-    for path in outputs:
-        if path.suffix.lower() not in (*SUFFIXES, *DATA):
-            names = ", ".join((*SUFFIXES, *DATA))
-            raise PlotError(f"-o {path}: the suffix says what to write; use one of {names}")
-        if path.suffix.lower() in SUFFIXES:
-            new_figure()
-        require_writable(str(path))
 
 
 def _write(found: Comparison, path: Path, limits: list[int | str]) -> None:

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from hybridremat.analysis.frontier import Frontier
-from hybridremat.analysis.frontier_plot import SUFFIXES, new_figure
 from hybridremat.analysis.frontier_rows import point_row
 from hybridremat.api import frontier as make_frontier
+from hybridremat.cli.figure_files import checked_files
 from hybridremat.cli.inputs import limit_value, load, overhead_value, settings_given
-from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
-from hybridremat.errors import LimitError, PlotError, UsageError
+from hybridremat.cli.output import print_json, stdout_to_stderr
+from hybridremat.errors import LimitError, UsageError
 from hybridremat.files import write_atomic
 from hybridremat.planning.settings import FrontierSettings
 from hybridremat.units import format_bytes, format_share_up, parse_overhead, resolve_limit
-
-DATA = (".csv", ".json")
 
 
 def run_frontier(options: Namespace) -> int:
@@ -36,9 +34,12 @@ def run_frontier(options: Namespace) -> int:
     """
     if options.device_spec is not None and options.measure is not None:
         raise UsageError("--measure runs plans here; those of --device-spec are for another device")
-    outputs = [Path(name) for name in options.output or ()]
     choice = _choice(options)
-    _check(outputs, options.measure)
+    outputs = checked_files(options.output)
+    if options.measure is not None and options.measure < 1:
+        raise LimitError(
+            f"--measure {options.measure} is out of range: give a number ≥ 1 of plans to be measured"
+        )
     target = load(options)
     step = target.model, target.args, target.kwargs
     with stdout_to_stderr(active=options.json):
@@ -67,18 +68,6 @@ def _choice(options: Namespace) -> dict[str, Any]:
         choice["max_overhead"] = overhead_value(options.max_overhead)
         parse_overhead(choice["max_overhead"])
     return choice
-
-
-def _check(outputs: list[Path], measure: int | None) -> None:
-    for path in outputs:
-        if path.suffix.lower() not in (*SUFFIXES, *DATA):
-            known = ", ".join((*SUFFIXES, *DATA))
-            raise PlotError(f"-o {path}: the suffix says what to write; use one of {known}")
-        if path.suffix.lower() in SUFFIXES:
-            new_figure()
-        require_writable(str(path))
-    if measure is not None and measure < 1:
-        raise LimitError(f"--measure {measure} is out of range: give a number ≥ 1 of plans to be measured")
 
 
 def _chosen_row(frontier: Frontier, choice: dict[str, Any]) -> dict[str, Any] | None:

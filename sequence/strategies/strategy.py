@@ -77,7 +77,6 @@ class Strategy:
             points.append(schedule_point(graph, schedule, tuple(decisions), simulate=simulate, needs=needs))
         return pareto_frontier(points)
 
-
     @staticmethod
     def _rival(
         restrict: Restrict,
