@@ -208,6 +208,7 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     progress: bool = True,
+    certify: bool = False,
     **settings: Unpack[PlanSettings],
 ) -> Plan:
     """Plan without wrapping: parameters and errors as in :func:`wrap`; the model does not change.
@@ -215,6 +216,8 @@ def plan(
     ``device_spec`` plans for a device that is not here: a name (``"h200"``), a JSON or TOML file with the
     fields of :class:`~hybridremat.DeviceSpec`, or such an object. Sizes and times are then computed, kernel
     workspaces are not counted, and the model may be on the ``meta`` device.
+
+    ``certify``: whether to prove how good the plan is, too (:meth:`hybridremat.Plan.certified`); seconds.
     """
     asked = settings_of("plan", PlanSettings.__optional_keys__, settings)
     call = make_planned_call(model, args, kwargs, asked, progress=progress, build=False)
@@ -222,7 +225,7 @@ def plan(
     assert made is not None
     if spec is not None:
         warn_beyond(spec, made.memory_limit)
-    return made
+    return made.certified() if certify else made
 
 
 def frontier(
@@ -231,11 +234,14 @@ def frontier(
     kwargs: Mapping[str, Any] | None = None,
     *,
     progress: bool = True,
+    certify: bool = False,
     **settings: Unpack[FrontierSettings],
 ) -> Frontier:
     """The Pareto frontier of step memory and overhead, from one planning run.
 
     Parameters and errors as in :func:`plan`, without those that choose a point; the model does not change.
+    ``certify``: whether to bound it from below as well (:meth:`hybridremat.Frontier.certified`).
     """
     asked = settings_of("frontier", FrontierSettings.__optional_keys__, settings)
-    return frontier_of(*model_frontier(model, args, kwargs, asked, progress=progress), show=progress)
+    found = frontier_of(*model_frontier(model, args, kwargs, asked, progress=progress), show=progress)
+    return found.certified(progress=progress) if certify else found

@@ -207,7 +207,7 @@ def test_plan_files(tmp_path):
     ("damage", "message"),
     [
         (lambda d: d.pop("schema"), "no schema version"),
-        (lambda d: d.update(schema=99), "schema version 99; this hybridremat reads version 5"),
+        (lambda d: d.update(schema=99), "schema version 99; this hybridremat reads version 6"),
         (lambda d: d.pop("schedule"), "damaged"),
         (lambda d: d.pop("overhead"), "damaged"),
         (lambda d: d.update(more=1), "damaged"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hybridremat.analysis.frontier_certify import certify_points
 from hybridremat.analysis.frontier_data import FrontierData
 from hybridremat.analysis.frontier_measure import measure_points
 from hybridremat.analysis.frontier_plot import plot_frontier
@@ -51,6 +52,9 @@ class Frontier(FrontierData):
         blocks, and for compiled steps.
     measurements
         Results of :meth:`measured`.
+    bounds, least_bound
+        Results of :meth:`certified`: at the points that are printed, the overhead that no schedule of so many
+        bytes goes below; and the bytes that none goes below. None and empty without.
     origin
         The model and input that it belongs to.
     cost_model
@@ -107,6 +111,17 @@ class Frontier(FrontierData):
             return
         with planning_progress(show=self._show) as progress:
             yield replace(self._step_frontier, progress=progress)
+
+    def certified(self, *, progress: bool = True) -> Frontier:
+        """The same frontier with bounds, a second or a few for each of the points that are printed.
+
+        Raises
+        ------
+        LimitError
+            If the step is compiled, or has no backward.
+        """
+        bounds, least = certify_points(self._step_frontier, show=progress)
+        return replace(self, bounds=bounds, least_bound=least)
 
     def measured(
         self,

@@ -43,6 +43,14 @@ class MeasuredPoint:
 
 
 @dataclass(frozen=True)
+class OverheadBound:
+    """No schedule of at most ``peak`` bytes has less ``overhead``: a fraction of the plain step's time."""
+
+    peak: int
+    overhead: float
+
+
+@dataclass(frozen=True)
 class FrontierData:
     """The fields of :class:`hybridremat.Frontier`, which explains them."""
 
@@ -51,6 +59,8 @@ class FrontierData:
     checkpointed: FrontierPoint | None = None
     measurements: tuple[MeasuredPoint, ...] = ()
     origin: Origin = field(default_factory=Origin)
+    bounds: tuple[OverheadBound, ...] = ()
+    least_bound: int | None = None
     cost_model: str = field(default="", compare=False, kw_only=True)
 
     @property

@@ -122,6 +122,7 @@ def draw_frontier(
     overheads = [100 * point.overhead for point in frontier.points]
     # A limit between two points gets the smaller one's plan: a step, not a slope.
     axes.plot(peaks, overheads, drawstyle="steps-post", color=BLUE, linewidth=1.8, label="fastest plan")
+    _draw_bounds(axes, frontier, size)
     _draw_points(axes, frontier, size)
     _draw_measurements(axes, frontier, size)
     if limit is not None:
@@ -130,6 +131,15 @@ def draw_frontier(
     if chosen is not None:
         _mark(axes, chosen, "chosen", size, marker="*", color=ORANGE, markersize=17, zorder=6)
     _label(axes, frontier, unit, size)
+
+
+def _draw_bounds(axes: Axes, frontier: FrontierData, size: int) -> None:
+    """What no schedule goes below; a limit between two bounds has that of the larger one."""
+    if frontier.bounds:
+        peaks = [each.peak / size for each in frontier.bounds]
+        overheads = [100 * each.overhead for each in frontier.bounds]
+        style: dict[str, Any] = {"drawstyle": "steps-pre", "color": "0.45", "linestyle": ":"}
+        axes.plot(peaks, overheads, label="no schedule is faster", **style)
 
 
 def _draw_points(axes: Axes, frontier: FrontierData, size: int) -> None:

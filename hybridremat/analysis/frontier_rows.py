@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from typing import Any
@@ -45,6 +46,10 @@ def frontier_dict(frontier: FrontierData) -> Row:
         "plain": point_row(frontier.plain, frontier),
         "checkpointed": None if checkpointed is None else point_row(checkpointed, frontier),
         "measurements": [_measured_row(each) for each in frontier.measurements],
+        "bounds": [
+            {"peak_bytes": each.peak, "overhead_bound": each.overhead} for each in frontier.bounds
+        ],
+        "least_bound_bytes": frontier.least_bound,
     }
 
 
@@ -58,6 +63,10 @@ def frontier_csv(frontier: FrontierData) -> str:
         known = {} if each.predicted is None else point_row(each.predicted, frontier)
         kind = "measured plain" if each.predicted is None else "measured plan"
         rows.append({"kind": kind, **known, **_measured_row(each)})
+    bounds = {each.peak: each.overhead for each in frontier.bounds}
+    for row in rows if bounds else ():
+        if row["kind"] == "plan" and row["peak_bytes"] in bounds:
+            row["overhead_bound"] = bounds[row["peak_bytes"]]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "predicted_peak_bytes"))
     text = StringIO()
     writer = csv.DictWriter(text, names, restval="", extrasaction="ignore", lineterminator="\n")
@@ -75,8 +84,14 @@ def frontier_text(frontier: FrontierData) -> str:
 
 
 def _lines(frontier: FrontierData, shown: Iterable[FrontierPoint]) -> Iterator[str]:
+    bounds = {each.peak: each.overhead for each in frontier.bounds}
     for point in shown:
-        yield _line(point, frontier.plain_peak) + ("   least feasible" if point is frontier.least else "")
+        line = _line(point, frontier.plain_peak)
+        if point.peak in bounds:
+            line += f"  no schedule below {_bound(bounds[point.peak]):>8}"
+        yield line + ("   least feasible" if point is frontier.least else "")
+    if frontier.least_bound is not None:
+        yield f"no schedule goes below {_memory(frontier.least_bound, frontier.plain_peak).strip()}"
     if frontier.checkpointed is not None:
         yield "each block checkpointed by itself, for comparison:"
         yield _line(frontier.checkpointed, frontier.plain_peak)
@@ -105,6 +120,11 @@ def _overhead(point: FrontierPoint) -> str:
     if point.overhead <= 0:
         return f"{100 * point.overhead:.1f} %"
     return format_overhead_up(point.overhead).replace("%", " %")
+
+
+def _bound(overhead: float) -> str:
+    """A bound of an overhead, rounded down: it is never more than was proven."""
+    return f"{math.floor(1000 * overhead) / 10:.1f} %"
 
 
 def _memory(size: int, plain_peak: int) -> str:

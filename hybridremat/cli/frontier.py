@@ -44,7 +44,8 @@ def run_frontier(options: Namespace) -> int:
     step = target.model, target.args, target.kwargs
     with stdout_to_stderr(active=options.json):
         settings = settings_given(options, FrontierSettings.__optional_keys__)
-        frontier = make_frontier(*step, progress=not options.quiet, **settings)
+        quiet, certify = options.quiet, options.certify
+        frontier = make_frontier(*step, progress=not quiet, certify=certify, **settings)
         chosen = _chosen_row(frontier, choice)
         if options.measure is not None:
             frontier = frontier.measured(*step, count=options.measure)

@@ -18,6 +18,7 @@ from hybridremat.cli.options import (
     Parser,
     add_batch_options,
     add_cache_options,
+    add_certify_options,
     add_compare_options,
     add_demo_options,
     add_doctor_options,
@@ -42,6 +43,7 @@ examples:
   hybridremat inspect p.json                            what the plan keeps and makes again, block by block
   hybridremat inspect p.json --block 3                  every value of one block
   hybridremat inspect p.json --html p.html              all of it, with charts, as one file for the browser
+  hybridremat certify p.json                            how near it is to the best there is, proven
   hybridremat frontier gpt2 -o curve.png --limit 60%    overhead against memory, with that plan marked
   hybridremat compare gpt2 --limit 50%                  every published strategy on the same problem
   hybridremat batch train.py:make --limit 6GiB          the largest batch that fits; yours: make(batch)
@@ -72,9 +74,16 @@ examples:
   hybridremat inspect plan.json --html plan.html
   hybridremat inspect gpt2 --limit 60%
 """
+CERTIFY_EXAMPLES = """\
+examples:
+  hybridremat certify plan.json
+  hybridremat certify plan.json -o certified.json
+  hybridremat certify plan.json --json
+"""
 FRONTIER_EXAMPLES = """\
 examples:
   hybridremat frontier gpt2
+  hybridremat frontier gpt2 --certify
   hybridremat frontier gpt2 --limit 60% -o curve.png -o curve.csv
   hybridremat frontier llama --set num_hidden_layers=2 --measure 5 --json
 """
@@ -140,6 +149,15 @@ COMMANDS = {
         add_inspect_options,
         f"{TARGET_HELP}\nOr TARGET is a file that `hybridremat plan -o` wrote.",
         INSPECT_EXAMPLES,
+    ),
+    "certify": Command(
+        "prove how near a plan is to the best there is",
+        "hybridremat.cli.plan:run_certify",
+        lambda: shared_options(target=False),
+        add_certify_options,
+        "Computes the time that no schedule of the plan's graph beats under its limit, and the bytes of\n"
+        "step memory that none goes below. Nothing is planned again, and the model is not needed.",
+        CERTIFY_EXAMPLES,
     ),
     "frontier": Command(
         "show overhead against memory",

@@ -158,6 +158,7 @@ def add_frontier_options(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", metavar="FILE", action="append", help=".png, .svg, .pdf, .csv or .json; repeatable")
     add("--limit", metavar="SIZE", help="mark the fastest plan under this limit: 6GiB, or 50%% of plain")
     add("--max-overhead", metavar="SHARE", help="mark the smallest plan within this extra time: 0.1 or 10%%")
+    add("--certify", action="store_true", help="also bound the overhead from below, and the least memory")
     add("--measure", type=int, metavar="K", help="run and measure the plain step and K plans of the curve")
 
 
@@ -176,6 +177,13 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hybridremat plan`` alone."""
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")
+    parser.add_argument("--certify", action="store_true", help="prove how near it is to the best there is")
+
+
+def add_certify_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hybridremat certify`` alone."""
+    parser.add_argument("plan", metavar="PLAN", help="a file that `hybridremat plan -o` wrote")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the certified plan to this file")
 
 
 def add_inspect_options(parser: argparse.ArgumentParser) -> None:

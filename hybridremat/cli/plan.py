@@ -1,4 +1,4 @@
-"""The commands ``plan`` and ``inspect``."""
+"""The commands ``plan``, ``inspect`` and ``certify``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import PlanSettings, Settings
 from hybridremat.plans.codec import write_plan
 from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation, block_text, module_text
-from hybridremat.reports.text import plan_tables, render, summary
+from hybridremat.reports.text import certificate_dict, plan_tables, render, summary
 
 
 def run_plan(options: Namespace) -> int:
     """Plan, write the file if one is named, and print the summary, or all of the plan as JSON."""
     require_writable(options.output)
-    plan = _planned(options)
+    plan = _planned(options, certify=options.certify)
     if options.output is not None:
         write_plan(plan, options.output)
     if options.json:
@@ -48,6 +48,19 @@ def run_inspect(options: Namespace) -> int:
     return 0
 
 
+def run_certify(options: Namespace) -> int:
+    """Certify a plan that is read from a file, write it if a file is named, and print what is proven."""
+    require_writable(options.output)
+    plan = Plan.load(options.plan).certified()
+    if options.output is not None:
+        write_plan(plan, options.output)
+    if options.json:
+        print_json(certificate_dict(plan))
+    else:
+        render([summary(plan)], sys.stdout)
+    return 0
+
+
 def _shown(plan: Plan, options: Namespace) -> Plan | BlockExplanation | ModuleExplanation:
     if options.block is not None:
         return plan.inspect(options.block)
@@ -72,7 +85,7 @@ def _read(options: Namespace) -> Plan:
     return Plan.load(options.target)
 
 
-def _planned(options: Namespace) -> Plan:
+def _planned(options: Namespace, *, certify: bool = False) -> Plan:
     if options.limit is None and options.max_overhead is None:
         raise TargetError(
             f"give a limit to plan {options.target} for: --limit 6GiB, --limit 50% (of the plain step's "
@@ -82,4 +95,6 @@ def _planned(options: Namespace) -> Plan:
     Settings(**asked).validated(need_limit=True)  # a mistyped limit is refused before a large model is made
     target = load(options)
     with stdout_to_stderr(active=options.json):
-        return make_plan(target.model, target.args, target.kwargs, progress=not options.quiet, **asked)
+        return make_plan(
+            target.model, target.args, target.kwargs, progress=not options.quiet, certify=certify, **asked
+        )

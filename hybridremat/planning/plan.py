@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hybridremat.plans.certify import certificate_of
 from hybridremat.plans.codec import plan_to_dict, read_plan, write_plan
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.reports.explain import explain_block, explain_module
@@ -74,6 +75,9 @@ class Plan(PlanData):
         and takes less memory.
     plain_code
         Whether it is the plain step, and Inductor lays out what is saved as it likes.
+    certificate
+        How near the plan is to the best there is, if it was certified; ``lower_bound`` and
+        ``optimality_gap`` are its figures.
     """
 
     parts: tuple[Plan, ...] = ()
@@ -104,6 +108,20 @@ class Plan(PlanData):
             If it cannot be written.
         """
         write_html(self, path)
+
+    def certified(self) -> Plan:
+        """The same plan with a proof of how good it is; it takes some seconds, and nothing is planned again.
+
+        ``lower_bound`` is then the time in nanoseconds that no schedule of this graph beats under the plan's
+        limit, by its cost model, and ``optimality_gap`` the share of the step's time that a better one could
+        save at most.
+
+        Raises
+        ------
+        LimitError
+            If the step is compiled, is several graphs, or has no backward.
+        """
+        return replace(self, certificate=certificate_of(self))
 
     @staticmethod
     def load(path: str | Path) -> Plan:

@@ -24,7 +24,7 @@ from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardO
 
 P = TypeVar("P", bound=PlanData)
 
-SCHEMA = 5  # version of what plan_to_dict returns
+SCHEMA = 6  # version of what plan_to_dict returns
 _UNREADABLE = (
     *(BaseValidationError, ForbiddenExtraKeysError),
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),

@@ -7,7 +7,7 @@ from typing import Self
 
 from hybridremat.graph.joint import Schedule
 from hybridremat.plans.origin import Origin
-from hybridremat.plans.records import GraphBreak, PinRecord, PlanDetails, PlannedBlock, Request
+from hybridremat.plans.records import Certificate, GraphBreak, PinRecord, PlanDetails, PlannedBlock, Request
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,23 @@ class PlanData:
     compiler: str = "eager"
     lean: bool = False
     plain_code: bool = False
+    certificate: Certificate | None = None
     timings: dict[str, float] = field(compare=False, default_factory=dict)
 
     @property
     def planning_seconds(self) -> float:
         """Seconds that planning took in all, without compiling."""
         return sum(seconds for stage, seconds in self.timings.items() if stage != "compile")
+
+    @property
+    def lower_bound(self) -> int | None:
+        """Nanoseconds that no schedule under the limit beats, by the cost model; None if not certified."""
+        return None if self.certificate is None else self.certificate.lower_bound
+
+    @property
+    def optimality_gap(self) -> float | None:
+        """The most that a better schedule could save, as a fraction of the time; None if not certified."""
+        return None if self.certificate is None else self.certificate.gap
 
     def with_timings(self, timings: dict[str, float]) -> Self:
         """The same plan with more stages timed."""

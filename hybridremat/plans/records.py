@@ -49,6 +49,31 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """How good a plan is, proven: see :mod:`hybridremat.sequence.bounds`.
+
+    Attributes
+    ----------
+    limit
+        Bytes under which no schedule is faster than ``lower_bound``.
+    time, lower_bound
+        Nanoseconds of the plan's step by its cost model, and those that no schedule beats.
+    least_bound
+        Bytes of step memory that no schedule goes below.
+    """
+
+    limit: int
+    time: int
+    lower_bound: int
+    least_bound: int
+
+    @property
+    def gap(self) -> float:
+        """How much of the plan's time a better schedule could save at most, as a fraction."""
+        return 1.0 - self.lower_bound / self.time if self.time else 0.0
+
+
+@dataclass(frozen=True)
 class PlanDetails:
     """What a plan was chosen from: enough to explain it without the model.
 

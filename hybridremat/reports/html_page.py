@@ -6,6 +6,7 @@ The table of decisions and the figures are plain HTML, there without scripts too
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -80,8 +81,16 @@ def key_figures(plan: PlanData) -> list[tuple[str, str, str]]:
         ("Plain peak", format_bytes(plan.plain_peak), "without recomputation"),
         ("Least feasible", format_bytes(plan.least_peak), share(plan.least_peak)),
         ("Overhead", f"{plan.overhead:+.1%}", f"time by cost model {plan.cost_model}"),
+        *_certified(plan),
         ("Extra flops", f"{plan.extra_flops:+.1%}", "of the plain step's"),
     ]
+
+
+def _certified(plan: PlanData) -> list[tuple[str, str, str]]:
+    """How near the plan is to the best there is, if that was proven."""
+    if (gap := plan.optimality_gap) is None:
+        return []
+    return [("Optimality gap", f"≤ {math.ceil(1000 * gap) / 10:.1f} %", "of the step's time, proven")]
 
 
 def summary_lines(plan: PlanData) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from io import StringIO
@@ -15,7 +16,7 @@ from rich.text import Text
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.plans.plan_data import PlanData
-from hybridremat.plans.records import PinRecord, PlannedBlock, ValueRecord
+from hybridremat.plans.records import Certificate, PinRecord, PlannedBlock, ValueRecord
 from hybridremat.reports.block_rows import (
     BlockRow,
     block_bytes,
@@ -97,6 +98,8 @@ def summary(plan: PlanData) -> Table:
         grid.add_row("graph break", f"{place}: {across} ({found.reason.splitlines()[0]})")
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
+    if plan.certificate is not None:
+        grid.add_row("at best", certificate_text(plan.certificate, plan))
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")
     for name, text in _rewrites(plan):
         grid.add_row(name, text)
@@ -104,6 +107,31 @@ def summary(plan: PlanData) -> Table:
     reused = "; block options of another input shape reused" if plan.reused_options else ""
     grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else "") + reused)
     return grid
+
+
+def certificate_dict(plan: PlanData) -> dict[str, object]:
+    """What is proven of a certified plan, as plain JSON types: bytes, nanoseconds and a fraction."""
+    found = plan.certificate
+    assert found is not None
+    return {
+        "limit_bytes": found.limit,
+        "time_ns": found.time,
+        "lower_bound_ns": found.lower_bound,
+        "optimality_gap": found.gap,
+        "least_bound_bytes": found.least_bound,
+        "predicted_peak_bytes": plan.predicted_peak,
+        "cost_model": plan.cost_model,
+    }
+
+
+def certificate_text(found: Certificate, plan: PlanData) -> str:
+    """What a certificate says, in a line; what is proven is rounded so that it stays true."""
+    gap = math.ceil(1000 * found.gap) / 10
+    share = 100 * found.least_bound / max(1, plan.plain_peak)
+    return (
+        f"no schedule under {format_bytes(found.limit)} saves more than {gap:.1f} % of this time; none goes "
+        f"below {format_bytes(found.least_bound)} ({share:.1f} % of plain)"
+    )
 
 
 def _rewrites(plan: PlanData) -> Iterator[tuple[str, str]]:

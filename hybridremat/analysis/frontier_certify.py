@@ -1,0 +1,41 @@
+"""Bounds along a frontier: the overhead that no schedule goes below under each of some limits."""
+
+from __future__ import annotations
+
+from hybridremat.analysis.frontier_data import OverheadBound
+from hybridremat.analysis.frontier_rows import SHOWN, evenly_spaced
+from hybridremat.errors import LimitError
+from hybridremat.planning.lowered_frontier import LoweredFrontier
+from hybridremat.planning.progress import planning_progress
+from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.plans.certify import bound_under, require_backward
+from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
+from hybridremat.sequence.bounds.certificate import least_peak_bound
+
+
+def certify_points(
+    frontier: StepFrontier | LoweredFrontier, *, show: bool
+) -> tuple[tuple[OverheadBound, ...], int]:
+    """Bounds at the peaks of the points that are shown, by rising peak, and the least bytes of any schedule.
+
+    Raises
+    ------
+    LimitError
+        If the step is compiled, or has no backward.
+    """
+    if isinstance(frontier, LoweredFrontier):
+        raise LimitError("the frontier of a compiled step cannot be certified: bounds are those of a graph")
+    require_backward(frontier.graph)
+    shown = {point.peak for point in evenly_spaced(frontier.points(), SHOWN)}
+    chosen = [each.point for each in frontier.candidates if each.point.peak in shown]
+    bounds: list[OverheadBound] = []
+    most = 0
+    with planning_progress(show=show) as report:
+        for point in reversed(chosen):  # a bound under a limit holds under every smaller one
+            report("certifying", len(bounds), len(chosen) + 1)
+            found = bound_under(frontier.graph, point.peak, NO_OUTSIDE_MEMORY, point.schedule)
+            most = max(most, found)
+            bounds.append(OverheadBound(point.peak, most / frontier.plain.time - 1.0 if most else 0.0))
+        report("certifying", len(chosen), len(chosen) + 1)
+        least = least_peak_bound(frontier.graph, chosen[0].schedule)
+    return tuple(reversed(bounds)), least

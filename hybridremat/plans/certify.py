@@ -1,0 +1,50 @@
+"""Certificates of plans: the time that no schedule beats under a limit, the bytes that none goes below."""
+
+from __future__ import annotations
+
+from hybridremat.errors import LimitError
+from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.memory import schedule_time
+from hybridremat.plans.outside_memory import OutsideMemory, outside_phases
+from hybridremat.plans.plan_data import PlanData
+from hybridremat.plans.records import Certificate
+from hybridremat.sequence.bounds.certificate import least_peak_bound, time_bound
+from hybridremat.sequence.bounds.relaxation import PhaseLimits
+
+
+def certificate_of(plan: PlanData) -> Certificate:
+    """The certificate of a plan; nothing is planned again.
+
+    Raises
+    ------
+    LimitError
+        If the step is compiled, is several graphs, or has no backward.
+    """
+    if plan.compiler != "eager":
+        raise LimitError(
+            f"a plan for {plan.compiler} cannot be certified: its memory is that of generated code, and "
+            "bounds are those of a graph. Certify the plan that runs op by op (leave compiler= out)"
+        )
+    if plan.details is None:
+        raise LimitError("only a step of one graph with a backward can be certified")
+    graph = plan.details.graph
+    require_backward(graph)
+    limit = plan.needed if plan.memory_limit is None else plan.memory_limit
+    return Certificate(
+        limit=limit,
+        time=schedule_time(graph, plan.schedule),
+        lower_bound=bound_under(graph, limit, OutsideMemory(plan.reserve, plan.forwards), plan.schedule),
+        least_bound=least_peak_bound(graph, plan.schedule),
+    )
+
+
+def require_backward(graph: JointGraph) -> None:
+    """Raise LimitError if a graph has no backward."""
+    if not any(op.phase is Phase.BACKWARD for op in graph.ops):
+        raise LimitError("a forward alone cannot be certified: nothing in it is computed again")
+
+
+def bound_under(graph: JointGraph, limit: int, outside: OutsideMemory, schedule: Schedule) -> int:
+    """Nanoseconds that no schedule beats that needs at most ``limit`` bytes with outside memory."""
+    beside = outside_phases(graph, 0, outside)
+    return time_bound(graph, PhaseLimits(limit - beside.forward, limit - beside.backward), schedule)

@@ -1,0 +1,1 @@
+"""How good a plan can be at all: bounds that no schedule of a joint graph beats."""
