@@ -20,13 +20,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from compiled import Against, Stock, against, point_table, stock_points
 from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_frontier, recorded_models
 
-
 GAPS = {"resnet50": 0.04, "unet": 0.12}
 """The largest proven optimality gaps where they are not 3 % (from 90 to 40 % of the plain peak) or 6 %."""
 
 
 def gaps(curve: hybridremat.Frontier) -> Iterator[tuple[float, float]]:
-    """Limits, as shares of the plain peak, down to the least and a tenth more; and the proven gaps under them."""
+    """Limits, as shares of the plain peak, to the least and a tenth more; the proven gaps under them."""
     least = 1.1 * curve.least.peak / curve.plain_peak
     for limit in (*(share for share in (0.9, 0.7, 0.5, 0.4, 0.3) if share > least), least):
         found = curve.plan(memory_limit=int(limit * curve.plain_peak)).certified().optimality_gap
