@@ -53,6 +53,9 @@ class SchedulePoint:
         What it decides for each block; empty for the plain step.
     parted
         The ops that run by parts.
+    composed_time
+        Nanoseconds of the schedule of blocks that it was improved from
+        (:mod:`hybridremat.sequence.exchange`); None if it is one.
     """
 
     peak: int
@@ -62,6 +65,7 @@ class SchedulePoint:
     needs: int
     decisions: tuple[Decision, ...] = ()
     parted: frozenset[int] = frozenset()
+    composed_time: int | None = None
 
 
 Needs = Callable[[Schedule, StepMemory], int]

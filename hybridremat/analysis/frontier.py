@@ -14,7 +14,13 @@ from hybridremat.analysis.frontier_certify import certify_points
 from hybridremat.analysis.frontier_data import FrontierData
 from hybridremat.analysis.frontier_measure import measure_points
 from hybridremat.analysis.frontier_plot import plot_frontier
-from hybridremat.analysis.frontier_rows import frontier_csv, frontier_dict, frontier_text
+from hybridremat.analysis.frontier_rows import (
+    SHOWN,
+    evenly_spaced,
+    frontier_csv,
+    frontier_dict,
+    frontier_text,
+)
 from hybridremat.analysis.measure import LossFunction
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.errors import LimitError
@@ -229,7 +235,13 @@ class Frontier(FrontierData):
 def frontier_of(
     frontier: StepFrontier | LoweredFrontier, settings: Settings, origin: Origin, *, show: bool
 ) -> Frontier:
-    """The frontier of a planning run."""
+    """The frontier of a planning run, with exchanges at the points that are printed."""
+    if isinstance(frontier, StepFrontier) and frontier.exchanges:
+        with planning_progress(show=show) as report:
+            shown = evenly_spaced(frontier.points(), SHOWN)
+            numbers = [n for n, point in enumerate(frontier.points()) if point in shown]
+            total = len(numbers)
+            frontier = frontier.improved_at(numbers, lambda done: report("exchanging", done, total))
     return Frontier(
         points=frontier.points(),
         plain_peak=frontier.plain_peak,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.records import PlanDetails, PlannedBlock, Request
+from hybridremat.sequence.frontier import SchedulePoint
 
 
 def choose_plan(
@@ -27,6 +29,7 @@ def choose_plan(
         If no point satisfies them and ``on_infeasible`` is ``"error"``, or the limit alone is feasible.
     """
     outside = settings.outside_memory()
+    started = time.perf_counter()
     asked = limit = settings.limit_bytes(frontier.plain.peak)
     try:
         chosen = frontier.choose(limit, settings.overhead_limit(), outside)
@@ -38,7 +41,7 @@ def choose_plan(
             raise
         limit = needed
         warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=3)
-    return plan_of_point(
+    plan = plan_of_point(
         frontier,
         chosen,
         limit=limit,
@@ -48,6 +51,7 @@ def choose_plan(
         origin=origin,
         request=settings.request(),
     )
+    return plan.with_timings({"exchange": time.perf_counter() - started}) if frontier.exchanges else plan
 
 
 def plan_of_point(
@@ -74,6 +78,7 @@ def plan_of_point(
         plain_peak=frontier.plain.peak,
         least_peak=frontier.needs(frontier.least(outside), outside),
         overhead=frontier.overhead(point),
+        composed_overhead=_composed_overhead(frontier, point),
         extra_flops=frontier.extra_flops(point),
         saved_bytes=memory.saved,
         blocks=_blocks(frontier, chosen),
@@ -87,6 +92,12 @@ def plan_of_point(
         pins=frontier.pins,
         timings=dict(frontier.timings),
     )
+
+
+def _composed_overhead(frontier: StepFrontier, point: SchedulePoint) -> float | None:
+    if point.composed_time is None:
+        return None
+    return frontier.overhead(replace(point, time=point.composed_time))
 
 
 def _details(frontier: StepFrontier, chosen: Candidate) -> PlanDetails | None:

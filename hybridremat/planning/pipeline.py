@@ -9,7 +9,7 @@ PyTorch hands over the joint graph in the middle of its own compilation, so the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
@@ -211,7 +211,7 @@ def step_frontier(
         context.progress("lowering", 0, 1)
         code = inductor.lowered(step, plain, plain=True)
     step = code.laid_out(step)
-    counted = graph_frontier(step.graph, timed.timings, context, reuse=reuse)
+    counted = replace(graph_frontier(step.graph, timed.timings, context, reuse=reuse), exchanges=False)
     outside = context.settings.outside_memory()
     return LoweredFrontier(step, counted, inductor.lowered, code.memory, outside, context.progress)
 
@@ -276,4 +276,14 @@ def plan_graph(
         )
     with timed("compose"):
         points = compose(plans, pinned.pins, progress, outside, strategy)  # compose
-    return StepFrontier(graph, plans, points, plain_point(graph), timed.timings, reused, pinned.records)
+    return StepFrontier(
+        graph,
+        plans,
+        points,
+        plain_point(graph),
+        timed.timings,
+        reused,
+        pinned.records,
+        pinned=pinned.pins,
+        exchanges=strategy.exchanges,
+    )

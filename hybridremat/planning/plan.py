@@ -75,6 +75,9 @@ class Plan(PlanData):
         and takes less memory.
     plain_code
         Whether it is the plain step, and Inductor lays out what is saved as it likes.
+    composed_overhead
+        The overhead that the blocks' options alone would have, if exchanges across blocks made the plan
+        faster than that; then a block's option is what they began with.
     certificate
         How near the plan is to the best there is, if it was certified; ``lower_bound`` and
         ``optimality_gap`` are its figures.

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.errors import InfeasibleLimitError, PolicyError
-from hybridremat.graph.joint import JointGraph, ops_by_parts
+from hybridremat.graph.joint import JointGraph, Schedule, ops_by_parts
+from hybridremat.graph.memory import StepMemory
+from hybridremat.graph.pins import NO_PINS, Pins, obeys
 from hybridremat.graph.segmentation.chain import Chain
-from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, schedule_needs
+from hybridremat.plans.outside_memory import (
+    NO_OUTSIDE_MEMORY,
+    OutsideMemory,
+    memory_needs,
+    schedule_needs,
+)
 from hybridremat.plans.records import FrontierPoint, PinRecord
-from hybridremat.sequence.frontier import SchedulePoint
+from hybridremat.sequence.exchange.edits import Edits
+from hybridremat.sequence.exchange.search import SIMULATIONS, Exchange
+from hybridremat.sequence.frontier import SchedulePoint, pareto_frontier, schedule_point
 from hybridremat.sequence.strategies.segments import checkpointed_blocks
 from hybridremat.units import format_bytes, format_overhead_up, format_share_up
+
+BEYOND: Final = 6
+"""Candidates beyond a limit that exchanges try to bring under it."""
+
+IN_A_FRONTIER: Final = 200
+"""Simulated schedules for exchanges at one point, where there are many."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,11 @@ class StepFrontier:
         Whether some blocks have options of blocks with other sizes.
     pins
         What each pattern of a policy pins; every candidate obeys them.
+    pinned
+        What is pinned.
+    exchanges
+        Whether the schedule that is chosen is improved under its limit
+        (:mod:`hybridremat.sequence.exchange`).
     """
 
     graph: JointGraph
@@ -63,6 +84,11 @@ class StepFrontier:
     timings: dict[str, float] = field(compare=False)
     reused_options: bool = False
     pins: tuple[PinRecord, ...] = ()
+    pinned: Pins = NO_PINS
+    exchanges: bool = False
+    _exchanged: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def least(self, outside: OutsideMemory) -> Candidate:
         """The point of least memory; of several, the fastest."""
@@ -140,14 +166,83 @@ class StepFrontier:
             assert limit is not None
             least = min(needs for needs, _ in needed)
             raise infeasible(limit, least, self.plain.peak, outside, self.pins, self._workspace)
-        if max_overhead is None:
-            return fitting[-1]
-        within = [c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12]
-        if not within:
-            assert limit is not None
+        if limit is None:
+            if max_overhead is None:
+                return fitting[-1]
+            within = next(c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12)
+            return self.improved(within, self.needs(within, outside), outside)
+        chosen = self.improved(fitting[-1], limit, outside)
+        if max_overhead is not None and self.overhead(chosen.point) > max_overhead + 1e-12:
             least = min(needs for needs, c in needed if self.overhead(c.point) <= max_overhead)
-            raise too_slow(limit, max_overhead, takes=self.overhead(fitting[-1].point), least=least)
-        return within[-1] if limit is not None else within[0]
+            raise too_slow(limit, max_overhead, takes=self.overhead(chosen.point), least=least)
+        return chosen
+
+    def improved(
+        self,
+        candidate: Candidate,
+        limit: int,
+        outside: OutsideMemory = NO_OUTSIDE_MEMORY,
+        beyond: Sequence[Candidate] = (),
+        simulations: int = SIMULATIONS,
+    ) -> Candidate:
+        """A candidate after exchanges under a limit that it keeps; itself if they gain nothing.
+
+        ``beyond``: further candidates to begin with, beside the next ones of the frontier.
+        """
+        if not self.exchanges or candidate.chain_index is None:
+            return candidate
+        key = candidate, limit, outside
+        if key not in self._exchanged:
+            graph = self.graph_of(candidate)
+
+            def excess(schedule: Schedule, memory: StepMemory) -> int:
+                needs = memory.peak if outside.none else memory_needs(graph, outside, schedule, memory)
+                return needs - limit
+
+            starts = [candidate, *beyond, *self._next(candidate)]
+            exchange = Exchange(
+                graph, excess, lambda each: obeys(graph, each, self.pinned), Edits(graph), simulations
+            )
+            schedules = [each.point.schedule for each in starts]
+            schedule, origin = exchange(schedules[0], schedules[1:])
+            found = candidate
+            if schedule != candidate.point.schedule:
+                found = self._made_of(starts[origin], graph, schedule, candidate.point)
+            self._exchanged[key] = found
+        return self._exchanged[key]
+
+    def improved_at(self, numbers: Sequence[int], report: Callable[[int], None]) -> StepFrontier:
+        """The frontier with exchanges at some of its candidates, by rising number.
+
+        From the highest peak down: what was found there is tried at the next lower one as well.
+        """
+        found = list(self.candidates)
+        last: tuple[Candidate, ...] = ()
+        for done, number in enumerate(reversed(numbers)):
+            report(done)
+            candidate = self.candidates[number]
+            limit = self.needs(candidate, NO_OUTSIDE_MEMORY)
+            last = (self.improved(candidate, limit, beyond=last, simulations=IN_A_FRONTIER),)
+            found += last
+        by_point = {id(each.point): each for each in found}
+        points = pareto_frontier(each.point for each in found)
+        return replace(self, candidates=tuple(by_point[id(point)] for point in points))
+
+    def _next(self, candidate: Candidate) -> Sequence[Candidate]:
+        """The candidates that are a little faster, and need a little more."""
+        if candidate not in self.candidates:
+            return ()
+        place = self.candidates.index(candidate)
+        return [each for each in self.candidates[place + 1 :][:BEYOND] if each.chain_index is not None]
+
+    def _made_of(
+        self, origin: Candidate, graph: JointGraph, schedule: Schedule, composed: SchedulePoint
+    ) -> Candidate:
+        """The candidate of a schedule that exchanges in that of another one led to."""
+        point = schedule_point(graph, schedule, origin.point.decisions)
+        composed_time = composed.time if composed.composed_time is None else composed.composed_time
+        point = replace(point, parted=composed.parted, composed_time=composed_time)
+        return Candidate(point, origin.chain_index)
 
     def needs(self, candidate: Candidate, outside: OutsideMemory) -> int:
         """Bytes of the step at a point, outside memory included."""

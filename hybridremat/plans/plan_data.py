@@ -39,6 +39,7 @@ class PlanData:
     compiler: str = "eager"
     lean: bool = False
     plain_code: bool = False
+    composed_overhead: float | None = None
     certificate: Certificate | None = None
     timings: dict[str, float] = field(compare=False, default_factory=dict)
 

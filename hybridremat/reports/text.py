@@ -98,6 +98,9 @@ def summary(plan: PlanData) -> Table:
         grid.add_row("graph break", f"{place}: {across} ({found.reason.splitlines()[0]})")
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
+    if plan.composed_overhead is not None:
+        alone = f"{plan.composed_overhead:+.1%} time"
+        grid.add_row("exchanges", f"across blocks; with their options alone {alone}")
     if plan.certificate is not None:
         grid.add_row("at best", certificate_text(plan.certificate, plan))
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")

@@ -47,12 +47,15 @@ class Strategy:
     rivals
         Restrictions of these options with which the program runs as well: with fewer of them it rounds
         otherwise, and may find what it took for dominated.
+    exchanges
+        Whether the schedule that is chosen is improved afterwards (:mod:`hybridremat.sequence.exchange`).
     """
 
     name: str
     restrict: Restrict
     decided: Decided | None = None
     rivals: tuple[Restrict, ...] = ()
+    exchanges: bool = False
 
     def frontier(
         self,

@@ -1,0 +1,1 @@
+"""Improve a schedule under a limit: recomputations that are left out, for others that take less time."""

@@ -1,0 +1,135 @@
+"""Changes of a flat schedule: an execution less, a value made again, an op earlier or later.
+
+Each returns another schedule that computes the same, or nothing. What that takes in memory is for the
+simulator to say.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule
+from hybridremat.sequence.dead_code import DeadCodeElimination
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a value: the executions (their places) that make it and that read it, in order."""
+
+    value: int
+    birth: int
+    reads: tuple[int, ...]
+
+
+class Versions:
+    """All versions of a schedule."""
+
+    def __init__(self, graph: JointGraph, steps: Sequence[int]) -> None:
+        births: list[list[int]] = [[] for _ in graph.values]
+        reads: list[list[list[int]]] = [[] for _ in graph.values]
+        for now, step in enumerate(steps):
+            op = graph.ops[step]
+            for value in op.reads:
+                if births[value]:
+                    reads[value][-1].append(now)
+            for value in op.writes:
+                births[value].append(now)
+                reads[value].append([])
+        self._births = births
+        self._all = [
+            [Version(value, birth, tuple(read)) for birth, read in zip(*of_value, strict=True)]
+            for value, of_value in enumerate(zip(births, reads, strict=True))
+        ]
+
+    def __iter__(self) -> Iterator[Version]:
+        for versions in self._all:
+            yield from versions
+
+    def at(self, value: int, now: int) -> Version | None:
+        """The version of a value that an execution at ``now`` would read."""
+        place = bisect_right(self._births[value], now - 1) - 1
+        return self._all[value][place] if place >= 0 else None
+
+    def alive(self, value: int, now: int) -> bool:
+        """Whether a version is there at ``now`` and read then or later."""
+        version = self.at(value, now)
+        return version is not None and bool(version.reads) and version.reads[-1] >= now
+
+
+class Edits:
+    """Changes of schedules of one graph."""
+
+    def __init__(self, graph: JointGraph, rebuilt: frozenset[int] = frozenset()) -> None:
+        self._graph = graph
+        self._remove_dead = DeadCodeElimination(graph, rebuilt)
+        self._held = graph.held_outputs
+
+    def without(self, schedule: Schedule, now: int) -> Schedule:
+        """The schedule without one execution of the backward, and without what was only for it."""
+        steps = (*schedule.steps[:now], *schedule.steps[now + 1 :])
+        return self._remove_dead(Schedule(steps, schedule.num_forward))
+
+    def made_again(self, versions: Versions, value: int, before: int) -> list[int] | None:
+        """The ops that have to run for ``value`` to be made anew before an execution; None if they cannot.
+
+        What they read and what is alive there anyway is not made again.
+        """
+        producer = self._graph.values[value].producer
+        needed: set[int] = set()
+        pending = [] if producer is None else [producer]
+        while pending:
+            op = self._graph.ops[pending.pop()]
+            if op.id in needed:
+                continue
+            if op.phase is Phase.BACKWARD or op.mutates or not op.recomputable:
+                return None
+            needed.add(op.id)
+            for read in op.reads:
+                source = self._graph.values[read].producer
+                there = versions.alive(read, before) and read != value
+                if source is not None and not there and read not in self._held:
+                    pending.append(source)
+        return sorted(needed) or None
+
+    def inserted(self, schedule: Schedule, ops: Sequence[int], before: int) -> Schedule:
+        """The schedule with more executions before one of the backward."""
+        steps = (*schedule.steps[:before], *ops, *schedule.steps[before:])
+        return self._remove_dead(Schedule(steps, schedule.num_forward))
+
+    def advanced(self, schedule: Schedule, versions: Versions, version: Version, to: int) -> Schedule | None:
+        """The schedule in which all that still reads a version after ``to`` runs before ``to`` instead."""
+        later = [now for now in version.reads if now >= to]
+        for now in later:
+            op = self._graph.ops[schedule.steps[now]]
+            if not _movable(op) or not self._ready(versions, op, now, to):
+                return None
+        moved = [schedule.steps[now] for now in later]
+        rest = [step for now, step in enumerate(schedule.steps) if now not in later]
+        return Schedule((*rest[:to], *moved, *rest[to:]), schedule.num_forward)
+
+    def _ready(self, versions: Versions, op: Op, now: int, to: int) -> bool:
+        """Whether what an execution at ``now`` reads is there before ``to``."""
+        found = (versions.at(v, now) for v in op.reads if self._graph.values[v].producer is not None)
+        return all(each is not None and each.birth < to for each in found)
+
+    def postponed(self, schedule: Schedule, versions: Versions, version: Version) -> Schedule | None:
+        """The schedule in which a version is made right before its first reader."""
+        born, to = version.birth, version.reads[0]
+        op = self._graph.ops[schedule.steps[born]]
+        if not _movable(op) or (op.phase is not Phase.BACKWARD and born < schedule.num_forward):
+            return None
+        first = [versions.at(value, born + 1) for value in op.writes]
+        if any(each is not None and each.reads and each.reads[0] < to for each in first):
+            return None
+        for value in op.reads:  # still the same version there
+            if versions.at(value, born) != versions.at(value, to):
+                return None
+        steps = schedule.steps
+        return Schedule((*steps[:born], *steps[born + 1 : to], op.id, *steps[to:]), schedule.num_forward)
+
+
+def _movable(op: Op) -> bool:
+    """Whether an op may run at another time: nothing but its inputs says when."""
+    return op.recomputable and not op.random and not op.mutates

@@ -1,0 +1,173 @@
+"""A local search over schedules: leave a recomputation out, and make room for what is then kept.
+
+A recomputation is left out, what reads its result reads the version before, and where that takes the step
+beyond the limit room is made: at the highest point, values that wait there for a reader are made again for
+it, ops that still read them run earlier, or ops that made them run later. Of such exchanges those are kept
+that take less time. It starts from the schedules around the limit, of which those that need a little more
+only have to be repaired.
+
+Blocks end where the chain cuts, and a schedule of blocks keeps or makes again what stands at the cuts; an
+exchange does not know blocks. It goes by counts of simulated schedules, never by a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hybridremat.graph.joint import JointGraph, Schedule
+from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
+from hybridremat.sequence.exchange.edits import Edits, Version, Versions
+
+SIMULATIONS: Final = 500
+"""Simulated schedules, at most."""
+
+WORTH: Final = 0.0005
+"""The least share of the step's time that an exchange has to save."""
+
+_ROOMS: Final = 4
+"""Changes that make room for one recomputation that is left out."""
+
+_TRIED: Final = 12
+"""Changes that are simulated for each of them, those of least time first."""
+
+_SMALL: Final = 0.05
+"""Of what is beyond the limit: smaller values are not looked at."""
+
+Excess = Callable[[Schedule, StepMemory], int]
+"""Bytes that a schedule with this memory is beyond the limit (0 or less: it fits)."""
+
+Obeys = Callable[[Schedule], bool]
+
+
+@dataclass
+class Exchange:
+    """Exchanges in schedules of one graph.
+
+    Attributes
+    ----------
+    graph
+        The joint graph with its costs.
+    excess
+        What is beyond the limit.
+    obeys
+        Whether a schedule keeps the user's pins.
+    edits
+        Changes of schedules.
+    simulations
+        How many more may be simulated.
+    """
+
+    graph: JointGraph
+    excess: Excess
+    obeys: Obeys
+    edits: Edits
+    simulations: int = SIMULATIONS
+
+    def __post_init__(self) -> None:
+        self._simulate = MemorySimulator(self.graph)
+
+    def __call__(self, start: Schedule, beyond: Sequence[Schedule] = ()) -> tuple[Schedule, int]:
+        """The best schedule found: ``start``, which fits, or a faster one that fits as well.
+
+        Parameters
+        ----------
+        start
+            A schedule under the limit.
+        beyond
+            Faster schedules that need a little more than the limit.
+
+        Returns
+        -------
+        tuple
+            The schedule, and which one it was made of: 0 for ``start``, 1 for the first of ``beyond``.
+        """
+        best, origin, time = start, 0, schedule_time(self.graph, start)
+        least = max(1, int(WORTH * time))
+        for number, schedule in enumerate(beyond, 1):
+            if (found := self._fitting(schedule, time - least)) is not None:
+                best, origin, time = found, number, schedule_time(self.graph, found)
+        while (found := self._exchanged(best, time - least)) is not None:
+            best, time = found, schedule_time(self.graph, found)
+        return best, origin
+
+    def _exchanged(self, schedule: Schedule, most: int) -> Schedule | None:
+        """A schedule that takes at most ``most``, one exchange away."""
+        seen: set[Schedule] = set()
+        for faster in sorted(self._left_out(schedule), key=lambda each: schedule_time(self.graph, each)):
+            if schedule_time(self.graph, faster) > most or self.simulations <= 0:
+                return None
+            if faster not in seen:
+                seen.add(faster)
+                if (found := self._fitting(faster, most)) is not None:
+                    return found
+        return None
+
+    def _left_out(self, schedule: Schedule) -> Iterator[Schedule]:
+        """The schedule without one of its recomputations."""
+        done: set[int] = set()
+        for now, op in enumerate(schedule.steps):
+            if now >= schedule.num_forward and op in done:
+                yield self.edits.without(schedule, now)
+            done.add(op)
+
+    def _fitting(self, schedule: Schedule, most: int) -> Schedule | None:
+        """The schedule with room made until it fits, in at most ``most`` nanoseconds."""
+        memory, excess = self._counted(schedule)
+        for _ in range(_ROOMS):
+            if excess <= 0 or self.simulations <= 0:
+                break
+            best = None
+            for changed in self._with_room(schedule, memory, excess, most):
+                found = self._counted(changed)
+                if best is None or found[1] < best[2]:
+                    best = changed, *found
+                if found[1] <= 0:
+                    break
+            if best is None or best[2] >= excess:
+                return None
+            schedule, memory, excess = best
+        fits = excess <= 0 and schedule_time(self.graph, schedule) <= most
+        return schedule if fits and self.obeys(schedule) else None
+
+    def _counted(self, schedule: Schedule) -> tuple[StepMemory, int]:
+        self.simulations -= 1
+        memory = self._simulate(schedule)
+        return memory, self.excess(schedule, memory)
+
+    def _with_room(self, schedule: Schedule, memory: StepMemory, excess: int, most: int) -> list[Schedule]:
+        """Changes that may take something away from the highest point, those of least time first."""
+        steps, top = schedule.steps, memory.peak_at
+        versions = Versions(self.graph, steps)
+        spare = most - schedule_time(self.graph, schedule)
+        moves: list[Schedule] = []
+        again: list[tuple[int, int, int, list[int]]] = []
+        for version in versions:
+            size = self.graph.values[version.value].bytes
+            later = [now for now in version.reads if now > top]
+            waits = version.birth < top and later and top not in version.reads
+            if not waits or size < _SMALL * excess:
+                continue
+            moves += self._moved(schedule, versions, version, top)
+            if later[0] >= schedule.num_forward:
+                ops = self.edits.made_again(versions, version.value, later[0])
+                time = sum(self.graph.ops[op].time for op in ops or ())
+                if ops is not None and time <= spare:
+                    again.append((time, -size, later[0], ops))
+        again.sort(key=lambda each: each[:3])
+        inserted = [self.edits.inserted(schedule, ops, before) for _, _, before, ops in again[:_TRIED]]
+        return [*moves[:_TRIED], *inserted]
+
+    def _moved(
+        self, schedule: Schedule, versions: Versions, version: Version, top: int
+    ) -> Iterator[Schedule]:
+        """The schedule with a version's readers before the highest point, and with its maker behind it."""
+        if top >= schedule.num_forward:
+            changed = self.edits.advanced(schedule, versions, version, top)
+            if changed is not None:
+                yield changed
+        if version.reads[0] > top:
+            changed = self.edits.postponed(schedule, versions, version)
+            if changed is not None:
+                yield changed
