@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import hybridremat
 from hybridremat.errors import InfeasibleLimitError, LimitError, ModelError, TargetError
 from hybridremat.planning import option_cache, pipeline
+from hybridremat.sequence.strategies import STRATEGIES
+from hybridremat.sequence.strategies.hybrid import HYBRID
 from support.training import Mlp
 from support.wrapping import HOW
 
@@ -24,8 +28,16 @@ def make_with_args(batch):
     return model, (kwargs["x"],), {}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_exchanges():
+    """Least peaks that rise with the batch: exchanges lower one more, another less."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STRATEGIES, "hybrid", replace(HYBRID, exchanges=False))
+        yield
+
+
 @pytest.fixture(scope="module")
-def curves():
+def curves(no_exchanges):
     """The frontier of each batch, every block solved for it."""
     with pytest.MonkeyPatch.context() as patch:
         found = {}
@@ -90,11 +102,21 @@ def test_an_overhead_is_kept_too(curves, captures):
     limit, most = curves[12].least.peak, 0.05
 
     def need(curve):
-        return min(point.peak for point in curve.points if point.overhead <= most)
+        return curve.plan(max_overhead=most).predicted_peak
 
     found = hybridremat.max_batch_size(factory, limit, most=MOST, max_overhead="5%", **HOW)
     assert found.plain_batch_size <= found.batch_size < 12
     assert found.batch_size == brute(curves, limit, need) and found.overhead <= most
+
+
+def test_with_exchanges_the_batch_fits_and_the_next_does_not(captures, monkeypatch):
+    monkeypatch.setitem(STRATEGIES, "hybrid", HYBRID)
+    factory, _ = captures
+    found = hybridremat.max_batch_size(factory, 40_000, most=MOST, **HOW)
+    assert found.plan.predicted_peak <= 40_000
+    model, kwargs = make(found.batch_size + 1)
+    with pytest.raises(InfeasibleLimitError):
+        hybridremat.plan(model, kwargs=kwargs, memory_limit=40_000, **HOW)
 
 
 def test_a_reserve_is_kept_free(captures):

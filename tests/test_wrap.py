@@ -233,7 +233,7 @@ def test_max_overhead_gives_the_least_memory_within_it():
     plan = hybridremat.plan(model, kwargs=batch, max_overhead=0.1, **HOW)
     curve = hybridremat.frontier(model, kwargs=batch, **HOW)
     assert 0 <= plan.overhead <= 0.1
-    assert plan.predicted_peak == min(p.peak for p in curve.points if p.overhead <= 0.1)
+    assert plan.predicted_peak <= min(p.peak for p in curve.points if p.overhead <= 0.1)
 
 
 # Errors: the text, and the model as it was

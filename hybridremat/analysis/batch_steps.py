@@ -147,10 +147,9 @@ class Batches:
         most, outside = self.settings.overhead_limit(), self.settings.outside_memory()
         if isinstance(frontier, LoweredFrontier):
             return frontier.least(most).needs
-        points = frontier.candidates
-        if most is not None:
-            points = tuple(c for c in points if frontier.overhead(c.point) <= most + 1e-12)
-        return min(frontier.needs(candidate, outside) for candidate in points)
+        if most is None:
+            return frontier.needs(frontier.least(outside), outside)
+        return frontier.needs(frontier.smallest(most, outside), outside)
 
     def _step(self, batch: int) -> BatchStep:
         if batch not in self._steps:

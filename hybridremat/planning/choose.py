@@ -111,7 +111,7 @@ def _details(frontier: StepFrontier, chosen: Candidate) -> PlanDetails | None:
         option_sets=distinct,
         option_set_of=tuple(number[options] for options in plan.option_sets),
         decisions=chosen.point.decisions,
-        frontier=frontier.points(),
+        frontier=frontier.points_with(chosen),
         checkpointed=frontier.checkpointed(),
     )
 

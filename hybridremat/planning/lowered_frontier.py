@@ -121,7 +121,7 @@ class LoweredFrontier:
         PolicyError
             If what a policy wants recomputed alone exceeds the overhead.
         """
-        frontier = self.counted
+        frontier = replace(self.counted, exchanges=False)
         index = 0
         if max_overhead is not None:
             index = frontier.candidates.index(frontier.choose(None, max_overhead, self.outside))

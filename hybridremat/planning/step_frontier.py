@@ -20,13 +20,16 @@ from hybridremat.plans.outside_memory import (
 )
 from hybridremat.plans.records import FrontierPoint, PinRecord
 from hybridremat.sequence.exchange.edits import Edits
-from hybridremat.sequence.exchange.search import SIMULATIONS, Exchange
+from hybridremat.sequence.exchange.search import Exchange, simulations_for
 from hybridremat.sequence.frontier import SchedulePoint, pareto_frontier, schedule_point
 from hybridremat.sequence.strategies.segments import checkpointed_blocks
 from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 
-BEYOND: Final = 6
+BEYOND: Final = 24
 """Candidates beyond a limit that exchanges try to bring under it."""
+
+BEYOND_IN_A_FRONTIER: Final = 6
+"""The same, where there are many limits."""
 
 IN_A_FRONTIER: Final = 200
 """Simulated schedules for exchanges at one point, where there are many."""
@@ -91,8 +94,9 @@ class StepFrontier:
     )
 
     def least(self, outside: OutsideMemory) -> Candidate:
-        """The point of least memory; of several, the fastest."""
-        return min(self.candidates, key=lambda c: (self.needs(c, outside), c.point.time))
+        """The point of least memory; of several, the fastest. Exchanges may let it need less, too."""
+        least = min(self.candidates, key=lambda c: (self.needs(c, outside), c.point.time))
+        return self.improved(least, self.needs(least, outside), outside)
 
     def overhead(self, point: SchedulePoint) -> float:
         """Extra time as a fraction of the plain step's."""
@@ -134,6 +138,15 @@ class StepFrontier:
         """The figures of every candidate, by rising peak."""
         return tuple(self.figures(candidate.point) for candidate in self.candidates)
 
+    def points_with(self, candidate: Candidate) -> tuple[FrontierPoint, ...]:
+        """The figures of every candidate, and of one that exchanges led to."""
+        figures = {*self.points(), self.figures(candidate.point)}
+        kept: list[FrontierPoint] = []
+        for point in sorted(figures, key=lambda each: (each.peak, each.overhead)):
+            if not kept or point.overhead < kept[-1].overhead:
+                kept.append(point)
+        return tuple(kept)
+
     def checkpointed(self) -> FrontierPoint | None:
         """Figures of checkpointing each block, on the chain of fewest blocks; None without blocks."""
         chains = [plan for plan in self.chains if plan.chain.blocks]
@@ -160,34 +173,59 @@ class StepFrontier:
             If what a policy wants recomputed alone exceeds the overhead.
         """
         self.require_policy_within(max_overhead)
-        needed = [(self.needs(candidate, outside), candidate) for candidate in self.candidates]
-        fitting = [c for needs, c in needed if limit is None or needs <= limit]
-        if not fitting:
-            assert limit is not None
-            least = min(needs for needs, _ in needed)
-            raise infeasible(limit, least, self.plain.peak, outside, self.pins, self._workspace)
         if limit is None:
-            if max_overhead is None:
-                return fitting[-1]
-            within = next(c for c in fitting if self.overhead(c.point) <= max_overhead + 1e-12)
-            return self.improved(within, self.needs(within, outside), outside)
+            return self.candidates[-1] if max_overhead is None else self.smallest(max_overhead, outside)
+        needed = [(self.needs(candidate, outside), candidate) for candidate in self.candidates]
+        fitting = [candidate for needs, candidate in needed if needs <= limit]
+        if not fitting:
+            least = self.least(outside)
+            if (needs := self.needs(least, outside)) > limit:
+                raise infeasible(limit, needs, self.plain.peak, outside, self.pins, self._workspace)
+            fitting = [least]
         chosen = self.improved(fitting[-1], limit, outside)
-        if max_overhead is not None and self.overhead(chosen.point) > max_overhead + 1e-12:
-            least = min(needs for needs, c in needed if self.overhead(c.point) <= max_overhead)
-            raise too_slow(limit, max_overhead, takes=self.overhead(chosen.point), least=least)
-        return chosen
+        if max_overhead is None or self.overhead(chosen.point) <= max_overhead + 1e-12:
+            return chosen
+        smallest = self.smallest(max_overhead, outside)
+        if (needs := self.needs(smallest, outside)) <= limit:
+            return smallest
+        raise too_slow(limit, max_overhead, takes=self.overhead(chosen.point), least=needs)
+
+    def smallest(self, max_overhead: float, outside: OutsideMemory) -> Candidate:
+        """The point of least memory within an overhead (a fraction).
+
+        Exchanges make points of less memory fast enough: how far down, is found by bisection.
+
+        Raises
+        ------
+        PolicyError
+            If what a policy wants recomputed alone exceeds the overhead.
+        """
+        self.require_policy_within(max_overhead)
+        ordered = sorted(self.candidates, key=lambda c: (self.needs(c, outside), c.point.time))
+        high = next(n for n, c in enumerate(ordered) if self.overhead(c.point) <= max_overhead + 1e-12)
+        found = self.improved(ordered[high], self.needs(ordered[high], outside), outside)
+        low = 0
+        while self.exchanges and low < high:
+            middle = (low + high) // 2
+            tried = self.improved(ordered[middle], self.needs(ordered[middle], outside), outside)
+            if self.overhead(tried.point) <= max_overhead + 1e-12:
+                found, high = tried, middle
+            else:
+                low = middle + 1
+        return found
 
     def improved(
         self,
         candidate: Candidate,
         limit: int,
         outside: OutsideMemory = NO_OUTSIDE_MEMORY,
-        beyond: Sequence[Candidate] = (),
-        simulations: int = SIMULATIONS,
+        beyond: Sequence[Candidate] | None = None,
+        simulations: int | None = None,
     ) -> Candidate:
         """A candidate after exchanges under a limit that it keeps; itself if they gain nothing.
 
-        ``beyond``: further candidates to begin with, beside the next ones of the frontier.
+        ``beyond``: candidates to begin with as well (default: the next ones of the frontier).
+        ``simulations``: how many schedules are simulated (default: by their length).
         """
         if not self.exchanges or candidate.chain_index is None:
             return candidate
@@ -199,15 +237,16 @@ class StepFrontier:
                 needs = memory.peak if outside.none else memory_needs(graph, outside, schedule, memory)
                 return needs - limit
 
-            starts = [candidate, *beyond, *self._next(candidate)]
-            exchange = Exchange(
-                graph, excess, lambda each: obeys(graph, each, self.pinned), Edits(graph), simulations
-            )
+            starts = [candidate, *(self._next(candidate, BEYOND) if beyond is None else beyond)]
             schedules = [each.point.schedule for each in starts]
+            effort = simulations_for(schedules[0]) if simulations is None else simulations
+            exchange = Exchange(
+                graph, excess, lambda each: obeys(graph, each, self.pinned), Edits(graph), effort
+            )
             schedule, origin = exchange(schedules[0], schedules[1:])
             found = candidate
             if schedule != candidate.point.schedule:
-                found = self._made_of(starts[origin], graph, schedule, candidate.point)
+                found = self._made_of(candidate, starts[origin], graph, schedule)
             self._exchanged[key] = found
         return self._exchanged[key]
 
@@ -216,29 +255,35 @@ class StepFrontier:
 
         From the highest peak down: what was found there is tried at the next lower one as well.
         """
+        least = self.least(NO_OUTSIDE_MEMORY)  # as every plan says, wherever exchanges lead from elsewhere
         found = list(self.candidates)
-        last: tuple[Candidate, ...] = ()
+        last: list[Candidate] = []
         for done, number in enumerate(reversed(numbers)):
             report(done)
             candidate = self.candidates[number]
             limit = self.needs(candidate, NO_OUTSIDE_MEMORY)
-            last = (self.improved(candidate, limit, beyond=last, simulations=IN_A_FRONTIER),)
+            beyond = [*last, *self._next(candidate, BEYOND_IN_A_FRONTIER)]
+            last = [self.improved(candidate, limit, beyond=beyond, simulations=IN_A_FRONTIER)]
             found += last
+        found = [least, *(each for each in found if each.point.needs >= least.point.needs)]
         by_point = {id(each.point): each for each in found}
         points = pareto_frontier(each.point for each in found)
         return replace(self, candidates=tuple(by_point[id(point)] for point in points))
 
-    def _next(self, candidate: Candidate) -> Sequence[Candidate]:
-        """The candidates that are a little faster, and need a little more."""
+    def _next(self, candidate: Candidate, count: int) -> Sequence[Candidate]:
+        """The ``count`` candidates that are a little faster, and need a little more."""
         if candidate not in self.candidates:
             return ()
         place = self.candidates.index(candidate)
-        return [each for each in self.candidates[place + 1 :][:BEYOND] if each.chain_index is not None]
+        return [each for each in self.candidates[place + 1 :][:count] if each.chain_index is not None]
 
     def _made_of(
-        self, origin: Candidate, graph: JointGraph, schedule: Schedule, composed: SchedulePoint
+        self, start: Candidate, origin: Candidate, graph: JointGraph, schedule: Schedule
     ) -> Candidate:
-        """The candidate of a schedule that exchanges in that of another one led to."""
+        """The candidate of a schedule that exchanges led to from ``origin``, in place of ``start``."""
+        if not origin.point.decisions:  # the plain step, or repaired from it
+            origin = start
+        composed = start.point
         point = schedule_point(graph, schedule, origin.point.decisions)
         composed_time = composed.time if composed.composed_time is None else composed.composed_time
         point = replace(point, parted=composed.parted, composed_time=composed_time)

@@ -20,16 +20,19 @@ from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
 from hybridremat.sequence.exchange.edits import Edits, Version, Versions
 
-SIMULATIONS: Final = 500
-"""Simulated schedules, at most."""
+EXECUTIONS: Final = 800_000
+"""Executions that are simulated, at most: a second or two. Schedules of many ops get fewer simulations."""
+
+LEAST_SIMULATIONS: Final = 500
+"""Simulated schedules, whatever their length."""
 
 WORTH: Final = 0.0005
 """The least share of the step's time that an exchange has to save."""
 
-_ROOMS: Final = 4
+_ROOMS: Final = 8
 """Changes that make room for one recomputation that is left out."""
 
-_TRIED: Final = 12
+_TRIED: Final = 16
 """Changes that are simulated for each of them, those of least time first."""
 
 _SMALL: Final = 0.05
@@ -39,6 +42,11 @@ Excess = Callable[[Schedule, StepMemory], int]
 """Bytes that a schedule with this memory is beyond the limit (0 or less: it fits)."""
 
 Obeys = Callable[[Schedule], bool]
+
+
+def simulations_for(schedule: Schedule) -> int:
+    """How many schedules about as long as this one may be simulated."""
+    return max(LEAST_SIMULATIONS, EXECUTIONS // max(1, len(schedule.steps)))
 
 
 @dataclass
@@ -63,7 +71,7 @@ class Exchange:
     excess: Excess
     obeys: Obeys
     edits: Edits
-    simulations: int = SIMULATIONS
+    simulations: int = LEAST_SIMULATIONS
 
     def __post_init__(self) -> None:
         self._simulate = MemorySimulator(self.graph)

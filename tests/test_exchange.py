@@ -1,0 +1,176 @@
+"""Exchanges: every changed schedule computes the same, keeps limit and pins, and takes no more time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import nn
+
+import hybridremat
+from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
+from hybridremat.graph.pins import Pins, obeys
+from hybridremat.sequence.bounds.certificate import time_bound
+from hybridremat.sequence.bounds.relaxation import PhaseLimits
+from hybridremat.sequence.exchange.edits import Edits, Versions
+from hybridremat.sequence.exchange.search import Exchange
+from support.examples import examples
+from support.extreme_schedules import extreme_schedule
+from support.joint_graphs import joint_graphs
+from support.naive_memory import naive_profile
+from support.nets import Net
+from support.wrapping import HOW
+
+
+def assert_computes_the_same(graph: JointGraph, schedule: Schedule, like: Schedule) -> None:
+    """Each read is of something made before; forward and backward ops run as often as they have to."""
+    made: set[int] = set()
+    runs = Counter(schedule.steps)
+    for now, step in enumerate(schedule.steps):
+        op = graph.ops[step]
+        assert all(v in made or graph.values[v].producer is None for v in op.reads)
+        assert op.phase is not Phase.BACKWARD or now >= schedule.num_forward
+        made.update(op.writes)
+    forward = Counter(schedule.steps[: schedule.num_forward])
+    for op in graph.ops:
+        assert op.phase is not Phase.FORWARD or forward[op.id] == like.steps[: like.num_forward].count(op.id)
+        assert op.phase is not Phase.BACKWARD or runs[op.id] == 1
+        assert op.recomputable or runs[op.id] <= 1
+    assert graph.gradients <= made
+    once = [op for op in schedule.steps if not graph.ops[op].recomputable or graph.ops[op].random]
+    assert list(dict.fromkeys(once)) == [op for op in dict.fromkeys(like.steps) if op in set(once)]
+
+
+def exchange(graph: JointGraph, limit: int, pins: Pins = Pins(), simulations: int = 60) -> Exchange:
+    def excess(_: Schedule, memory: StepMemory) -> int:
+        return memory.peak - limit
+
+    return Exchange(graph, excess, lambda each: obeys(graph, each, pins), Edits(graph), simulations)
+
+
+@given(joint_graphs(), st.integers(0, 1000), st.sampled_from((0.3, 0.7, 1.0)))
+@examples(60, deadline=None)
+def test_exchanges_keep_the_limit_and_save_time(graph: JointGraph, seed: int, share: float) -> None:
+    start = extreme_schedule(graph, seed, share)
+    limit = max(naive_profile(graph, start))
+    saved = frozenset(op.id for op in graph.ops if start.steps.count(op.id) == 1 and op.id % 3 == 0)
+    pins = Pins(must_save=frozenset(op for op in saved if op in start.steps[: start.num_forward]))
+    found, origin = exchange(graph, limit, pins)(start)
+    assert origin == 0
+    assert_computes_the_same(graph, found, start)
+    assert max(naive_profile(graph, found)) <= limit
+    assert schedule_time(graph, found) <= schedule_time(graph, start)
+    assert obeys(graph, found, pins)
+    assert exchange(graph, limit, pins)(start) == (found, 0)
+
+
+@given(joint_graphs(), st.integers(0, 1000))
+@examples(60, deadline=None)
+def test_each_edit_computes_the_same(graph: JointGraph, seed: int) -> None:
+    schedule = extreme_schedule(graph, seed, 0.5)
+    edits, versions = Edits(graph), Versions(graph, schedule.steps)
+    split, end = schedule.num_forward, len(schedule.steps)
+    done: set[int] = set()
+    for now, op in enumerate(schedule.steps):
+        if now >= split and op in done:
+            assert_computes_the_same(graph, edits.without(schedule, now), schedule)
+        done.add(op)
+    for version in versions:
+        places = [read for read in version.reads if read >= split]
+        if places and (ops := edits.made_again(versions, version.value, places[-1])) is not None:
+            changed = edits.inserted(schedule, ops, places[-1])
+            assert_computes_the_same(graph, changed, schedule)
+        for to in range(max(split, version.birth + 1), min(end, version.birth + 4)):
+            if to not in version.reads and (moved := edits.advanced(schedule, versions, version, to)):
+                assert sorted(moved.steps) == sorted(schedule.steps)
+                assert_computes_the_same(graph, moved, schedule)
+        if version.reads and (moved := edits.postponed(schedule, versions, version)):
+            assert sorted(moved.steps) == sorted(schedule.steps)
+            assert_computes_the_same(graph, moved, schedule)
+
+
+def test_a_dear_recomputation_is_exchanged_for_a_cheap_one() -> None:
+    """Two values of one size wait for the backward, one fits: the dear one was made again."""
+    net = Net()
+    x = net.input()
+    dear = net.layer("dear", [x], 100, time=1000)
+    cheap = net.layer("cheap", [x], 100, time=10)
+    both = net.layer("join", [dear, cheap], 10)
+    big = net.layer("big", [both], 150, saves=False)
+    net.derive(net.layer("loss", [big], 1, saves=False))
+    graph = net.joint()
+    forward = graph.phase_ops(Phase.FORWARD)
+    backward = list(graph.phase_ops(Phase.BACKWARD))
+    reader = next(n for n, op in enumerate(backward) if dear in graph.ops[op].reads)
+    kept_cheap = Schedule((*forward, *backward[:reader], 0, *backward[reader:]), len(forward))
+    limit = max(naive_profile(graph, kept_cheap))
+    assert limit < max(naive_profile(graph, Schedule((*forward, *backward), len(forward))))
+    found, _ = exchange(graph, limit)(kept_cheap)
+    assert schedule_time(graph, found) == schedule_time(graph, kept_cheap) - 990
+    assert max(naive_profile(graph, found)) <= limit
+
+
+def test_a_schedule_beyond_the_limit_is_brought_under_it() -> None:
+    net = Net()
+    value = net.input()
+    for _ in range(8):
+        value = net.layer("layer", [value], 100, time=10)
+    net.derive(value)
+    graph = net.joint()
+    plain = extreme_schedule(graph, 0, 0.0)
+    worst = extreme_schedule(graph, 0, 1.0)
+    limit = max(naive_profile(graph, plain)) - 100
+    assert max(naive_profile(graph, worst)) <= limit
+    found, origin = exchange(graph, limit)(worst, [plain])
+    assert origin == 1
+    assert schedule_time(graph, found) == schedule_time(graph, plain) + 10
+    assert time_bound(graph, PhaseLimits(limit, limit), found) <= schedule_time(graph, found)
+
+
+def test_nothing_is_tried_beyond_the_effort() -> None:
+    net = Net()
+    value = net.input()
+    for _ in range(8):
+        value = net.layer("layer", [value], 100)
+    net.derive(value)
+    graph = net.joint()
+    worst = extreme_schedule(graph, 0, 1.0)
+    limit = MemorySimulator(graph)(worst).peak
+    assert exchange(graph, limit, simulations=0)(worst) == (worst, 0)
+
+
+class Bottleneck(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = ((256, 64, 1), (64, 64, 3), (64, 256, 1))
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(into, out, size, padding=size // 2, bias=False) for into, out, size in sizes
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(out) for _, out, _ in sizes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            y = norm(convolution(y)) + (x if number == 2 else 0)
+            y = torch.relu(y)
+        return y
+
+
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean()
+
+
+@pytest.mark.full_effort
+def test_three_bottlenecks_are_faster_than_their_blocks_composed() -> None:
+    """At 40 % of the full peak, by 4 % of the iteration or more."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 256, 1), *(Bottleneck() for _ in range(3)), Mean())
+    plan = hybridremat.plan(model, (torch.randn(4, 3, 28, 28),), memory_limit="40%", **HOW)
+    assert plan.composed_overhead is not None
+    assert (1 + plan.overhead) / (1 + plan.composed_overhead) < 0.96
+    assert "exchanges" in str(plan)
