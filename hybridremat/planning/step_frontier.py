@@ -28,6 +28,9 @@ from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 BEYOND: Final = 24
 """Candidates beyond a limit that exchanges try to bring under it."""
 
+ABOVE: Final = (0.3, 0.1)
+"""Higher limits from which exchanges come down to the limit: shares of the way to the plain step's peak."""
+
 BEYOND_IN_A_FRONTIER: Final = 6
 """The same, where there are many limits."""
 
@@ -237,7 +240,10 @@ class StepFrontier:
                 needs = memory.peak if outside.none else memory_needs(graph, outside, schedule, memory)
                 return needs - limit
 
-            starts = [candidate, *(self._next(candidate, BEYOND) if beyond is None else beyond)]
+            if beyond is None:
+                above = self._from_above(candidate, limit, outside)
+                beyond = [*above, *self._next(candidate, BEYOND)]
+            starts = [candidate, *beyond]
             schedules = [each.point.schedule for each in starts]
             effort = simulations_for(schedules[0]) if simulations is None else simulations
             exchange = Exchange(
@@ -268,7 +274,25 @@ class StepFrontier:
         found = [least, *(each for each in found if each.point.needs >= least.point.needs)]
         by_point = {id(each.point): each for each in found}
         points = pareto_frontier(each.point for each in found)
-        return replace(self, candidates=tuple(by_point[id(point)] for point in points))
+        improved = replace(self, candidates=tuple(by_point[id(point)] for point in points))
+        for each in improved.candidates:  # a point is the plan of its own peak
+            improved._exchanged[each, self.needs(each, NO_OUTSIDE_MEMORY), NO_OUTSIDE_MEMORY] = each
+        return improved
+
+    def _from_above(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> list[Candidate]:
+        """What exchanges lead to under some higher limits, each from the one before."""
+        if candidate not in self.candidates:
+            return []
+        place = self.candidates.index(candidate)
+        last: list[Candidate] = []
+        for share in ABOVE:
+            higher = limit + int(share * (self.plain.peak - limit))
+            fitting = [c for c in self.candidates[place:] if self.needs(c, outside) <= higher]
+            if not fitting or fitting[-1] is candidate:
+                continue
+            beyond = [*last, *self._next(fitting[-1], BEYOND_IN_A_FRONTIER)]
+            last = [self.improved(fitting[-1], higher, outside, beyond, IN_A_FRONTIER)]
+        return last
 
     def _next(self, candidate: Candidate, count: int) -> Sequence[Candidate]:
         """The ``count`` candidates that are a little faster, and need a little more."""
