@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import hybridremat
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
-from hybridremat.graph.pins import Pins, obeys
+from hybridremat.graph.pins import NO_PINS, Pins, obeys
 from hybridremat.sequence.bounds.certificate import time_bound
 from hybridremat.sequence.bounds.relaxation import PhaseLimits
 from hybridremat.sequence.exchange.edits import Edits, Versions
@@ -45,7 +45,7 @@ def assert_computes_the_same(graph: JointGraph, schedule: Schedule, like: Schedu
     assert list(dict.fromkeys(once)) == [op for op in dict.fromkeys(like.steps) if op in set(once)]
 
 
-def exchange(graph: JointGraph, limit: int, pins: Pins = Pins(), simulations: int = 60) -> Exchange:
+def exchange(graph: JointGraph, limit: int, pins: Pins = NO_PINS, simulations: int = 60) -> Exchange:
     def excess(_: Schedule, memory: StepMemory) -> int:
         return memory.peak - limit
 

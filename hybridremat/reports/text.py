@@ -98,11 +98,8 @@ def summary(plan: PlanData) -> Table:
         grid.add_row("graph break", f"{place}: {across} ({found.reason.splitlines()[0]})")
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
-    if plan.composed_overhead is not None:
-        alone = f"{plan.composed_overhead:+.1%} time"
-        grid.add_row("exchanges", f"across blocks; with their options alone {alone}")
-    if plan.certificate is not None:
-        grid.add_row("at best", certificate_text(plan.certificate, plan))
+    for name, text in _quality(plan):
+        grid.add_row(name, text)
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")
     for name, text in _rewrites(plan):
         grid.add_row(name, text)
@@ -110,6 +107,14 @@ def summary(plan: PlanData) -> Table:
     reused = "; block options of another input shape reused" if plan.reused_options else ""
     grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else "") + reused)
     return grid
+
+
+def _quality(plan: PlanData) -> Iterator[tuple[str, str]]:
+    """What made the plan better than its blocks, and what a better one could save."""
+    if plan.composed_overhead is not None:
+        yield "exchanges", f"across blocks; with their options alone {plan.composed_overhead:+.1%} time"
+    if plan.certificate is not None:
+        yield "at best", certificate_text(plan.certificate, plan)
 
 
 def certificate_dict(plan: PlanData) -> dict[str, object]:
