@@ -126,6 +126,11 @@ class Op:
         return f"by {how.parts} {how.kernel.rpartition('_by_')[2]}" if how.kernel else ""
 
     @property
+    def ways(self) -> tuple[Variant, ...]:
+        """All ways to run it; its own kernel alone if there is no other."""
+        return self.variants or (self.runs,)
+
+    @property
     def runs_alone(self) -> Variant:
         """Its own kernel."""
         return self.variants[0] if self.variants else self.runs

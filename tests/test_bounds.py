@@ -63,6 +63,23 @@ def test_no_schedule_of_a_random_graph_beats_the_bounds(graph: JointGraph, seed:
     assert least_peak_bound(graph, schedule) <= peak
 
 
+def test_a_gradient_may_be_written_over_and_made_again() -> None:
+    """Only the last version of a gradient stays: with 4 bytes, its reader takes the place of an earlier one."""
+    net = Net()
+    net.op(Phase.FORWARD, [net.input()], [1], time=1)
+    (gradient,) = net.op(Phase.BACKWARD, [net.input(0, tangent=True)], [4], time=3)
+    net.op(Phase.BACKWARD, [gradient], [4], time=5, overwrites=(gradient,))
+    net.gradients = {gradient}
+    graph = net.joint()
+    (tight, again), *others = fastest_by_enumeration(graph, len(graph.ops) + MORE)
+    assert (tight, again) == (4, 12) and others == [(8, 9)]
+    moments = choose_moments(graph, [1] * len(graph.ops))
+    limits = PhaseLimits(tight, tight)
+    assert least_time(graph, limits) == again
+    assert time_program(graph, moments, limits).lower_bound() <= again
+    assert peak_program(graph, moments, tight).lower_bound() <= tight
+
+
 def chain(length: int) -> JointGraph:
     """A chain of layers, whose backward reads what every layer read."""
     net = Net()

@@ -40,8 +40,7 @@ def least_peak_bound(graph: JointGraph, schedule: Schedule) -> int:
 
 def _time_once(graph: JointGraph) -> int:
     """Nanoseconds of what runs in any schedule, each op once and in its fastest way."""
-    ways = (graph.ops[op].variants or (graph.ops[op].runs,) for op in needed_ops(graph))
-    return sum(min(way.time for way in each) for each in ways)
+    return sum(min(way.time for way in graph.ops[op].ways) for op in needed_ops(graph))
 
 
 def _most_alone(graph: JointGraph) -> int:
@@ -58,7 +57,7 @@ def _bytes_alone(graph: JointGraph, op: Op) -> int:
     def taken(way: Variant) -> int:
         return way.temp - max((values[value].bytes for value in read.intersection(way.overwrites)), default=0)
 
-    return alive + min(map(taken, op.variants or (op.runs,)))
+    return alive + min(map(taken, op.ways))
 
 
 def _bound(graph: JointGraph, schedule: Schedule, program: Callable[[Moments], LinearProgram]) -> int:

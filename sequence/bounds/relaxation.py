@@ -84,7 +84,7 @@ class _Relaxation:
     def _add_runs(self, *, with_time: bool) -> None:
         """runs[c, a, b], certain where the first execution of c cannot be anywhere else."""
         for op in self.graph.ops:
-            time = min(way.time for way in (op.variants or (op.runs,))) if with_time else 0
+            time = min(way.time for way in op.ways) if with_time else 0
             first, last = self.moments.earliest[op.id], self.moments.latest[op.id]
             for a, b in self.spans:
                 if b >= first and (op.recomputable or a <= last):
@@ -167,15 +167,18 @@ class _Relaxation:
             fixed = sum(values[value].bytes for value in written) + (tangents if backward else 0)
             terms = [(self.alive[v, k], values[v].bytes) for v in alive[k] if v not in written]
             if op:
-                fixed += min(way.temp for way in (op.variants or (op.runs,)))
+                fixed += min(way.temp for way in op.ways)
                 terms += self._overwritten(op, k)
             limit = 0 if peak is not None else limits.backward if backward else limits.forward
             self.program.at_most([*terms, *([peak] if peak is not None else [])], limit - fixed)
 
     def _overwritten(self, op: Op, k: int) -> list[Term]:
-        """What the moment's op may write over: at most one value, which is not alive afterwards."""
-        candidates = {value for way in (op.variants or (op.runs,)) for value in way.overwrites}
-        candidates -= self.graph.held_outputs | self.graph.gradients
+        """What the moment's op may write over: at most one value, which is not alive afterwards.
+
+        The first version of an output stays, whatever happens to later ones; of a gradient only the last.
+        """
+        candidates = {value for way in op.ways for value in way.overwrites}
+        candidates -= self.graph.held_outputs
         chosen = {v: self.program.variable() for v in sorted(candidates) if (v, k) in self.alive}
         for value, variable in chosen.items():
             if (after := self.alive.get((value, k + 1))) is not None:

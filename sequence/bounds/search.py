@@ -55,7 +55,7 @@ class _Search:
         needed = needed_ops(graph)
         self.needed = _bits(needed)
         self.once = {
-            op.id: min(way.time for way in _ways(op)) if op.id in needed else 0 for op in graph.ops
+            op.id: min(way.time for way in op.ways) if op.id in needed else 0 for op in graph.ops
         }
 
     def least_time(self) -> int | None:
@@ -90,7 +90,7 @@ class _Search:
             first = not state.done >> op.id & 1
             if not (first or op.recomputable):
                 continue
-            for way in _ways(op):
+            for way in op.ways:
                 for gone in self._fitting(op, way, state):
                     yield way.time - first * self.once[op.id], self._after(op, state, gone, first=first)
 
@@ -130,10 +130,6 @@ class _Search:
 
     def _size(self, values: int) -> int:
         return sum(self.bytes[value] for value in _members(values))
-
-
-def _ways(op: Op) -> tuple[Variant, ...]:
-    return op.variants or (op.runs,)
 
 
 def _bits(members: Iterable[int]) -> int:
