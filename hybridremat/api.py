@@ -225,7 +225,7 @@ def plan(
     assert made is not None
     if spec is not None:
         warn_beyond(spec, made.memory_limit)
-    return made.certified() if certify else made
+    return made.certified(progress=progress) if certify else made
 
 
 def frontier(

@@ -46,10 +46,10 @@ def assert_computes_the_same(graph: JointGraph, schedule: Schedule, like: Schedu
 
 
 def exchange(graph: JointGraph, limit: int, pins: Pins = NO_PINS, simulations: int = 60) -> Exchange:
-    def excess(_: Schedule, memory: StepMemory) -> int:
-        return memory.peak - limit
+    def fit(_: Schedule, memory: StepMemory) -> tuple[int, int]:
+        return memory.peak - limit, memory.peak_at
 
-    return Exchange(graph, excess, lambda each: obeys(graph, each, pins), Edits(graph), simulations)
+    return Exchange(graph, fit, lambda each: obeys(graph, each, pins), Edits(graph), simulations)
 
 
 @given(joint_graphs(), st.integers(0, 1000), st.sampled_from((0.3, 0.7, 1.0)))

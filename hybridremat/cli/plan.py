@@ -51,7 +51,7 @@ def run_inspect(options: Namespace) -> int:
 def run_certify(options: Namespace) -> int:
     """Certify a plan that is read from a file, write it if a file is named, and print what is proven."""
     require_writable(options.output)
-    plan = Plan.load(options.plan).certified()
+    plan = Plan.load(options.plan).certified(progress=not options.quiet)
     if options.output is not None:
         write_plan(plan, options.output)
     if options.json:

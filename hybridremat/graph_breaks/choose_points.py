@@ -12,9 +12,10 @@ from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph_breaks.limits import StepLimits, infeasible_error
+from hybridremat.planning.candidates import Candidate
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
-from hybridremat.planning.step_frontier import Candidate, StepFrontier
+from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.policy import total_records
 from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph_breaks.choose_points import PathProblem, choose_path
 from hybridremat.graph_breaks.paths import GraphPath, Paths
+from hybridremat.planning.candidates import Candidate
 from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.pipeline import graph_frontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
-from hybridremat.planning.step_frontier import Candidate, StepFrontier
+from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from hybridremat.plans.records import GraphBreak, PlannedBlock
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridremat.errors import InfeasibleLimitError
+from hybridremat.planning.limit_errors import too_slow
 from hybridremat.planning.settings import Settings
-from hybridremat.planning.step_frontier import too_slow
 from hybridremat.sequence.joined_graphs import MultiGraphStep, choose_points
 from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 

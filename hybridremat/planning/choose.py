@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
 from hybridremat.graph.memory import step_memory
+from hybridremat.planning.candidates import Candidate
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
-from hybridremat.planning.step_frontier import Candidate, StepFrontier
+from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.outside_memory import OutsideMemory

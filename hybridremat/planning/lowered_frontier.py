@@ -14,8 +14,10 @@ from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.lowered_memory import LoweredStep
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.candidates import Candidate
+from hybridremat.planning.limit_errors import infeasible, too_slow
 from hybridremat.planning.progress import Progress, no_progress
-from hybridremat.planning.step_frontier import Candidate, StepFrontier, infeasible, too_slow
+from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, PhasePeaks, needed_bytes
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.sequence.sinking import sink_recomputations

@@ -227,6 +227,7 @@ def make_plan(
         If no plan satisfies the request.
     """
     frontier = step_frontier(step, timings, context, reuse=reuse)
+    context.progress("choosing", 0, 1)
     return choose_from(frontier, context.settings, context.origin, on_infeasible=on_infeasible)  # choose
 
 

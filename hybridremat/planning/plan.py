@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hybridremat.planning.progress import planning_progress
 from hybridremat.plans.certify import certificate_of
 from hybridremat.plans.codec import plan_to_dict, read_plan, write_plan
 from hybridremat.plans.plan_data import PlanData
@@ -112,7 +113,7 @@ class Plan(PlanData):
         """
         write_html(self, path)
 
-    def certified(self) -> Plan:
+    def certified(self, *, progress: bool = True) -> Plan:
         """The same plan with a proof of how good it is; it takes some seconds, and nothing is planned again.
 
         ``lower_bound`` is then the time in nanoseconds that no schedule of this graph beats under the plan's
@@ -124,7 +125,9 @@ class Plan(PlanData):
         LimitError
             If the step is compiled, is several graphs, or has no backward.
         """
-        return replace(self, certificate=certificate_of(self))
+        with planning_progress(show=progress) as report:
+            report("certifying", 0, 1)
+            return replace(self, certificate=certificate_of(self))
 
     @staticmethod
     def load(path: str | Path) -> Plan:

@@ -19,9 +19,10 @@ from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.graph.segmentation.cuts import block_sizes
 from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.segmentation.validate import validate_chain
+from hybridremat.planning.candidates import Candidate, ChainPlan
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.progress import Progress, Timings
-from hybridremat.planning.step_frontier import Candidate, ChainPlan, StepFrontier
+from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, memory_needs
 from hybridremat.plans.policy import Pinned
 from hybridremat.sequence.frontier import (

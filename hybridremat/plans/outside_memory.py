@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import StepMemory, step_memory
 
@@ -73,3 +76,15 @@ def memory_needs(graph: JointGraph, outside: OutsideMemory, schedule: Schedule, 
         between=memory.saved + released,
     )
     return needed_bytes(graph, peaks, outside)
+
+
+def profile_with_outside(
+    graph: JointGraph, outside: OutsideMemory, schedule: Schedule, memory: StepMemory
+) -> NDArray[np.int64]:
+    """Bytes at every execution of a schedule whose memory is known, with what is alive around the step."""
+    released = sum(graph.values[value].bytes for value in graph.released_outputs)
+    beside = outside_phases(graph, memory.saved + released, outside)
+    profile = np.array(memory.profile, np.int64)
+    profile[: schedule.num_forward] += beside.forward
+    profile[schedule.num_forward :] += beside.backward
+    return profile

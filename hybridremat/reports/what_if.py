@@ -13,7 +13,7 @@ from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.types import Option
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.memory import MemorySimulator, schedule_time
-from hybridremat.plans.outside_memory import OutsideMemory, outside_phases, schedule_needs
+from hybridremat.plans.outside_memory import OutsideMemory, profile_with_outside, schedule_needs
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import policy_of, resolve_policy
 from hybridremat.plans.records import PlanDetails
@@ -72,7 +72,8 @@ class WhatIf:
         self._outside = OutsideMemory(plan.reserve, plan.forwards)
         self._limit = plan.needed if plan.memory_limit is None else plan.memory_limit
         self._time = schedule_time(self._graph, plan.schedule)
-        self._profile = self._profile_with_outside()
+        memory = MemorySimulator(self._graph)(plan.schedule)
+        self._profile = profile_with_outside(self._graph, self._outside, plan.schedule, memory)
         steps, overwritten = plan.schedule.steps, MemorySimulator(self._graph).overwritten(plan.schedule)
         self._in_place = Counter[int | None](steps[now] for now in overwritten)
         chain = details.chain
@@ -134,16 +135,6 @@ class WhatIf:
 
     def _free(self, places: np.ndarray) -> int:
         return self._limit - int(self._profile[places].max(initial=0))
-
-    def _profile_with_outside(self) -> np.ndarray:
-        schedule = self._plan.schedule
-        memory = MemorySimulator(self._graph)(schedule)
-        released = sum(self._graph.values[value].bytes for value in self._graph.released_outputs)
-        beside = outside_phases(self._graph, memory.saved + released, self._outside)
-        profile = np.array(memory.profile, np.int64)
-        profile[: schedule.num_forward] += beside.forward
-        profile[schedule.num_forward :] += beside.backward
-        return profile
 
     def _with_option(self, block: int, number: int) -> Change:
         def changed(decision: Decision) -> Decision:

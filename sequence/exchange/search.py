@@ -38,8 +38,8 @@ _TRIED: Final = 16
 _SMALL: Final = 0.05
 """Of what is beyond the limit: smaller values are not looked at."""
 
-Excess = Callable[[Schedule, StepMemory], int]
-"""Bytes that a schedule with this memory is beyond the limit (0 or less: it fits)."""
+Fit = Callable[[Schedule, StepMemory], tuple[int, int]]
+"""Bytes that a schedule with this memory is beyond the limit (0 or less: it fits), and where most is."""
 
 Obeys = Callable[[Schedule], bool]
 
@@ -57,8 +57,8 @@ class Exchange:
     ----------
     graph
         The joint graph with its costs.
-    excess
-        What is beyond the limit.
+    fit
+        What is beyond the limit, and where.
     obeys
         Whether a schedule keeps the user's pins.
     edits
@@ -68,7 +68,7 @@ class Exchange:
     """
 
     graph: JointGraph
-    excess: Excess
+    fit: Fit
     obeys: Obeys
     edits: Edits
     simulations: int = LEAST_SIMULATIONS
@@ -122,32 +122,30 @@ class Exchange:
 
     def _fitting(self, schedule: Schedule, most: int) -> Schedule | None:
         """The schedule with room made until it fits, in at most ``most`` nanoseconds."""
-        memory, excess = self._counted(schedule)
+        excess, top = self._counted(schedule)
         for _ in range(_ROOMS):
             if excess <= 0 or self.simulations <= 0:
                 break
             best = None
-            for changed in self._with_room(schedule, memory, excess, most):
+            for changed in self._with_room(schedule, top, excess, most):
                 found = self._counted(changed)
-                if best is None or found[1] < best[2]:
+                if best is None or found[0] < best[1]:
                     best = changed, *found
-                if found[1] <= 0:
+                if found[0] <= 0:
                     break
-            if best is None or best[2] >= excess:
+            if best is None or best[1] >= excess:
                 return None
-            schedule, memory, excess = best
+            schedule, excess, top = best
         fits = excess <= 0 and schedule_time(self.graph, schedule) <= most
         return schedule if fits and self.obeys(schedule) else None
 
-    def _counted(self, schedule: Schedule) -> tuple[StepMemory, int]:
+    def _counted(self, schedule: Schedule) -> tuple[int, int]:
         self.simulations -= 1
-        memory = self._simulate(schedule)
-        return memory, self.excess(schedule, memory)
+        return self.fit(schedule, self._simulate(schedule))
 
-    def _with_room(self, schedule: Schedule, memory: StepMemory, excess: int, most: int) -> list[Schedule]:
+    def _with_room(self, schedule: Schedule, top: int, excess: int, most: int) -> list[Schedule]:
         """Changes that may take something away from the highest point, those of least time first."""
-        steps, top = schedule.steps, memory.peak_at
-        versions = Versions(self.graph, steps)
+        versions = Versions(self.graph, schedule.steps)
         spare = most - schedule_time(self.graph, schedule)
         moves: list[Schedule] = []
         again: list[tuple[int, int, int, list[int]]] = []

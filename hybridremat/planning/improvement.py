@@ -1,0 +1,145 @@
+"""Exchanges at points of a frontier: where they begin, how hard they try, and what is known already.
+
+One point is improved thoroughly, for a plan, or quickly, where there are many. What was found thoroughly is
+kept, so that the same limit has the same answer in every call; what was found quickly is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from hybridremat.graph.joint import JointGraph, Schedule, ops_by_parts
+from hybridremat.graph.memory import StepMemory
+from hybridremat.graph.pins import Pins, obeys
+from hybridremat.planning.candidates import Candidate
+from hybridremat.plans.outside_memory import (
+    NO_OUTSIDE_MEMORY,
+    OutsideMemory,
+    memory_needs,
+    profile_with_outside,
+    schedule_needs,
+)
+from hybridremat.sequence.exchange.edits import Edits
+from hybridremat.sequence.exchange.search import Exchange, simulations_for
+from hybridremat.sequence.frontier import schedule_point
+
+BEYOND: Final = 24
+"""Candidates beyond a limit that exchanges try to bring under it."""
+
+BEYOND_QUICKLY: Final = 6
+"""The same, where there are many limits."""
+
+ABOVE: Final = (0.3, 0.1)
+"""Higher limits from which exchanges come down to the limit: shares of the way to the plain step's peak."""
+
+QUICK: Final = 200
+"""Simulated schedules at one point, where there are many."""
+
+
+@dataclass
+class Improvement:
+    """Improves candidates of one frontier, by rising peak; ``plain_peak`` is the plain step's in bytes."""
+
+    graph: JointGraph
+    candidates: Sequence[Candidate]
+    plain_peak: int
+    pins: Pins
+    _known: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
+
+    def under(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
+        """The best that exchanges find under a limit that the candidate keeps, thoroughly.
+
+        What was found is its own answer for what it needs: asked for at the least limit that was reported, it
+        is the step that was reported.
+        """
+        key = candidate, limit, outside
+        if key not in self._known:
+            beyond = [*self._from_above(candidate, limit, outside), *self._next(candidate, BEYOND)]
+            effort = simulations_for(candidate.point.schedule)
+            found = self._exchanged(candidate, limit, outside, beyond, effort)
+            self._known[key] = found
+            self._known.setdefault((found, self._needs(found, outside), outside), found)
+        return self._known[key]
+
+    def along(self, chosen: Sequence[Candidate], report: Callable[[int], None]) -> list[Candidate]:
+        """What exchanges find quickly at some candidates, by rising peak, each under its own.
+
+        From the highest peak down: what was found there is tried at the next lower one as well.
+        """
+        found: list[Candidate] = []
+        for done, candidate in enumerate(reversed(chosen)):
+            report(done)
+            found.append(self._quickly(candidate, candidate.point.peak, NO_OUTSIDE_MEMORY, found[-1:]))
+        return found
+
+    def settle(self, candidates: Sequence[Candidate]) -> None:
+        """Let candidates be the answers for limits of their own peaks."""
+        self._known.update({(each, each.point.peak, NO_OUTSIDE_MEMORY): each for each in candidates})
+
+    def _quickly(
+        self, candidate: Candidate, limit: int, outside: OutsideMemory, first: Sequence[Candidate]
+    ) -> Candidate:
+        beyond = [*first, *self._next(candidate, BEYOND_QUICKLY)]
+        return self._exchanged(candidate, limit, outside, beyond, QUICK)
+
+    def _from_above(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> list[Candidate]:
+        """What exchanges lead to under some higher limits, each from the one before."""
+        last: list[Candidate] = []
+        for share in ABOVE:
+            higher = limit + int(share * (self.plain_peak - limit))
+            fitting = [c for c in self.candidates if self._needs(c, outside) <= higher]
+            if fitting and fitting[-1] != candidate:
+                last = [self._quickly(fitting[-1], higher, outside, last)]
+        return last
+
+    def _next(self, candidate: Candidate, count: int) -> list[Candidate]:
+        """The ``count`` candidates that are a little faster, and need a little more."""
+        faster = [c for c in self.candidates if c.point.time < candidate.point.time]
+        return [c for c in faster[:count] if c.chain_index is not None]
+
+    def _needs(self, candidate: Candidate, outside: OutsideMemory) -> int:
+        point = candidate.point
+        if outside.none:
+            return point.peak
+        return schedule_needs(ops_by_parts(self.graph, point.parted), point.schedule, outside)
+
+    def _exchanged(
+        self,
+        candidate: Candidate,
+        limit: int,
+        outside: OutsideMemory,
+        beyond: Sequence[Candidate],
+        simulations: int,
+    ) -> Candidate:
+        """The candidate that exchanges lead to; itself if they gain nothing, or if it is a forward alone."""
+        if candidate.chain_index is None:
+            return candidate
+        graph, starts = ops_by_parts(self.graph, candidate.point.parted), [candidate, *beyond]
+
+        def fit(schedule: Schedule, memory: StepMemory) -> tuple[int, int]:
+            if outside.none:
+                return memory.peak - limit, memory.peak_at
+            needs = memory_needs(graph, outside, schedule, memory)
+            return needs - limit, int(np.argmax(profile_with_outside(graph, outside, schedule, memory)))
+
+        exchange = Exchange(graph, fit, lambda each: obeys(graph, each, self.pins), Edits(graph), simulations)
+        schedules = [each.point.schedule for each in starts]
+        schedule, origin = exchange(schedules[0], schedules[1:])
+        if schedule == schedules[0]:
+            return candidate
+        return _replaced(candidate, starts[origin], graph, schedule)
+
+
+def _replaced(start: Candidate, origin: Candidate, graph: JointGraph, schedule: Schedule) -> Candidate:
+    """The candidate of a schedule that exchanges led to from ``origin``, in place of ``start``."""
+    if not origin.point.decisions:  # the plain step, or repaired from it
+        origin = start
+    composed = start.point
+    point = schedule_point(graph, schedule, origin.point.decisions)
+    composed_time = composed.time if composed.composed_time is None else composed.composed_time
+    point = replace(point, parted=composed.parted, composed_time=composed_time)
+    return Candidate(point, origin.chain_index)

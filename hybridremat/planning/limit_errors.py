@@ -1,0 +1,61 @@
+"""The errors for limits that no plan keeps: what was asked, what is possible, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridremat.errors import InfeasibleLimitError
+from hybridremat.plans.outside_memory import OutsideMemory
+from hybridremat.plans.records import PinRecord
+from hybridremat.units import format_bytes, format_overhead_up, format_share_up
+
+
+def infeasible(
+    limit: int,
+    least: int,
+    plain_peak: int,
+    outside: OutsideMemory,
+    pins: Sequence[PinRecord],
+    workspace: int = 0,
+) -> InfeasibleLimitError:
+    """The error for a limit below the ``least`` feasible one (bytes).
+
+    ``workspace``: what an optimizer in the backward takes at most.
+    """
+    share = format_share_up(least, plain_peak)
+    under = f" under policy= ({', '.join(pin.pattern for pin in pins)})" if pins else ""
+    less = ", pin less" if pins else ""
+    kept = f", {format_bytes(outside.reserve)} of it kept free by reserve=" if outside.reserve else ""
+    if outside.forwards > 1:
+        kept += f", for {outside.forwards} forwards at a time"
+    early = ""
+    if workspace:
+        early = (
+            f" The optimizer that steps in the backward takes up to {format_bytes(workspace)} of it "
+            '(fused=True takes less), which the plain step does not count; gradients="at_end" leaves it out.'
+        )
+    return InfeasibleLimitError(
+        f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
+        f"the least feasible limit for this model and input{under} is {format_bytes(least)} "
+        f"({least} bytes, {share} of the plain step's {format_bytes(plain_peak)}). "
+        f"Raise the limit to that, make the batch or the input smaller{less}, or pass "
+        f'on_infeasible="least" to run the plan of least memory.{early}',
+        limit=limit,
+        least=least,
+    )
+
+
+def too_slow(limit: int, max_overhead: float, *, takes: float, least: int) -> InfeasibleLimitError:
+    """The error for a feasible limit that no plan keeps within an overhead.
+
+    ``takes`` is the overhead of the fastest plan under the limit, and ``least`` the least feasible limit
+    (bytes) within ``max_overhead``.
+    """
+    return InfeasibleLimitError(
+        f"no plan keeps both memory_limit {format_bytes(limit)} and max_overhead {max_overhead:.1%}: "
+        f"the fastest plan under that limit takes {format_overhead_up(takes)} more time, and the least limit "
+        f"with that overhead is {format_bytes(least)} ({least} bytes). Raise one of the two, or give only "
+        "one.",
+        limit=limit,
+        least=least,
+    )
