@@ -101,8 +101,9 @@ def wrap(
         backward, no clipping by global norm, no GradScaler, no DistributedDataParallel.
     strategy
         **Which schedules are looked at.** ``"hybrid"``: all that this tool knows. For comparison, on the same
-        blocks: ``"plain"``, ``"sqrt"``, ``"every-block"``, ``"min-peak"``, ``"rotor"`` and ``"rockmate"``
-        (:mod:`hybridremat.sequence.strategies`).
+        blocks: ``"plain"``, ``"sqrt"``, ``"every-block"``, ``"min-peak"``, ``"rotor"`` and ``"rockmate"``;
+        on the whole graph at once: ``"checkmate"`` (up to some 100 to 200 ops, else a GraphSizeError) and
+        ``"checkmate-lp"`` (:mod:`hybridremat.sequence.strategies`).
     cost_model, workers, cache, progress
         **How it is planned.** ``cost_model`` is the source of times: ``"profile"`` (measured here),
         ``"roofline"``, ``"flops"`` (the same everywhere). ``workers``: processes that solve blocks; None: one

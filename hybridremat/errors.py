@@ -56,6 +56,10 @@ class InfeasibleLimitError(HybridRematError):
         self.least = least
 
 
+class GraphSizeError(HybridRematError, ValueError):
+    """The joint graph is too large for a strategy that looks at the whole of it at once."""
+
+
 class CaptureError(HybridRematError):
     """The model's joint graph could not be captured: a graph break, or a model that cannot be traced."""
 

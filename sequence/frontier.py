@@ -56,6 +56,9 @@ class SchedulePoint:
     composed_time
         Nanoseconds of the schedule of blocks that it was improved from
         (:mod:`hybridremat.sequence.exchange`); None if it is one.
+    least_time
+        Nanoseconds that no schedule of its strategy beats under the limit that it was made for; None if that
+        is not known.
     """
 
     peak: int
@@ -66,6 +69,7 @@ class SchedulePoint:
     decisions: tuple[Decision, ...] = ()
     parted: frozenset[int] = frozenset()
     composed_time: int | None = None
+    least_time: int | None = None
 
 
 Needs = Callable[[Schedule, StepMemory], int]

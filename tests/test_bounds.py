@@ -64,7 +64,7 @@ def test_no_schedule_of_a_random_graph_beats_the_bounds(graph: JointGraph, seed:
 
 
 def test_a_gradient_may_be_written_over_and_made_again() -> None:
-    """Only the last version of a gradient stays: with 4 bytes, its reader takes the place of an earlier one."""
+    """Only the last version of a gradient stays: its reader takes the place of an earlier one."""
     net = Net()
     net.op(Phase.FORWARD, [net.input()], [1], time=1)
     (gradient,) = net.op(Phase.BACKWARD, [net.input(0, tangent=True)], [4], time=3)

@@ -12,7 +12,7 @@ import hybridremat
 from hybridremat import Plan
 from hybridremat.cli import main as cli
 from hybridremat.cli.targets import load_target
-from hybridremat.sequence.strategies import STRATEGIES
+from hybridremat.sequence.strategies import STRATEGIES, checkmate
 
 QUICK = ["--cost-model", "flops", "--workers", "1"]
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -168,7 +168,29 @@ def test_compare_prints_every_strategy_under_each_limit(models, capsys):
     assert (models / "all.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_compare_shows_whole_frontiers_and_says_what_is_left_out(models, capsys, monkeypatch):
+    monkeypatch.setattr(checkmate, "MOST_RUNS", 1)
+    assert cli.main(["compare", "nets.py:make", *QUICK, "-q", "--frontier", "-o", "all.json"]) == 0
+    _, titles, least, *lines, left_out = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["strategy", *(name for name in STRATEGIES if name != "checkmate")]
+    assert least.split()[0] == "least" and left_out.startswith('strategy="checkmate" solves the whole graph')
+    data = json.loads((models / "all.json").read_text())
+    assert data["left_out"] == {"checkmate": left_out}
+    assert data["limits"] == [f"{share}%" for share in range(95, 0, -5)]
+    hybrid = data["strategies"][0]
+    shown = [f"{point['overhead']:+.1%}" if point else "–" for point in hybrid["at"]]
+    expected = [list(pair) for pair in zip(data["limits"], shown, strict=True)]
+    assert [line.split()[:2] for line in lines] == expected[: len(lines)]
+    assert any(each["at"][len(lines) - 1] for each in data["strategies"])
+    assert not any(each["at"][len(lines)] for each in data["strategies"])
+    by_peak = {point["peak_bytes"]: point["overhead"] for point in hybrid["frontier"]["points"]}
+    for point in filter(None, hybrid["at"]):
+        assert point["overhead"] == by_peak[point["peak_bytes"]]
+
+
 def test_compare_refuses_before_anything_is_planned(models, capsys):
     assert "leave --strategy out" in failed(capsys, "compare", "nets.py:make", "--strategy", "rotor")
     assert "the suffix says what to write" in failed(capsys, "compare", "nets.py:make", "-o", "x.txt")
     assert "memory_limit" in failed(capsys, "compare", "nets.py:make", "--limit", "much")
+    both = failed(capsys, "compare", "nets.py:make", "--limit", "50%", "--frontier")
+    assert "--limit and --frontier exclude each other" in both

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any, get_args
@@ -12,22 +12,43 @@ from typing import Any, get_args
 from hybridremat.analysis.frontier import Frontier
 from hybridremat.analysis.frontier_plot import new_figure, picture, require_suffix, scaled_axes
 from hybridremat.analysis.frontier_rows import point_row
-from hybridremat.errors import InfeasibleLimitError
+from hybridremat.errors import GraphSizeError, InfeasibleLimitError
 from hybridremat.files import write_atomic
 from hybridremat.planning.settings import StrategyName
-from hybridremat.units import format_bytes, format_share_up
+from hybridremat.units import format_bytes, format_share_up, resolve_limit
 
 SHARES = (90, 80, 70, 60, 50, 40, 30, 20)
 """Limits in percent of the plain step's memory, where none is asked for."""
 
-COLORS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#999999", "#D55E00", "#56B4E9")
+TWENTIETHS = tuple(range(95, 0, -5))
+"""The same for whole frontiers."""
+
+MOST_COLUMNS = 8
+"""Limits side by side in a table; more of them stand one below the other."""
+
+COLORS = (
+    *("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#999999"),
+    *("#D55E00", "#56B4E9", "#000000", "#8C6D31"),
+)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The frontier of each strategy, by name; the default first."""
+    """The frontier of each strategy, by name; the default first.
+
+    Attributes
+    ----------
+    frontiers
+        By name.
+    left_out
+        Strategies that this graph is too large for, and what they say.
+    known_points
+        Whether rows hold what the frontiers found; else the fastest plan of each limit, made for it.
+    """
 
     frontiers: dict[str, Frontier]
+    left_out: dict[str, str] = field(default_factory=dict)
+    known_points: bool = False
 
     @property
     def plain_peak(self) -> int:
@@ -40,36 +61,51 @@ class Comparison:
             {
                 "strategy": name,
                 "least": point_row(frontier.least, frontier),
-                "at": [_at(frontier, limit) for limit in limits],
+                "at": [self._at(frontier, limit) for limit in limits],
             }
             for name, frontier in self.frontiers.items()
         ]
 
     def text(self, limits: Sequence[int | str]) -> str:
         """A table: least feasible memory, and extra time under each limit."""
-        titles = ["strategy", "least feasible", *(_named(limit) for limit in limits)]
-        cells = [titles]
+        below = len(limits) > MOST_COLUMNS
+        cells = [["strategy", "least" if below else "least feasible", *map(_named, limits)]]
         for row in self.rows(limits):
             peak = row["least"]["peak_bytes"]
-            least = f"{format_bytes(peak)} ({format_share_up(peak, self.plain_peak)})"
+            least = format_share_up(peak, self.plain_peak)
             times = ["–" if at is None else f"{at['overhead']:+.1%}" for at in row["at"]]
-            cells.append([row["strategy"], least, *times])
-        widths = [max(len(line[column]) for line in cells) for column in range(len(titles))]
+            cells.append([row["strategy"], least if below else f"{format_bytes(peak)} ({least})", *times])
+        if below:
+            lines = zip(*cells, strict=True)
+            cells = [list(line) for line in lines if set(line[1:]) != {"–"}]
+        widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
         lines = [map(str.rjust, line, widths) for line in cells]
         cost_model = next(iter(self.frontiers.values())).cost_model
         plain = format_bytes(self.plain_peak)
         head = f"extra time by cost model {cost_model} under a limit; the plain step takes {plain}"
-        return "\n".join([head, *map("  ".join, lines)]) + "\n"
+        return "\n".join([head, *map("  ".join, lines), *self.left_out.values()]) + "\n"
 
     def to_dict(self, limits: Sequence[int | str]) -> dict[str, Any]:
         """All of it as plain JSON types: the rows of the table, and each frontier."""
         return {
             "plain_peak_bytes": self.plain_peak,
             "limits": list(limits),
+            "left_out": self.left_out,
             "strategies": [
                 {**row, "frontier": self.frontiers[row["strategy"]].to_dict()} for row in self.rows(limits)
             ],
         }
+
+    def _at(self, frontier: Frontier, limit: int | str) -> dict[str, Any] | None:
+        """The row of the fastest point under a limit; None if there is none."""
+        if self.known_points:
+            most = resolve_limit(limit, self.plain_peak)
+            fitting = [point for point in frontier.points if point.peak <= most]
+            return point_row(fitting[-1], frontier) if fitting else None
+        try:
+            return point_row(frontier.at(memory_limit=limit), frontier)
+        except InfeasibleLimitError:
+            return None
 
     def to_csv(self, path: Path) -> None:
         """Write the points of all frontiers, one row for each."""
@@ -108,16 +144,16 @@ class Comparison:
         write_atomic(path, picture(figure, suffix))
 
 
-def compare(make: Callable[[StrategyName], Frontier]) -> Comparison:
+def compare(make: Callable[[StrategyName], Frontier], *, known_points: bool = False) -> Comparison:
     """The comparison of all strategies; ``make`` plans with the one of a name."""
-    return Comparison({name: make(name) for name in get_args(StrategyName)})
-
-
-def _at(frontier: Frontier, limit: int | str) -> dict[str, Any] | None:
-    try:
-        return point_row(frontier.at(memory_limit=limit), frontier)
-    except InfeasibleLimitError:
-        return None
+    frontiers: dict[str, Frontier] = {}
+    left_out: dict[str, str] = {}
+    for name in get_args(StrategyName):
+        try:
+            frontiers[name] = make(name)
+        except GraphSizeError as error:
+            left_out[name] = str(error)
+    return Comparison(frontiers, left_out, known_points)
 
 
 def _named(limit: int | str) -> str:

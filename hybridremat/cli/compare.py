@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from hybridremat.analysis.comparison import SHARES, Comparison, compare
+from hybridremat.analysis.comparison import SHARES, TWENTIETHS, Comparison, compare
 from hybridremat.api import frontier
 from hybridremat.cli.figure_files import checked_files
 from hybridremat.cli.inputs import limit_value, load, settings_given
@@ -28,12 +28,15 @@ def run_compare(options: Namespace) -> int:
     LimitError
         If a limit cannot be read.
     UsageError
-        If a strategy is named.
+        If a strategy is named, or both limits and ``--frontier`` are.
     """
     if options.strategy != "hybrid":
         raise UsageError("compare plans with every strategy: leave --strategy out")
     outputs = checked_files(options.output)
-    limits = [limit_value(text) for text in options.limit or (f"{share}%" for share in SHARES)]
+    if options.frontier and options.limit:
+        raise UsageError("--limit and --frontier exclude each other: leave one of them out")
+    shares = TWENTIETHS if options.frontier else SHARES
+    limits = [limit_value(text) for text in options.limit or (f"{share}%" for share in shares)]
     known = [limit for limit in limits if limit is not None]
     for limit in known:
         resolve_limit(limit, 1 << 40)
@@ -42,7 +45,8 @@ def run_compare(options: Namespace) -> int:
     settings = settings_given(options, FrontierSettings.__optional_keys__ - {"strategy"})
     with stdout_to_stderr(active=options.json):
         found = compare(
-            lambda name: frontier(*step, progress=not options.quiet, strategy=name, **settings)
+            lambda name: frontier(*step, progress=not options.quiet, strategy=name, **settings),
+            known_points=options.frontier,
         )
     for path in outputs:
         _write(found, path, known)

@@ -104,7 +104,8 @@ def _planning_options() -> Parser:
         "--strategy",
         metavar="NAME",
         default="hybrid",
-        help="hybrid (default), or for comparison plain, sqrt, every-block, min-peak, rotor, rockmate",
+        help="hybrid (default), or for comparison plain, sqrt, every-block, min-peak, rotor, rockmate, "
+        "checkmate, checkmate-lp",
     )
     group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
     group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)
@@ -171,6 +172,11 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         action="append",
         help="compare under this limit: 6GiB, or 50%% of plain; repeatable (default: 90%% to 20%% by tens)",
+    )
+    add(
+        "--frontier",
+        action="store_true",
+        help="compare whole frontiers: under every twentieth of the plain step's memory",
     )
 
 

@@ -80,6 +80,7 @@ def plan_of_point(
         least_peak=frontier.needs(frontier.least(outside), outside),
         overhead=frontier.overhead(point),
         composed_overhead=_composed_overhead(frontier, point),
+        strategy_gap=_strategy_gap(point),
         extra_flops=frontier.extra_flops(point),
         saved_bytes=memory.saved,
         blocks=_blocks(frontier, chosen),
@@ -93,6 +94,12 @@ def plan_of_point(
         pins=frontier.pins,
         timings=dict(frontier.timings),
     )
+
+
+def _strategy_gap(point: SchedulePoint) -> float | None:
+    if point.least_time is None:
+        return None
+    return max(0.0, 1.0 - point.least_time / max(1, point.time))
 
 
 def _composed_overhead(frontier: StepFrontier, point: SchedulePoint) -> float | None:

@@ -36,9 +36,10 @@ from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.stages import compose, forward_frontier, plain_point, segment_graph, solve_options
 from hybridremat.planning.step_costs import with_costs
 from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.planning.whole_graph import whole_graph_frontier
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
 from hybridremat.plans.policy import Pinned, resolve_policy
-from hybridremat.sequence.strategies import STRATEGIES, Strategy
+from hybridremat.sequence.strategies import STRATEGIES, Strategy, WholeGraph
 from hybridremat.sequence.strategies.hybrid import HYBRID
 from hybridremat.version import __version__
 
@@ -196,6 +197,7 @@ def graph_frontier(
         timings=timings,
         outside=context.settings.outside_memory(),
         strategy=STRATEGIES[context.settings.strategy],
+        limit=context.settings.limit_bytes(plain_point(graph).peak),
     )
 
 
@@ -241,7 +243,8 @@ def plan_graph(
     pinned: Pinned | None = None,
     timings: Timings | None = None,
     outside: OutsideMemory = NO_OUTSIDE_MEMORY,
-    strategy: Strategy = HYBRID,
+    strategy: Strategy | WholeGraph = HYBRID,
+    limit: int | None = None,
 ) -> StepFrontier:
     """The whole frontier of a joint graph with costs.
 
@@ -260,15 +263,23 @@ def plan_graph(
         time.
     strategy
         Which schedules are looked at.
+    limit
+        In bytes: a strategy over the whole graph finds what is the best under this one.
 
     Raises
     ------
     PolicyError
         If no schedule that was found obeys the pins.
+    GraphSizeError
+        If the graph is too large for the strategy.
     """
     pinned, timed = pinned or Pinned(), Stopwatch(timings or {})
     if not any(op.phase is Phase.BACKWARD for op in graph.ops):
         return forward_frontier(graph, pinned, timed.timings)
+    if isinstance(strategy, WholeGraph):
+        return whole_graph_frontier(
+            graph, strategy, pinned=pinned, timed=timed, outside=outside, limit=limit, progress=progress
+        )
     with timed("segment"):
         chains = segment_graph(graph, pinned.pins, progress, outside)  # segment
     with timed("solve blocks"):

@@ -79,6 +79,9 @@ class Plan(PlanData):
     composed_overhead
         The overhead that the blocks' options alone would have, if exchanges across blocks made the plan
         faster than that; then a block's option is what they began with.
+    strategy_gap
+        The most that the strategy's fastest schedule under the limit could save of this one's time, as a
+        fraction, where the strategy proves that: 0.0 for one that is optimal among its schedules.
     certificate
         How near the plan is to the best there is, if it was certified; ``lower_bound`` and
         ``optimality_gap`` are its figures.

@@ -25,7 +25,17 @@ Compiler = Literal["eager", "inductor"]
 Rewrites = Literal["exact", "chunked", "none"]
 Outputs = Literal["all", "loss"]
 Gradients = Literal["at_end", "in_backward"]
-StrategyName = Literal["hybrid", "plain", "sqrt", "every-block", "min-peak", "rotor", "rockmate"]
+StrategyName = Literal[
+    "hybrid",
+    "plain",
+    "sqrt",
+    "every-block",
+    "min-peak",
+    "rotor",
+    "rockmate",
+    "checkmate",
+    "checkmate-lp",
+]
 
 
 class CommonSettings(TypedDict, total=False):

@@ -45,6 +45,8 @@ class StepFrontier:
     exchanges
         Whether the schedule that is chosen is improved under its limit
         (:mod:`hybridremat.sequence.exchange`).
+    under
+        More candidates for a limit in bytes, of a strategy that looks for each limit anew.
     """
 
     graph: JointGraph
@@ -56,6 +58,7 @@ class StepFrontier:
     pins: tuple[PinRecord, ...] = ()
     pinned: Pins = NO_PINS
     exchanges: bool = False
+    under: Callable[[int], Sequence[Candidate]] | None = field(default=None, compare=False)
 
     def least(self, outside: OutsideMemory) -> Candidate:
         """The point of least memory; of several, the fastest. Exchanges may let it need less, too."""
@@ -139,8 +142,7 @@ class StepFrontier:
         self.require_policy_within(max_overhead)
         if limit is None:
             return self.candidates[-1] if max_overhead is None else self.smallest(max_overhead, outside)
-        needed = [(self.needs(candidate, outside), candidate) for candidate in self.candidates]
-        fitting = [candidate for needs, candidate in needed if needs <= limit]
+        fitting = [each for each in self._considered(limit) if self.needs(each, outside) <= limit]
         if not fitting:
             least = self.least(outside)
             if (needs := self.needs(least, outside)) > limit:
@@ -153,6 +155,12 @@ class StepFrontier:
         if (needs := self.needs(smallest, outside)) <= limit:
             return smallest
         raise too_slow(limit, max_overhead, takes=self.overhead(chosen.point), least=needs)
+
+    def _considered(self, limit: int) -> Sequence[Candidate]:
+        """The candidates for a limit, the slowest first."""
+        if self.under is None:
+            return self.candidates
+        return sorted([*self.candidates, *self.under(limit)], key=lambda each: -each.point.time)
 
     def smallest(self, max_overhead: float, outside: OutsideMemory) -> Candidate:
         """The point of least memory within an overhead (a fraction).

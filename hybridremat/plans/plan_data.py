@@ -40,6 +40,7 @@ class PlanData:
     lean: bool = False
     plain_code: bool = False
     composed_overhead: float | None = None
+    strategy_gap: float | None = None
     certificate: Certificate | None = None
     timings: dict[str, float] = field(compare=False, default_factory=dict)
 

@@ -113,8 +113,18 @@ def _quality(plan: PlanData) -> Iterator[tuple[str, str]]:
     """What made the plan better than its blocks, and what a better one could save."""
     if plan.composed_overhead is not None:
         yield "exchanges", f"across blocks; with their options alone {plan.composed_overhead:+.1%} time"
+    if plan.strategy_gap is not None:
+        yield plan.request.strategy, strategy_gap_text(plan.strategy_gap)
     if plan.certificate is not None:
         yield "at best", certificate_text(plan.certificate, plan)
+
+
+def strategy_gap_text(gap: float) -> str:
+    """What a strategy proves of its schedule; rounded so that it stays true."""
+    if gap == 0:
+        return "the fastest of its schedules under this limit"
+    most = math.ceil(1000 * gap) / 10
+    return f"its search was stopped; no schedule of its kind saves more than {most:.1f} % of this time"
 
 
 def certificate_dict(plan: PlanData) -> dict[str, object]:

@@ -12,7 +12,7 @@ be believed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -58,6 +58,13 @@ class LinearProgram:
             self._coefficients.append(coefficient)
         self.limits.append(limit)
 
+    def rows(self) -> Iterator[tuple[list[Term], int]]:
+        """Each row: its terms, and what their sum is at most."""
+        ends = np.searchsorted(self._rows, np.arange(len(self.limits) + 1)).tolist()
+        terms = list(zip(self._columns, self._coefficients, strict=True))
+        for row, limit in enumerate(self.limits):
+            yield terms[ends[row] : ends[row + 1]], limit
+
     def lower_bound(self, iterations: int = ITERATIONS) -> int:
         """A number that no solution costs less than, fractional ones included; rounded down."""
         if not self.limits:
@@ -72,28 +79,43 @@ class LinearProgram:
         total = _least_product(reduced, self.lower, self.upper) - int(np.dot(weights, self.limits))
         return total >> _DUAL_BITS
 
+    def values(self, iterations: int = ITERATIONS) -> list[float]:
+        """Values of the variables that the solver found: near an optimum, to a few digits.
+
+        Rows count alike here: an error is relative to all of them, and large ones would hide the others'.
+        """
+        row_scale, cost_scale = self._scales(scaled_to=1.0)
+        found = np.asarray(self._solution(row_scale, cost_scale, iterations).primal_solution)
+        lower, upper = np.array(self.lower, float), np.array(self.upper, float)
+        within: list[float] = np.clip(np.nan_to_num(found), lower, upper).tolist()
+        return within
+
     def _dual_values(self, iterations: int) -> list[int]:
         """Dual values that the solver found, as multiples of 2^−40."""
+        row_scale, cost_scale = self._scales()
+        found = self._solution(row_scale, cost_scale, iterations).dual_solution
+        scaled = np.nan_to_num(-np.asarray(found) * row_scale / cost_scale, posinf=0.0, neginf=0.0)
+        return [round(each) for each in np.ldexp(scaled, _DUAL_BITS).tolist()]
+
+    def _solution(self, row_scale: NDArray[np.float64], cost_scale: float, iterations: int) -> Any:
+        """What PDLP returns for the program in scaled numbers."""
         from ortools.pdlp import solvers_pb2
         from ortools.pdlp.python import pdlp
 
-        row_scale, cost_scale = self._scales()
         parameters = solvers_pb2.PrimalDualHybridGradientParams()
         parameters.num_threads = 1  # sums of several threads have no order
         parameters.termination_criteria.iteration_limit = iterations
         accuracy = parameters.termination_criteria.simple_optimality_criteria
         accuracy.eps_optimal_relative = accuracy.eps_optimal_absolute = TOLERANCE
         program = pdlp.qp_from_mpmodel_proto(self._proto(row_scale, cost_scale), relax_integer_variables=True)
-        found = pdlp.primal_dual_hybrid_gradient(program, parameters).dual_solution
-        scaled = np.nan_to_num(-np.asarray(found) * row_scale / cost_scale, posinf=0.0, neginf=0.0)
-        return [round(each) for each in np.ldexp(scaled, _DUAL_BITS).tolist()]
+        return pdlp.primal_dual_hybrid_gradient(program, parameters)
 
-    def _scales(self) -> tuple[NDArray[np.float64], float]:
+    def _scales(self, scaled_to: float = _SCALED_TO) -> tuple[NDArray[np.float64], float]:
         """Factors that bring each row and the costs to numbers that a solver in floats likes."""
         largest = np.ones(len(self.limits))
         np.maximum.at(largest, self._rows, np.abs(np.array(self._coefficients, float)))
         sizes = np.maximum(largest, np.abs(np.array(self.limits, float)))
-        rows = np.where(largest > 1, _SCALED_TO / sizes, 1.0)
+        rows = np.where(largest > 1, scaled_to / sizes, 1.0)
         return rows, _SCALED_TO / max(1.0, float(sum(map(abs, self.cost))))
 
     def _proto(self, row_scale: NDArray[np.float64], cost_scale: float) -> Any:
@@ -103,15 +125,12 @@ class LinearProgram:
         for lower, upper, cost in zip(self.lower, self.upper, self.cost, strict=True):
             scaled = cost * cost_scale
             proto.variable.add(lower_bound=lower, upper_bound=upper, objective_coefficient=scaled)
-        ends = np.searchsorted(self._rows, np.arange(len(self.limits) + 1)).tolist()
-        coefficients = (np.array(self._coefficients, float) * row_scale[self._rows]).tolist()
-        for row, limit in enumerate(self.limits):
-            part = slice(ends[row], ends[row + 1])
+        for (terms, limit), scale in zip(self.rows(), row_scale.tolist(), strict=True):
             proto.constraint.add(
-                var_index=self._columns[part],
-                coefficient=coefficients[part],
+                var_index=[column for column, _ in terms],
+                coefficient=[coefficient * scale for _, coefficient in terms],
                 lower_bound=float("-inf"),
-                upper_bound=limit * row_scale[row],
+                upper_bound=limit * scale,
             )
         return proto
 

@@ -1,0 +1,72 @@
+"""``checkmate``: the fastest frontier-advancing schedule of the whole graph under the limit.
+
+Jain, Jain, Nrusimha, Gholami, Abbeel, Keutzer, Stoica and Gonzalez, "Checkmate: Breaking the Memory Wall with
+Optimal Tensor Rematerialization" (MLSys 2020): an integer program over stages, one for each op
+(:mod:`hybridremat.sequence.checkmate.program`), here solved by CP-SAT with a limit of effort that no clock
+decides. Optimal, where the search ends, among the schedules in which ops run for the first time in the plain
+order and each runs again at most once between two of these, with what writes in place not counted as less.
+Where it does not end, the plan says how far from optimal it may be. The rounding of the relaxation
+(``checkmate-lp``) is where the search begins.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hybridremat.errors import GraphSizeError
+from hybridremat.graph.joint import JointGraph, plain_schedule
+from hybridremat.graph.memory import MemorySimulator, schedule_time
+from hybridremat.sequence.checkmate.exact import EFFORT, solve
+from hybridremat.sequence.checkmate.program import CheckmateProgram
+from hybridremat.sequence.checkmate.stages import Stages, one_op_stages
+from hybridremat.sequence.strategies.checkmate_lp import Roundings
+from hybridremat.sequence.strategies.whole_graph import Found, WholeGraph
+
+MOST_RUNS: Final = 10_000
+"""Pairs of a stage and an op that may run again in it: 100 ops have some 2,000, 220 ops 9,000."""
+
+
+class Checkmate:
+    """The search in one graph; ``effort``: deterministic seconds for each limit."""
+
+    def __init__(self, graph: JointGraph, effort: float = EFFORT) -> None:
+        self._graph, self._effort = graph, effort
+        self._stages = one_op_stages(graph)
+        _require_small(self._stages)
+        self._roundings = Roundings(graph, self._stages)
+        self._simulate = MemorySimulator(graph)
+
+    def under(self, limit: int) -> Found:
+        """See :class:`~hybridremat.sequence.strategies.whole_graph.Search`."""
+        rounded = self._roundings.under(limit).schedules
+        fitting = [each for each in rounded if self._simulate(each).peak <= limit]
+        hint = min(fitting, key=lambda each: schedule_time(self._graph, each), default=None)
+        found = solve(CheckmateProgram(self._stages, limit), hint, self._effort)
+        once = schedule_time(self._graph, plain_schedule(self._graph))
+        best = [each for each in (found.schedule, hint) if each is not None]
+        return Found(best, once + found.bound)
+
+    def least(self, known: int) -> Found:
+        """See :class:`~hybridremat.sequence.strategies.whole_graph.Search`."""
+        rounded = self._roundings.least(known).schedules
+        hint = min(rounded, key=lambda each: self._simulate(each).peak)
+        program = CheckmateProgram(self._stages, known, least_peak=True)
+        found = solve(program, hint, self._effort)
+        if found.schedule is None:
+            return Found([hint])
+        fastest = solve(CheckmateProgram(self._stages, found.cost), found.schedule, self._effort)
+        return Found([each for each in (found.schedule, fastest.schedule, hint) if each is not None])
+
+
+def _require_small(stages: Stages) -> None:
+    runs = sum(map(len, stages.again))
+    if runs > MOST_RUNS:
+        raise GraphSizeError(
+            f'strategy="checkmate" solves the whole graph at once, and this one of {len(stages)} ops is too '
+            f"large: it has {runs:,} pairs of an op and a stage in which that may run again, and "
+            f'{MOST_RUNS:,} are possible. strategy="checkmate-lp" rounds the relaxation of the same program, '
+            'strategy="hybrid" solves block by block.'
+        )
+
+
+CHECKMATE: Final = WholeGraph("checkmate", Checkmate)

@@ -1,0 +1,104 @@
+"""What a strategy over the whole graph is: it knows no blocks, and looks for a schedule for each limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
+from hybridremat.graph.memory import MemorySimulator
+from hybridremat.graph.pins import NO_PINS, Pins
+from hybridremat.sequence.frontier import Needs, SchedulePoint, pareto_frontier, peak_alone, schedule_point
+from hybridremat.sequence.repair import PinRepair
+
+ATTEMPTS: Final = 4
+"""Searches for one limit, each under what the one before was beyond it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Schedules that a search came to.
+
+    Attributes
+    ----------
+    schedules
+        Some of them may need more than was asked for: what they need is simulated.
+    least_time
+        Nanoseconds that no schedule of the strategy beats under the limit; None if that is not known.
+    """
+
+    schedules: Sequence[Schedule]
+    least_time: int | None = None
+
+
+class Search(Protocol):
+    """A strategy's search in one graph."""
+
+    def under(self, limit: int) -> Found:
+        """Fast schedules under a limit in bytes, as the strategy counts them."""
+
+    def least(self, known: int) -> Found:
+        """Schedules of little memory; ``known``: bytes that one is known to need."""
+
+
+@dataclass(frozen=True)
+class WholeGraph:
+    """A strategy over the whole joint graph.
+
+    Attributes
+    ----------
+    name
+        As the user writes it.
+    search
+        Begins a search in a graph; a GraphSizeError if it is too large.
+    """
+
+    name: str
+    search: Callable[[JointGraph], Search]
+
+
+class WholeGraphPoints:
+    """What a strategy finds in one graph, in exact figures.
+
+    Raises
+    ------
+    GraphSizeError
+        If the graph is too large for it.
+    """
+
+    def __init__(
+        self, strategy: WholeGraph, graph: JointGraph, pins: Pins = NO_PINS, needs: Needs = peak_alone
+    ) -> None:
+        self._search = strategy.search(graph)
+        self._graph, self._needs = graph, needs
+        self._simulate, self._repair = MemorySimulator(graph), PinRepair(graph, pins)
+        self._plain = self._points(Found([plain_schedule(graph)]))
+
+    def least(self) -> tuple[SchedulePoint, ...]:
+        """The plain step, and what is found that needs less, down to the least."""
+        return pareto_frontier([*self._plain, *self._points(self._search.least(self._plain[0].peak))])
+
+    def under(self, limit: int) -> tuple[SchedulePoint, ...]:
+        """What is found for a limit in bytes.
+
+        The limit that is searched for is lowered where schedules need more than the search counts.
+        """
+        found: list[SchedulePoint] = []
+        budget = min(limit, self._plain[0].needs)
+        for _ in range(ATTEMPTS):
+            last = self._points(self._search.under(budget))
+            found += last
+            over = min((each.needs for each in last), default=limit) - limit
+            if over <= 0:
+                break
+            budget -= over
+        return pareto_frontier(found)
+
+    def _points(self, found: Found) -> list[SchedulePoint]:
+        schedules = dict.fromkeys(map(self._repair, found.schedules))
+        made = (
+            schedule_point(self._graph, each, simulate=self._simulate, needs=self._needs)
+            for each in schedules
+        )
+        return [replace(each, least_time=found.least_time) for each in made]
