@@ -14,6 +14,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := .venv/.installed
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
+# Anything for `make bench`: make bench BENCH_ARGS="gpt2 --methods checkpoint hybrid"
+BENCH_ARGS ?=
+
 EXTRA := .compat/packages
 
 # For `make gpu`: where it runs, its results, and wheels of what is missing there beside torch.
@@ -33,7 +36,7 @@ OTHER := .torch/$(TORCH)
 # What a release of torch could break: the graphs that are captured, their numbers, Inductor's lowering
 OLDEST := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py compiled*.py lowered_memory.py))
 
-.PHONY: help demo test test-slow test-all test-torch test-oldest lint types wheel-check docs check marks compat gpu gpu-wheels browser clean
+.PHONY: help demo test test-slow test-all test-torch test-oldest lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -90,6 +93,9 @@ check: lint types wheel-check docs test-all test-oldest ## lint, types, wheel, d
 
 marks: $(STAMP) ## frontiers of the reference models beside the recorded ones
 	$(BIN)/python benchmarks/compare_marks.py
+
+bench: $(STAMP) ## what people use today beside ours: measure what is new, write docs/benchmarks.md (hours)
+	$(BIN)/python benchmarks/peers.py $(BENCH_ARGS)
 
 compat: $(STAMP) $(EXTRA)/.installed ## try every model and habit of docs/compatibility.md, and write its table
 	rm -rf .compat/lines

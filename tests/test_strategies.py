@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from math import isqrt
 from typing import get_args
@@ -92,7 +93,10 @@ def test_checkmate_is_not_better_on_a_graph_that_it_just_takes():
 def assert_nowhere_better(other, ours):
     assert ours.least.peak <= other.least.peak
     for point in other.points:
-        assert ours.at(memory_limit=point.peak).overhead <= point.overhead + 1e-12
+        known = min((each.overhead for each in ours.points if each.peak <= point.peak), default=math.inf)
+        if known > point.overhead:  # a plan for this limit has more exchanges
+            known = ours.at(memory_limit=point.peak).overhead
+        assert known <= point.overhead + 1e-12
 
 
 @pytest.mark.slow

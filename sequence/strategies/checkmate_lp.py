@@ -21,7 +21,7 @@ from hybridremat.sequence.checkmate.rounding import at_least, at_random, rounded
 from hybridremat.sequence.checkmate.stages import Stages, even_stages
 from hybridremat.sequence.strategies.whole_graph import Found, WholeGraph
 
-SHARES: Final = (1.0, 0.9, 0.8)
+SHARES: Final = (1.0, 0.9)
 """Of the limit, for which the relaxation is solved."""
 
 THRESHOLDS: Final = tuple(number / 10 for number in range(1, 10))
