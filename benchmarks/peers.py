@@ -79,7 +79,8 @@ def run(model: str, method: str, setting: str, device: str, pairs: int = PAIRS) 
         found = json.loads(done.stdout.splitlines()[-1])
     about = {"model": model, "method": method, "device": device, "torch": torch.__version__}
     date = datetime.now(UTC).date().isoformat()
-    return [{"setting": setting, **about, "date": date, **row} for row in found]
+    empty = dict.fromkeys(COLUMNS, "")
+    return [empty | about | {"setting": setting, "date": date} | row for row in found]
 
 
 def asked(rows: Rows, model: str, device: str, methods: list[str]) -> Iterator[tuple[str, str]]:

@@ -13,9 +13,11 @@ from torch import nn
 
 import hybridremat
 from hybridremat import Plan
+from hybridremat.analysis.frontier_certify import certify_points
 from hybridremat.cli import main as cli
 from hybridremat.errors import LimitError
 from hybridremat.graph.memory import schedule_time
+from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.plans.certify import require_backward
 from hybridremat.plans.records import Certificate
 from hybridremat.sequence.strategies import STRATEGIES, WholeGraph
@@ -162,6 +164,11 @@ def test_bounds_hold_for_every_kind_of_step(settings: dict[str, str]) -> None:
             assert point.overhead >= max(proven, default=-1.0) - 1e-12
     tight = ours.plan(memory_limit=ours.points[len(ours.points) // 3].peak).certified(progress=False)
     assert 0 <= tight.optimality_gap < 0.2
+
+
+def test_a_compiled_frontier_has_no_certificate() -> None:
+    with pytest.raises(LimitError, match="of a compiled step cannot be certified"):
+        certify_points(object.__new__(LoweredFrontier), show=False)
 
 
 def test_bounds_are_in_every_file(curve, tmp_path) -> None:

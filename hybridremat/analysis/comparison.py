@@ -76,8 +76,8 @@ class Comparison:
             times = ["–" if at is None else f"{at['overhead']:+.1%}" for at in row["at"]]
             cells.append([row["strategy"], least if below else f"{format_bytes(peak)} ({least})", *times])
         if below:
-            lines = zip(*cells, strict=True)
-            cells = [list(line) for line in lines if set(line[1:]) != {"–"}]
+            columns = zip(*cells, strict=True)
+            cells = [list(line) for line in columns if set(line[1:]) != {"–"}]
         widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
         lines = [map(str.rjust, line, widths) for line in cells]
         cost_model = next(iter(self.frontiers.values())).cost_model
