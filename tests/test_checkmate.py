@@ -19,16 +19,26 @@ from hybridremat.sequence.checkmate.stages import even_stages, one_op_stages
 from hybridremat.sequence.strategies import checkmate
 from hybridremat.sequence.strategies.checkmate import CHECKMATE
 from hybridremat.sequence.strategies.checkmate_lp import CHECKMATE_LP
-from hybridremat.sequence.strategies.whole_graph import WholeGraphPoints
+from hybridremat.sequence.strategies.whole_graph import Found, WholeGraph, WholeGraphPoints
 from support.examples import examples
 from support.joint_graphs import joint_graphs
 from support.naive_memory import naive_profile
+from support.nets import Net
 from support.tiny_steps import schedules, tiny_steps
 from support.training import small, train, train_plain
 from support.wrapping import HOW
 
 MORE = 2
 """Executions beyond one of each op in the schedules that are enumerated."""
+
+
+def chain_of(length: int) -> JointGraph:
+    net = Net()
+    value = net.input()
+    for _ in range(length):
+        value = net.layer("layer", [value], 10, time=100)
+    net.derive(value)
+    return net.joint()
 
 
 def without_writing_over(graph: JointGraph) -> JointGraph:
@@ -138,6 +148,26 @@ def test_points_keep_their_figures_and_the_limit_is_searched_for(graph: JointGra
         assert_a_step(graph, point.schedule)
         assert point.peak == max(naive_profile(graph, point.schedule))
         assert point.time == schedule_time(graph, point.schedule)
+
+
+def test_what_is_proved_is_for_the_limit_that_was_asked_for() -> None:
+    """A search under less, because schedules need more than it counts, proves nothing under the limit."""
+    graph = chain_of(4)
+    plain, asked = plain_schedule(graph), []
+
+    class Search:
+        def under(self, limit: int) -> Found:
+            asked.append(limit)
+            return Found([plain], least_time=1000 - limit)
+
+        def least(self, known: int) -> Found:
+            return Found([plain])
+
+    points = WholeGraphPoints(WholeGraph("counted", lambda _: Search()), graph)
+    (found,) = points.under(10)
+    needs = max(naive_profile(graph, plain))
+    assert asked[:2] == [10, 10 - (needs - 10)] and len(asked) > 2
+    assert found.least_time == 990
 
 
 def test_a_large_graph_is_refused_with_what_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:

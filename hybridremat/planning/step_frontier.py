@@ -160,7 +160,10 @@ class StepFrontier:
         """The candidates for a limit, the slowest first."""
         if self.under is None:
             return self.candidates
-        return sorted([*self.candidates, *self.under(limit)], key=lambda each: -each.point.time)
+        found = self.under(limit)
+        proven = found[0].point.least_time if found else None
+        every = sorted((*self.candidates, *found), key=lambda each: -each.point.time)
+        return [replace(each, point=replace(each.point, least_time=proven)) for each in every]
 
     def smallest(self, max_overhead: float, outside: OutsideMemory) -> Candidate:
         """The point of least memory within an overhead (a fraction).

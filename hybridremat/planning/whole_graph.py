@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Final
 
@@ -64,6 +65,7 @@ def whole_graph_frontier(
         for done, each in enumerate(limits, 1):
             progress("solving", done, total)
             found += [candidate.point for candidate in under(each)]
+    found = [replace(each, least_time=None) for each in found]  # each was under a limit of its own
     if not found:
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
     return StepFrontier(

@@ -80,14 +80,17 @@ class WholeGraphPoints:
         return pareto_frontier([*self._plain, *self._points(self._search.least(self._plain[0].peak))])
 
     def under(self, limit: int) -> tuple[SchedulePoint, ...]:
-        """What is found for a limit in bytes.
+        """What is found for a limit in bytes; the least time of all is that under this limit.
 
         The limit that is searched for is lowered where schedules need more than the search counts.
         """
         found: list[SchedulePoint] = []
         budget = min(limit, self._plain[0].needs)
-        for _ in range(ATTEMPTS):
-            last = self._points(self._search.under(budget))
+        proven: int | None = None
+        for attempt in range(ATTEMPTS):
+            searched = self._search.under(budget)
+            proven = searched.least_time if attempt == 0 else proven  # later ones are under less
+            last = self._points(replace(searched, least_time=proven))
             found += last
             over = min((each.needs for each in last), default=limit) - limit
             if over <= 0:
