@@ -18,14 +18,17 @@ from hybridremat.blocks.peak_limits import explore_peak_limits
 from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.surface import Surface
-from hybridremat.blocks.types import BlockProblem, Effort, Option, OptionSet
+from hybridremat.blocks.types import BlockProblem, BlockSolver, Effort, Option, OptionSet
+from hybridremat.errors import GraphSizeError
 
 __all__ = ["DEFAULT_EFFORT", "Effort", "enumerate_options", "nondominated"]
 
 DEFAULT_EFFORT = Effort()
 
 
-def enumerate_options(problem: BlockProblem, effort: Effort = DEFAULT_EFFORT) -> OptionSet:
+def enumerate_options(
+    problem: BlockProblem, effort: Effort = DEFAULT_EFFORT, solver: BlockSolver = "auto"
+) -> OptionSet:
     """Options of ``problem`` that no other option beats in saved bytes, both peaks and time.
 
     Returns
@@ -37,13 +40,17 @@ def enumerate_options(problem: BlockProblem, effort: Effort = DEFAULT_EFFORT) ->
     ------
     ValueError
         If the block cannot run at all.
+    GraphSizeError
+        If it is too large for the exact program, and that was asked for.
     """
-    lattice = Lattice(problem, scale_block(problem))
-    if lattice.work > effort.fused_above:
-        lattice = Lattice(problem, lattice.scale, fused=True)
-    small = lattice.work <= effort.solved_above and len(lattice.values) <= effort.most_values
-    if lattice.exact and small:
+    lattice = None if solver == "cp-sat" else _lattice(problem, effort)
+    if lattice is not None and _fits(lattice, effort, solver):
         found = _sweep(lattice, effort)
+    elif solver == "exact":
+        raise GraphSizeError(
+            f'block_solver="exact": a block of {len(problem.ops)} ops is too large for it, or has an op that '
+            'may run in either phase and only once; block_solver="auto" gives such blocks to CP-SAT'
+        )
     else:
         ordinary, solo = (explore_rectangles(problem, effort, solo=solo) for solo in (False, True))
         found = OptionSet(
@@ -55,6 +62,24 @@ def enumerate_options(problem: BlockProblem, effort: Effort = DEFAULT_EFFORT) ->
     if all(problem.rerun_only(option) for option in found.options):
         raise ValueError(f"no option found for a block of {len(problem.ops)} ops")
     return found
+
+
+def is_solved_exactly(
+    problem: BlockProblem, effort: Effort = DEFAULT_EFFORT, solver: BlockSolver = "auto"
+) -> bool:
+    """Whether the exact program solves a block."""
+    return solver != "cp-sat" and _fits(_lattice(problem, effort), effort, solver)
+
+
+def _lattice(problem: BlockProblem, effort: Effort) -> Lattice:
+    lattice = Lattice(problem, scale_block(problem))
+    return Lattice(problem, lattice.scale, fused=True) if lattice.work > effort.fused_above else lattice
+
+
+def _fits(lattice: Lattice, effort: Effort, solver: BlockSolver) -> bool:
+    most = effort.exact_above if solver == "exact" else effort.solved_above
+    values = effort.exact_values if solver == "exact" else effort.most_values
+    return lattice.exact and lattice.work <= most and len(lattice.values) <= values
 
 
 def _sweep(lattice: Lattice, effort: Effort) -> OptionSet:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from queue import SimpleQueue
 
-from hybridremat.blocks.types import BlockProblem, OptionSet
+from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
 from hybridremat.blocks.worker import Worker, WorkerError
 
 
@@ -16,6 +16,7 @@ def solve_blocks(
     problems: Sequence[BlockProblem],
     *,
     workers: int | None = None,
+    solver: BlockSolver = "auto",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[BlockProblem, OptionSet]:
     """Pareto sets of the distinct problems among ``problems``.
@@ -27,6 +28,8 @@ def solve_blocks(
     workers
         Processes; default: one for each processor that this process may use. With 1 everything runs here.
         The result is the same for any number.
+    solver
+        What solves them (:func:`~hybridremat.blocks.pareto.enumerate_options`).
     on_progress
         Called as ``on_progress(done, total)`` in the calling thread, first with ``done = 0``.
 
@@ -39,6 +42,8 @@ def solve_blocks(
     ------
     ValueError
         If ``workers`` is below 1 or a block cannot run at all.
+    GraphSizeError
+        If a block is too large for the solver.
     """
     distinct = list(dict.fromkeys(problems))
     if workers is not None and workers < 1:
@@ -49,7 +54,8 @@ def solve_blocks(
     solved: dict[BlockProblem, OptionSet] = {}
     if on_progress is not None:
         on_progress(0, len(order))
-    for problem, options in _solve_here(order) if count <= 1 else _solve_in_processes(order, count):
+    found = _solve_here(order, solver) if count <= 1 else _solve_in_processes(order, solver, count)
+    for problem, options in found:
         solved[problem] = options
         if on_progress is not None:
             on_progress(len(solved), len(order))
@@ -62,15 +68,17 @@ def _processors() -> int:
     return os.cpu_count() or 1
 
 
-def _solve_here(order: Sequence[BlockProblem]) -> Iterator[tuple[BlockProblem, OptionSet]]:
+def _solve_here(
+    order: Sequence[BlockProblem], solver: BlockSolver
+) -> Iterator[tuple[BlockProblem, OptionSet]]:
     from hybridremat.blocks.pareto import enumerate_options
 
     for problem in order:
-        yield problem, enumerate_options(problem)
+        yield problem, enumerate_options(problem, solver=solver)
 
 
 def _solve_in_processes(
-    order: Sequence[BlockProblem], count: int
+    order: Sequence[BlockProblem], solver: BlockSolver, count: int
 ) -> Iterator[tuple[BlockProblem, OptionSet]]:
     """One thread for each process, which waits for its answers; idle ones take the next problem."""
     with ExitStack() as stack:
@@ -82,12 +90,12 @@ def _solve_in_processes(
         def run(problem: BlockProblem) -> OptionSet:
             worker = idle.get()
             try:
-                return worker.solve(problem)
+                return worker.solve(problem, solver)
             except WorkerError:
                 if worker.closed:
                     raise
                 # Where processes cannot be had, the answer is the same, only later.
-                return dict(_solve_here([problem]))[problem]
+                return dict(_solve_here([problem], solver))[problem]
             finally:
                 idle.put(worker)
 

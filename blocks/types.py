@@ -7,6 +7,7 @@ Transformer) are equal and hash alike. A :class:`BlockBinding` ties it to the op
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,10 @@ class OptionSet:
     unproved: int = 0
 
 
+BlockSolver = Literal["auto", "cp-sat", "exact"]
+"""What solves blocks: the exact program over sets of values, CP-SAT, or for each block what does better."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Effort:
     """How fine to look. Counts and deterministic time only: the result must not depend on the machine.
@@ -180,6 +185,8 @@ class Effort:
     solved_above, most_values
         Array entries of one sweep, and values of a lattice, beyond which CP-SAT solves instead: 4 to 8 s and
         100 MB at the first, 170 MB at the second, on blocks whose every value can be alive at once.
+    exact_above, exact_values
+        The same where the exact program is asked for: beyond these it is not tried.
     """
 
     solves: int = 240
@@ -195,3 +202,5 @@ class Effort:
     fused_above: int = 300_000
     solved_above: int = 65_000_000
     most_values: int = 21
+    exact_above: int = 260_000_000
+    exact_values: int = 23

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from threading import Lock
 from types import TracebackType
 
-from hybridremat.blocks.types import BlockProblem, OptionSet
+from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
 
 # The parent's sys.path comes as arguments, so that the worker finds the same package in the same place.
 _START = "import sys; sys.path[:] = sys.argv[1:]; from hybridremat.blocks.worker import serve; serve()"
@@ -36,12 +36,12 @@ def serve() -> None:
     os.dup2(2, 1)
     while True:
         try:
-            problem = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by the parent
+            problem, solver = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by the parent
         except EOFError:
             return
         reply: OptionSet | ValueError
         try:
-            reply = enumerate_options(problem)
+            reply = enumerate_options(problem, solver=solver)
         except ValueError as error:
             reply = error
         pickle.dump(reply, answers)
@@ -81,7 +81,7 @@ class Worker:
             self._process.kill()
             self._process.communicate()
 
-    def solve(self, problem: BlockProblem) -> OptionSet:
+    def solve(self, problem: BlockProblem, solver: BlockSolver = "auto") -> OptionSet:
         """Options of one block.
 
         Raises
@@ -92,17 +92,17 @@ class Worker:
             If the process could not be started or ended without an answer.
         """
         try:
-            reply = self._exchange(problem)
+            reply = self._exchange(problem, solver)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise WorkerError(f"block solver process failed: {error}") from error
         if isinstance(reply, ValueError):
             raise reply
         return reply
 
-    def _exchange(self, problem: BlockProblem) -> OptionSet | ValueError:
+    def _exchange(self, problem: BlockProblem, solver: BlockSolver) -> OptionSet | ValueError:
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
-        pickle.dump(problem, process.stdin)
+        pickle.dump((problem, solver), process.stdin)
         process.stdin.flush()
         reply: OptionSet | ValueError = pickle.load(process.stdout)  # noqa: S301 - our child
         return reply

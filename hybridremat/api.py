@@ -104,6 +104,10 @@ def wrap(
         blocks: ``"plain"``, ``"sqrt"``, ``"every-block"``, ``"min-peak"``, ``"rotor"`` and ``"rockmate"``;
         on the whole graph at once: ``"checkmate"`` (up to some 100 to 200 ops, else a GraphSizeError) and
         ``"checkmate-lp"`` (:mod:`hybridremat.sequence.strategies`).
+    block_solver
+        **What solves blocks.** ``"auto"``: the exact program over sets of values where a block is small
+        enough for it, else CP-SAT. ``"exact"``: that program alone, on chains of blocks that it can hold
+        (else a GraphSizeError). ``"cp-sat"``: CP-SAT alone.
     cost_model, workers, cache, progress
         **How it is planned.** ``cost_model`` is the source of times: ``"profile"`` (measured here),
         ``"roofline"``, ``"flops"`` (the same everywhere). ``workers``: processes that solve blocks; None: one

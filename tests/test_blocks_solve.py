@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
+from hybridremat.blocks.pareto import enumerate_options, is_solved_exactly
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.solve import solve_blocks
-from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
+from hybridremat.blocks.types import BackwardStep, BlockProblem, BlockSolver, Effort, ForwardOp, OptionSet
+from hybridremat.errors import GraphSizeError
 from hybridremat.graph.joint import JointGraph, Op, Phase, Value
 from hybridremat.graph.segmentation.chain import Block, Chain
 
@@ -32,6 +35,30 @@ def test_same_result_for_any_number_of_workers() -> None:
     assert all(found.options and found.solo for found in alone.values())
     assert solve_blocks(PROBLEMS, workers=2) == alone
     assert solve_blocks(PROBLEMS, workers=1) == alone
+
+
+def figures(options: OptionSet) -> list[tuple[int, int, int, int]]:
+    return [(o.time, o.saved_bytes, o.backward_peak, o.forward_peak) for o in options.options]
+
+
+def test_each_solver_solves_and_the_exact_one_misses_nothing() -> None:
+    found = {solver: solve_blocks(PROBLEMS, workers=1, solver=solver) for solver in get_args(BlockSolver)}
+    assert found["auto"] == found["exact"]  # small blocks
+    for problem in PROBLEMS:
+        exact, solved = figures(found["exact"][problem]), figures(found["cp-sat"][problem])
+        assert all(any(all(a <= b for a, b in zip(e, s, strict=True)) for e in exact) for s in solved)
+        assert found["exact"][problem].unproved == 0 and found["cp-sat"][problem] != found["exact"][problem]
+    assert solve_blocks(PROBLEMS[:2], workers=2, solver="cp-sat") == {
+        problem: found["cp-sat"][problem] for problem in PROBLEMS[:2]
+    }
+
+
+def test_the_exact_solver_refuses_what_it_cannot_hold() -> None:
+    effort = Effort(exact_values=2)
+    assert is_solved_exactly(layer(4), solver="exact") and not is_solved_exactly(layer(4), solver="cp-sat")
+    assert not is_solved_exactly(layer(4), effort, "exact")
+    with pytest.raises(GraphSizeError, match=r"a block of 5 ops is too large .* block_solver=\"auto\""):
+        enumerate_options(layer(4), effort, "exact")
 
 
 def test_progress_counts_distinct_blocks() -> None:

@@ -41,9 +41,10 @@ def solved(monkeypatch):
         def solve(self, problems, *_):
             calls.append(1)
             for problem in problems:
-                self._by_structure.setdefault(block_structure(problem), problem)
+                self._by_structure.setdefault((block_structure(problem), "auto"), problem)
             solved_now = {problem: enumerate_options(problem, LITTLE) for problem in problems}
-            self._known = solved_now  # for shapes that come later in the same session
+            # for shapes that come later in the same session
+            self._known = {(problem, "auto"): options for problem, options in solved_now.items()}
             return solved_now
 
     monkeypatch.setattr(pipeline, "OPTIONS", Forgetful())

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import hybridremat
 from hybridremat.blocks.types import Option, OptionSet
 from hybridremat.cli.main import main
-from hybridremat.errors import LimitError
+from hybridremat.errors import GraphSizeError, LimitError
+from hybridremat.planning import stages
 from hybridremat.planning.settings import StrategyName
 from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, block_decisions
@@ -218,3 +219,24 @@ def test_a_plan_file_and_the_command_line_take_it(tmp_path, capsys):
         main(["plan", "--help"])
     told = capsys.readouterr().out
     assert [name for name in STRATEGIES if name not in told] == []
+
+
+@pytest.mark.parametrize("solver", ["exact", "cp-sat"])
+def test_blocks_can_be_solved_in_one_way(solver):
+    model, batch = small("mlp")
+    auto, found = (
+        hybridremat.frontier(model, kwargs=batch, block_solver=each, **HOW) for each in ("auto", solver)
+    )
+    assert found.plain_peak == auto.plain_peak
+    assert abs(found.least.peak - auto.least.peak) <= 0.02 * auto.plain_peak
+    limit = auto.plain_peak * 3 // 4
+    assert abs(found.at(memory_limit=limit).overhead - auto.at(memory_limit=limit).overhead) < 0.05
+
+
+def test_the_exact_solver_says_if_no_chain_is_for_it(monkeypatch):
+    model, batch = small("mlp")
+    monkeypatch.setattr(stages, "is_solved_exactly", lambda *_, **__: False)
+    with pytest.raises(GraphSizeError, match=r"distinct blocks are too large .* block_solver=\"auto\""):
+        hybridremat.plan(model, kwargs=batch, memory_limit="80%", block_solver="exact", **HOW)
+    with pytest.raises(LimitError, match=r"block_solver='fast' is not known; use 'auto' or 'cp-sat' or 'ex"):
+        hybridremat.plan(model, kwargs=batch, memory_limit="80%", block_solver="fast", **HOW)

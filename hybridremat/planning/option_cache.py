@@ -6,33 +6,41 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from hybridremat.blocks.pareto import block_structure, reuse_options
 from hybridremat.blocks.solve import solve_blocks
-from hybridremat.blocks.types import BlockProblem, OptionSet
+from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
 
 
 class OptionCache:
     """Options by block problem, and by structure (all but sizes)."""
 
     def __init__(self) -> None:
-        self._known: dict[BlockProblem, OptionSet] = {}
+        self._known: dict[tuple[BlockProblem, BlockSolver], OptionSet] = {}
         self._by_structure: dict[Hashable, BlockProblem] = {}
 
     def solve(
-        self, problems: Sequence[BlockProblem], workers: int | None, on_progress: Callable[[int, int], None]
+        self,
+        problems: Sequence[BlockProblem],
+        workers: int | None,
+        on_progress: Callable[[int, int], None],
+        solver: BlockSolver = "auto",
     ) -> dict[BlockProblem, OptionSet]:
         """Options of each problem; only new ones are solved."""
-        missing = [problem for problem in dict.fromkeys(problems) if problem not in self._known]
+        known = self._known
+        missing = [problem for problem in dict.fromkeys(problems) if (problem, solver) not in known]
         if missing:
-            self._known.update(solve_blocks(missing, workers=workers, on_progress=on_progress))
-            self._by_structure.update((block_structure(problem), problem) for problem in missing)
-        return {problem: self._known[problem] for problem in problems}
+            solved = solve_blocks(missing, workers=workers, solver=solver, on_progress=on_progress)
+            known.update({(problem, solver): options for problem, options in solved.items()})
+            self._by_structure.update(((block_structure(problem), solver), problem) for problem in missing)
+        return {problem: known[problem, solver] for problem in problems}
 
-    def reused(self, problems: Iterable[BlockProblem]) -> dict[BlockProblem, OptionSet]:
+    def reused(
+        self, problems: Iterable[BlockProblem], solver: BlockSolver = "auto"
+    ) -> dict[BlockProblem, OptionSet]:
         """Options of new problems, taken from solved ones that differ in sizes alone."""
         found = {}
         for problem in dict.fromkeys(problems):
-            solved = self._by_structure.get(block_structure(problem))
-            if problem not in self._known and solved is not None:
-                found[problem] = reuse_options(problem, self._known[solved])
+            solved = self._by_structure.get((block_structure(problem), solver))
+            if (problem, solver) not in self._known and solved is not None:
+                found[problem] = reuse_options(problem, self._known[solved, solver])
         return found
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
+from hybridremat.blocks.types import BlockSolver
 from hybridremat.compiler.backend import Backend, Partition
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.compiler.check import check
@@ -198,6 +199,7 @@ def graph_frontier(
         outside=context.settings.outside_memory(),
         strategy=STRATEGIES[context.settings.strategy],
         limit=context.settings.limit_bytes(plain_point(graph).peak),
+        solver=context.settings.block_solver,
     )
 
 
@@ -245,6 +247,7 @@ def plan_graph(
     outside: OutsideMemory = NO_OUTSIDE_MEMORY,
     strategy: Strategy | WholeGraph = HYBRID,
     limit: int | None = None,
+    solver: BlockSolver = "auto",
 ) -> StepFrontier:
     """The whole frontier of a joint graph with costs.
 
@@ -265,13 +268,15 @@ def plan_graph(
         Which schedules are looked at.
     limit
         In bytes: a strategy over the whole graph finds what is the best under this one.
+    solver
+        What solves the blocks.
 
     Raises
     ------
     PolicyError
         If no schedule that was found obeys the pins.
     GraphSizeError
-        If the graph is too large for the strategy.
+        If the graph is too large for the strategy, or a block for the solver.
     """
     pinned, timed = pinned or Pinned(), Stopwatch(timings or {})
     if not any(op.phase is Phase.BACKWARD for op in graph.ops):
@@ -284,7 +289,7 @@ def plan_graph(
         chains = segment_graph(graph, pinned.pins, progress, outside)  # segment
     with timed("solve blocks"):
         plans, reused = solve_options(  # solve
-            chains, cache, workers, progress, reuse=reuse, strategy=strategy
+            chains, cache, workers, progress, reuse=reuse, strategy=strategy, solver=solver
         )
     with timed("compose"):
         points = compose(plans, pinned.pins, progress, outside, strategy)  # compose

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast, get_args
 
+from hybridremat.blocks.types import BlockSolver
 from hybridremat.errors import LimitError
 from hybridremat.graph.costs.cost_models import CostModel, cost_model
 from hybridremat.graph.costs.device_specs import DeviceSpec, device_spec
@@ -52,6 +53,7 @@ class CommonSettings(TypedDict, total=False):
     gradients: Gradients
     outputs: Outputs
     strategy: StrategyName
+    block_solver: BlockSolver
 
 
 class BatchSettings(CommonSettings, total=False):
@@ -122,6 +124,7 @@ class Settings:
     gradients: Gradients = field(default="at_end", metadata=_OF_PLAN)
     outputs: Outputs = field(default="all", metadata=_OF_PLAN)
     strategy: StrategyName = field(default="hybrid", metadata=_OF_PLAN)
+    block_solver: BlockSolver = field(default="auto", metadata=_DECIDES)
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
@@ -166,6 +169,7 @@ class Settings:
         _one_of("gradients", self.gradients, get_args(Gradients))
         _one_of("outputs", self.outputs, get_args(Outputs))
         _one_of("strategy", self.strategy, get_args(StrategyName))
+        _one_of("block_solver", self.block_solver, get_args(BlockSolver))
         self._require_early_gradients()
         self._require_one_loss()
         self._require_chunks()

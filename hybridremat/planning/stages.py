@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from hybridremat.blocks.pareto import is_solved_exactly
 from hybridremat.blocks.problem import bind_block
-from hybridremat.blocks.types import BlockBinding
-from hybridremat.errors import PolicyError
+from hybridremat.blocks.types import BlockBinding, BlockSolver
+from hybridremat.errors import GraphSizeError, PolicyError
 from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.pins import Pins, obeys
 from hybridremat.graph.segmentation.chain import Chain
@@ -84,17 +85,26 @@ def solve_options(
     *,
     reuse: bool,
     strategy: Strategy,
+    solver: BlockSolver = "auto",
 ) -> tuple[tuple[ChainPlan, ...], bool]:
     """The chains with the options of their blocks that the strategy takes, and whether some were reused.
 
-    ``reuse`` allows options of blocks that differ in sizes alone (:mod:`hybridremat.blocks.pareto`).
+    ``reuse`` allows options of blocks that differ in sizes alone (:mod:`hybridremat.blocks.pareto`). The
+    exact ``solver`` leaves chains out whose blocks are too large for it.
+
+    Raises
+    ------
+    GraphSizeError
+        If the blocks of every chain are.
     """
+    chains = _solvable(chains, solver)
     problems = [binding.problem for bound in chains for binding in bound.bindings]
-    reused = cache.reused(problems) if reuse else {}
+    reused = cache.reused(problems, solver) if reuse else {}
     options = reused | cache.solve(
         [problem for problem in problems if problem not in reused],
         workers,
         lambda done, total: progress("solving blocks", done, total),
+        solver,
     )
     taken = {problem: strategy.restrict(found) for problem, found in options.items()}
     plans = tuple(
@@ -102,6 +112,21 @@ def solve_options(
         for bound in chains
     )
     return plans, bool(reused)
+
+
+def _solvable(chains: Sequence[BoundChain], solver: BlockSolver) -> Sequence[BoundChain]:
+    """The chains that a solver can solve."""
+    if solver != "exact":
+        return chains
+    problems = {binding.problem for bound in chains for binding in bound.bindings}
+    small = {problem for problem in problems if is_solved_exactly(problem, solver=solver)}
+    found = [bound for bound in chains if all(each.problem in small for each in bound.bindings)]
+    if not found:
+        raise GraphSizeError(
+            f'block_solver="exact": {len(problems - small)} of {len(problems)} distinct blocks are too large '
+            'for the exact program, in chains of every block size; block_solver="auto" gives these to CP-SAT'
+        )
+    return found
 
 
 def compose(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -26,7 +27,7 @@ QUICK, FULL = OptionCache(), OptionCache()
 @contextmanager
 def _planning(effort: Effort, options: OptionCache) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pareto, "enumerate_options", lambda problem: enumerate_options(problem, effort))
+        patch.setattr(pareto, "enumerate_options", partial(enumerate_options, effort=effort))
         patch.setattr(pipeline, "OPTIONS", options)
         yield
 
