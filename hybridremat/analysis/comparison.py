@@ -77,7 +77,7 @@ class Comparison:
             cells.append([row["strategy"], least if below else f"{format_bytes(peak)} ({least})", *times])
         if below:
             columns = zip(*cells, strict=True)
-            cells = [list(line) for line in columns if set(line[1:]) != {"–"}]
+            cells = [list(line) for line in columns if not self.known_points or set(line[1:]) != {"–"}]
         widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
         lines = [map(str.rjust, line, widths) for line in cells]
         cost_model = next(iter(self.frontiers.values())).cost_model

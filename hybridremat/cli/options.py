@@ -179,7 +179,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--frontier",
         action="store_true",
-        help="compare whole frontiers: under every twentieth of the plain step's memory",
+        help="compare whole frontiers: what they hold at every twentieth of the plain step's memory",
     )
 
 

@@ -17,10 +17,12 @@ def infeasible(
     outside: OutsideMemory,
     pins: Sequence[PinRecord],
     workspace: int = 0,
+    searched: bool = False,
 ) -> InfeasibleLimitError:
     """The error for a limit below the ``least`` feasible one (bytes).
 
-    ``workspace``: what an optimizer in the backward takes at most.
+    ``workspace``: what an optimizer in the backward takes at most. ``searched``: whether the least is only
+    what a strategy found.
     """
     share = format_share_up(least, plain_peak)
     under = f" under policy= ({', '.join(pin.pattern for pin in pins)})" if pins else ""
@@ -36,7 +38,8 @@ def infeasible(
         )
     return InfeasibleLimitError(
         f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
-        f"the least feasible limit for this model and input{under} is {format_bytes(least)} "
+        f"the least feasible limit{' that this strategy found' if searched else ''} for this model and "
+        f"input{under} is {format_bytes(least)} "
         f"({least} bytes, {share} of the plain step's {format_bytes(plain_peak)}). "
         f"Raise the limit to that, make the batch or the input smaller{less}, or pass "
         f'on_infeasible="least" to run the plan of least memory.{early}',

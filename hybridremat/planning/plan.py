@@ -80,8 +80,9 @@ class Plan(PlanData):
         The overhead that the blocks' options alone would have, if exchanges across blocks made the plan
         faster than that; then a block's option is what they began with.
     strategy_gap
-        The most that the strategy's fastest schedule under the limit could save of this one's time, as a
-        fraction, where the strategy proves that: 0.0 for one that is optimal among its schedules.
+        The most that another schedule of the strategy could save of this one's time, as a fraction, where it
+        proves that. ``"checkmate"`` does, among schedules that keep the limit by its own count of memory, in
+        which nothing is written in place; 0.0: none is faster.
     certificate
         How near the plan is to the best there is, if it was certified; ``lower_bound`` and
         ``optimality_gap`` are its figures.

@@ -116,7 +116,8 @@ class StepFrontier:
 
     def checkpointed(self) -> FrontierPoint | None:
         """Figures of checkpointing each block, on the chain of fewest blocks; None without blocks."""
-        chains = [plan for plan in self.chains if plan.chain.blocks]
+        solved = (plan for plan in self.chains if all(each.options for each in plan.option_sets))
+        chains = [plan for plan in solved if plan.chain.blocks]
         if not chains:
             return None
         plan = min(chains, key=lambda each: len(each.chain.blocks))
@@ -146,7 +147,9 @@ class StepFrontier:
         if not fitting:
             least = self.least(outside)
             if (needs := self.needs(least, outside)) > limit:
-                raise infeasible(limit, needs, self.plain.peak, outside, self.pins, self._workspace)
+                raise infeasible(
+                    limit, needs, self.plain.peak, outside, self.pins, self._workspace, self.under is not None
+                )
             fitting = [least]
         chosen = self.improved(fitting[-1], limit, outside)
         if max_overhead is None or self.overhead(chosen.point) <= max_overhead + 1e-12:
@@ -157,7 +160,7 @@ class StepFrontier:
         raise too_slow(limit, max_overhead, takes=self.overhead(chosen.point), least=needs)
 
     def _considered(self, limit: int) -> Sequence[Candidate]:
-        """The candidates for a limit, the slowest first."""
+        """The candidates for a limit, the slowest first; what is proved under it goes for all of them."""
         if self.under is None:
             return self.candidates
         found = self.under(limit)

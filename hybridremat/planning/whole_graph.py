@@ -65,7 +65,7 @@ def whole_graph_frontier(
         for done, each in enumerate(limits, 1):
             progress("solving", done, total)
             found += [candidate.point for candidate in under(each)]
-    found = [replace(each, least_time=None) for each in found]  # each was under a limit of its own
+    found = [replace(each, least_time=None) for each in found]  # what is proved is for one limit
     if not found:
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
     return StepFrontier(

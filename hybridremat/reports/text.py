@@ -122,9 +122,9 @@ def _quality(plan: PlanData) -> Iterator[tuple[str, str]]:
 def strategy_gap_text(gap: float) -> str:
     """What a strategy proves of its schedule; rounded so that it stays true."""
     if gap == 0:
-        return "the fastest of its schedules under this limit"
+        return "none of its schedules is faster under this limit, by its count of memory"
     most = math.ceil(1000 * gap) / 10
-    return f"its search was stopped; no schedule of its kind saves more than {most:.1f} % of this time"
+    return f"none of its schedules saves more than {most:.1f} % of this time, by its count of memory"
 
 
 def certificate_dict(plan: PlanData) -> dict[str, object]:

@@ -14,8 +14,9 @@ The paper counts memory with products of variables that free a value after its l
 needed[t, v, k] ∈ {0, 1} says that v is read at place k of stage t or later, or kept for the next one; it is
 at least each of these, so at a place behind the one that makes v, its bytes count just then. The schedules
 are the same, and no product is left. A value is a storage and an op may make several, so outputs that must
-stay, tangents and workspaces count as they do in :mod:`hybridremat.graph.memory`; only writing in place,
-generator states and what whoever takes gradients early allocates do not.
+stay, tangents and workspaces count as they do in :mod:`hybridremat.graph.memory`. Not counted are: writing in
+place; generator states; gradients that leave early while they wait, and what whoever takes them allocates; a
+second version of an output that stays, where an op with several outputs runs again for another.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class CheckmateProgram:
         yield from self.stages.order[self.stages.starts[stage] : self.stages.starts[stage + 1]]
 
     def _heaviest(self, places: list[tuple[int, int]], most_terms: int) -> list[tuple[int, int]]:
-        """The first and the last op of each stage, and others by what they take, up to so many terms."""
+        """The new ops of the stages first, then by what they take, up to so many terms."""
         rows = max(1, most_terms // max(1, len(self._made)))
 
         def weight(each: tuple[int, int]) -> tuple[bool, int]:

@@ -59,6 +59,9 @@ class Stages:
         Ops of the backward and those that must not run twice do not, nor does what nothing later needs.
         """
         graph, needed = self.graph, [False] * len(self.graph.ops)
+        for value in graph.gradients:
+            if (source := graph.values[value].producer) is not None:
+                needed[source] = True
         found: list[tuple[int, ...]] = []
         for stage in reversed(range(len(self))):
             start, end = self.starts[stage], self.starts[stage + 1]
@@ -67,9 +70,6 @@ class Stages:
                     for value in graph.ops[op].reads:
                         if (source := graph.values[value].producer) is not None:
                             needed[source] = True
-            for value in graph.gradients:
-                if (source := graph.values[value].producer) is not None:
-                    needed[source] = True
             found.append(tuple(op for op in self.order[:start] if needed[op] and self.repeats(op)))
         return tuple(found[::-1])
 

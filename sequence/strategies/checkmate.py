@@ -4,9 +4,10 @@ Jain, Jain, Nrusimha, Gholami, Abbeel, Keutzer, Stoica and Gonzalez, "Checkmate:
 Optimal Tensor Rematerialization" (MLSys 2020): an integer program over stages, one for each op
 (:mod:`hybridremat.sequence.checkmate.program`), here solved by CP-SAT with a limit of effort that no clock
 decides. Optimal, where the search ends, among the schedules in which ops run for the first time in the plain
-order and each runs again at most once between two of these, with what writes in place not counted as less.
-Where it does not end, the plan says how far from optimal it may be. The rounding of the relaxation
-(``checkmate-lp``) is where the search begins.
+order and each op of the forward runs again at most once between two of these, by the program's count of
+memory, in which nothing is written in place. Where the search does not end, the plan says how far from
+optimal it may be. It begins at a rounding of the relaxation (``checkmate-lp``), and these compete by exact
+figures.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ class Checkmate:
         hint = min(fitting, key=lambda each: schedule_time(self._graph, each), default=None)
         found = solve(CheckmateProgram(self._stages, limit), hint, self._effort)
         once = schedule_time(self._graph, plain_schedule(self._graph))
-        best = [each for each in (found.schedule, hint) if each is not None]
-        return Found(best, once + found.bound)
+        return Found([*([] if found.schedule is None else [found.schedule]), *rounded], once + found.bound)
 
     def least(self, known: int) -> Found:
         """See :class:`~hybridremat.sequence.strategies.whole_graph.Search`."""
@@ -53,9 +53,9 @@ class Checkmate:
         program = CheckmateProgram(self._stages, known, least_peak=True)
         found = solve(program, hint, self._effort)
         if found.schedule is None:
-            return Found([hint])
+            return Found(rounded)
         fastest = solve(CheckmateProgram(self._stages, found.cost), found.schedule, self._effort)
-        return Found([each for each in (found.schedule, fastest.schedule, hint) if each is not None])
+        return Found([found.schedule, *([] if fastest.schedule is None else [fastest.schedule]), *rounded])
 
 
 def _require_small(stages: Stages) -> None:

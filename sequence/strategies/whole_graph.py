@@ -74,34 +74,33 @@ class WholeGraphPoints:
         self._graph, self._needs = graph, needs
         self._simulate, self._repair = MemorySimulator(graph), PinRepair(graph, pins)
         self._plain = self._points(Found([plain_schedule(graph)]))
+        self._pool = list(self._plain)  # all that was found for any limit
 
     def least(self) -> tuple[SchedulePoint, ...]:
         """The plain step, and what is found that needs less, down to the least."""
-        return pareto_frontier([*self._plain, *self._points(self._search.least(self._plain[0].peak))])
+        self._pool += self._points(self._search.least(self._plain[0].peak))
+        return pareto_frontier(self._pool)
 
     def under(self, limit: int) -> tuple[SchedulePoint, ...]:
-        """What is found for a limit in bytes; the least time of all is that under this limit.
+        """What is found for a limit in bytes, or was for others; their least time is that under this limit.
 
         The limit that is searched for is lowered where schedules need more than the search counts.
         """
-        found: list[SchedulePoint] = []
         budget = min(limit, self._plain[0].needs)
         proven: int | None = None
         for attempt in range(ATTEMPTS):
             searched = self._search.under(budget)
             proven = searched.least_time if attempt == 0 else proven  # later ones are under less
-            last = self._points(replace(searched, least_time=proven))
-            found += last
+            last = self._points(searched)
+            self._pool += last
             over = min((each.needs for each in last), default=limit) - limit
             if over <= 0:
                 break
             budget -= over
-        return pareto_frontier(found)
+        return tuple(replace(each, least_time=proven) for each in pareto_frontier(self._pool))
 
     def _points(self, found: Found) -> list[SchedulePoint]:
-        schedules = dict.fromkeys(map(self._repair, found.schedules))
-        made = (
+        return [
             schedule_point(self._graph, each, simulate=self._simulate, needs=self._needs)
-            for each in schedules
-        )
-        return [replace(each, least_time=found.least_time) for each in made]
+            for each in dict.fromkeys(map(self._repair, found.schedules))
+        ]
