@@ -41,9 +41,15 @@ def test_what_a_user_may_write_is_what_there_is():
     assert all(name == each.name for name, each in STRATEGIES.items())
 
 
-@pytest.mark.parametrize("name", ["convnet", slow("mlp"), slow("transformer")])
+def each_with_each(quick):
+    """Every strategy with every model, slow if the pair is not quick; checkmate takes minutes for 117 ops."""
+    pairs = [(name, other) for name in ("mlp", "convnet", "transformer") for other in OTHERS]
+    few = [pair for pair in pairs if pair != ("transformer", "checkmate")]
+    return [pair if pair in quick else pytest.param(*pair, marks=pytest.mark.slow) for pair in few]
+
+
 @pytest.mark.parametrize(
-    "strategy", [name if name in ("rotor", "sqrt") else slow(name) for name in OTHERS]
+    ("name", "strategy"), each_with_each([("convnet", "rotor"), ("convnet", "sqrt"), ("mlp", "checkmate")])
 )
 def test_each_trains_as_plain_at_its_least_limit(name, strategy):
     model, batch = small(name)
@@ -58,13 +64,12 @@ def test_each_trains_as_plain_at_its_least_limit(name, strategy):
     assert plan.request.strategy == strategy
 
 
-@pytest.mark.parametrize("name", ["mlp", slow("convnet"), slow("transformer")])
-def test_none_is_better_than_the_default(name):
+@pytest.mark.parametrize(("name", "strategy"), each_with_each([("mlp", name) for name in OTHERS]))
+def test_none_is_better_than_the_default(name, strategy):
     model, batch = small(name)
     ours = hybridremat.frontier(model, kwargs=batch, **HOW)
-    for strategy in OTHERS:
-        other = hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
-        assert_nowhere_better(other, ours)
+    other = hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
+    assert_nowhere_better(other, ours)
 
 
 @pytest.mark.slow
