@@ -74,7 +74,7 @@ def run(model: str, method: str, setting: str, device: str, pairs: int = PAIRS) 
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        found = [{"gradients": f"failed: {last}"}]
+        found = [{"gradients": f"failed: {last.replace(str(CHILD.parents[1]), '')}"}]
     else:
         found = json.loads(done.stdout.splitlines()[-1])
     about = {"model": model, "method": method, "device": device, "torch": torch.__version__}
@@ -106,14 +106,15 @@ def measure_model(rows: Rows, model: str, device: str, methods: list[str], *, fr
     done: set[tuple[str, str]] = set()
     console = Console(stderr=True)
     for method, setting in asked(rows, model, device, methods):
-        known = rows.of(model, device, method)
+        there = rows.of(model, device, method)
         if setting != "planned":
-            known = [row for row in known if row["setting"] == setting and row["gradients"]]
+            there = [row for row in there if row["setting"] == setting and row["gradients"]]
+        known = any(not row["gradients"].startswith("failed") for row in there)
         if (method, setting) in done or (known and not fresh):
             continue
         done.add((method, setting))
         found = run(model, method, setting, device)
-        rows.replace(known, found)
+        rows.replace(there, found)
         console.print(f"{model} {method} {setting}: {found[0].get('peak_bytes')} {found[0].get('gradients')}")
 
 

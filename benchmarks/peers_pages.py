@@ -25,8 +25,9 @@ Row = dict[str, Any]
 LEGEND = """Peaks are shares of plain eager's; extra flops are beyond eager's. *Gradients*: equal to
 eager's bit for bit, or how many times as far from float64's they are as eager's. *Time*: CPU time of a step,
 the median of pairs with eager ones. *Prepared*: CPU seconds until the first step is over. *Ours there*: extra
-flops and time of `hybrid` with that peak as its limit, op by op, measured peak under it; **bold** where these
-are more than half of the peer's extra flops and more than a point."""
+flops of `hybrid` under that peak, op by op, and time where it ran with that limit (its measured peak was the
+predicted one, its gradients equal); **bold** where extra flops are more than half of a correct peer's and
+more than a point."""
 
 
 def number(row: Row, name: str) -> float | None:
@@ -124,10 +125,12 @@ def draw(axes: Axes, rows: Sequence[Row], model: str) -> None:
         if not points:
             continue
         ours = name in STRATEGIES
-        style = {"color": f"C{place % 10}", "marker": "." if ours else "^sDvPX*"[place % 7], "label": name}
+        color = "black" if name == "hybrid" else f"C{place % 10}"
+        style = {"color": color, "label": name, "marker": "." if ours else "^sDvPX*"[place % 7]}
         kind = "-" if name == "hybrid" else ":" if ours else "none"
         x, y = zip(*sorted(set(points)), strict=True)
-        axes.plot(x, y, linestyle=kind, zorder=10 if name == "hybrid" else 5, **style)  # type: ignore[arg-type]
+        above = 10 if name == "hybrid" else 5
+        axes.plot(x, y, linestyle=kind, drawstyle="steps-post", zorder=above, **style)  # type: ignore[arg-type]
     axes.set(xlabel="peak, % of plain eager's", ylabel="extra flops, %", title=model, ylim=(-2, 60))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, ncols=2)
