@@ -102,7 +102,7 @@ def wrap(
     strategy
         **Which schedules are looked at.** ``"hybrid"``: all that this tool knows. For comparison, on the same
         blocks: ``"plain"``, ``"sqrt"``, ``"every-block"``, ``"min-peak"``, ``"rotor"`` and ``"rockmate"``;
-        on the whole graph at once: ``"checkmate"`` (up to some 100 to 200 ops, else a GraphSizeError) and
+        on the whole graph at once: ``"checkmate"`` (up to some 100 to 150 ops, else a GraphSizeError) and
         ``"checkmate-lp"`` (:mod:`hybridremat.sequence.strategies`).
     block_solver
         **What solves blocks.** ``"auto"``: the exact program over sets of values where a block is small

@@ -23,8 +23,9 @@ from hybridremat.sequence.checkmate.stages import Stages, one_op_stages
 from hybridremat.sequence.strategies.checkmate_lp import Roundings
 from hybridremat.sequence.strategies.whole_graph import Found, WholeGraph
 
-MOST_RUNS: Final = 10_000
-"""Pairs of a stage and an op that may run again in it: 100 ops have some 2,000, 220 ops 9,000."""
+MOST_RUNS: Final = 6_000
+"""Pairs of a stage and an op that may run again in it: 100 ops have some 2,000. With 9,000 (220 ops) what is
+found in the time there is can be far from the best."""
 
 
 class Checkmate:

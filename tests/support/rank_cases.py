@@ -31,13 +31,13 @@ class FewOptions(OptionCache):
 
     solved = 0
 
-    def solve(self, problems, workers, on_progress):
+    def solve(self, problems, workers, on_progress, solver="auto"):
         effort = Effort(solves=14, solo_solves=4, deterministic_time=0.05, family_time=0.25)
         for problem in problems:
-            if problem not in self._known:
+            if (problem, solver) not in self._known:
                 self.solved += 1
-                self._known[problem] = enumerate_options(problem, effort)
-        return {problem: self._known[problem] for problem in problems}
+                self._known[problem, solver] = enumerate_options(problem, effort, solver)
+        return {problem: self._known[problem, solver] for problem in problems}
 
 
 class Net(nn.Module):
