@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from generated import write_part
 from marks import DATA, recorded_models
 from rich.console import Console
 from stock_inductor import subject
@@ -28,19 +29,18 @@ from hybridremat.files import write_atomic
 
 RECORDS = DATA / "block_solvers.csv"
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "method.md"
-BEGIN, END = "<!-- written by benchmarks/block_solvers.py: begin -->", "<!-- end -->"
 COLUMNS = (
     *("model", "block", "ops", "auto", "solver"),
-    *("options", "seconds", "solves", "unproved", "least_bytes"),
+    *("options", "seconds", "solves", "unproved"),
 )
 
 Row = dict[str, Any]
 
 
 def distinct_blocks(model: str) -> list[BlockProblem]:
-    """The distinct blocks of all chains of a model, the smallest first."""
+    """The distinct blocks of all chains of a model, the smallest first; a whole planning, for that."""
     made, batch = subject(model)
-    how: dict[str, Any] = {"kwargs": batch, "cost_model": "flops", "progress": False}
+    how: dict[str, Any] = {"kwargs": batch, "cost_model": "flops", "strategy": "plain", "progress": False}
     chains = hybridremat.frontier(made, **how)._step_frontier.chains  # type: ignore[union-attr]
     problems = (binding.problem for chain in chains for binding in chain.bindings)
     return sorted(dict.fromkeys(problems), key=lambda each: (len(each.ops), len(each.steps)))
@@ -66,7 +66,6 @@ def figures(found: OptionSet) -> Row:
         "options": len(found.options) + len(found.solo),
         "solves": found.solves,
         "unproved": found.unproved,
-        "least_bytes": min(option.saved_bytes for option in found.options),
     }
 
 
@@ -120,9 +119,7 @@ def main() -> None:
         writer.writerows(rows)
         write_atomic(RECORDS, text.getvalue())
         Console(stderr=True).print(f"{model}: done")
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    write_atomic(PAGE, f"{before}{BEGIN}\n\n" + "\n".join(table(rows)) + f"\n\n{END}{after}")
+    write_part(PAGE, Path(__file__).name, "\n".join(table(rows)))
 
 
 if __name__ == "__main__":

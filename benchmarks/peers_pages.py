@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from generated import write_part
 from matplotlib.axes import Axes
 
 from hybridremat.analysis.frontier_plot import new_figure, picture
@@ -13,7 +14,7 @@ from hybridremat.files import write_atomic
 from hybridremat.sequence.strategies import STRATEGIES
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-BEGIN, END = "<!-- written by benchmarks/peers.py: begin -->", "<!-- end -->"
+SCRIPT = "peers.py"
 HALF, POINT = 0.5, 1.0
 """Ours: at most this share of a peer's extra flops, or this many percent."""
 
@@ -58,6 +59,12 @@ def ours_at(rows: Sequence[Row], peak: float) -> Row | None:
     )
 
 
+def reaches(ours: Row, peer: Row) -> bool:
+    """Whether ours has at most half of a peer's extra flops, or a point."""
+    found, extra = (number(row, "extra_flops_percent") or 0.0 for row in (ours, peer))
+    return found <= max(HALF * extra, POINT)
+
+
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """A table of one model."""
     eager = next(number(row, "peak_bytes") for row in rows if row["method"] == "eager")
@@ -89,7 +96,7 @@ def cells(row: Row, peak: float, eager: float, rows: Sequence[Row]) -> Iterator[
         yield "–"
         return
     found = number(ours, "extra_flops_percent") or 0.0
-    reached = found <= max(HALF * extra, POINT) or not is_correct(row)
+    reached = reaches(ours, row) or not is_correct(row)
     text = f"{found:.1f} %" if reached else f"**{found:.1f} %**"
     time = number(ours, "time_ratio")
     yield text + (f", {time:.2f}" if time is not None else "")
@@ -153,8 +160,4 @@ def write_pages(rows: Sequence[Row]) -> None:
         parts += [f"{when}, torch {own[0]['torch']}.", ""]
         plot = f"![{model}: memory and extra flops](images/{name})"
         parts += [*table(own), "", strategies(own), "", plot, ""]
-    path = DOCS / "benchmarks.md"
-    text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    write_atomic(path, f"{before}{BEGIN}\n\n{LEGEND}\n\n" + "\n".join(parts) + f"\n{END}{after}")
+    write_part(DOCS / "benchmarks.md", SCRIPT, f"{LEGEND}\n\n" + "\n".join(parts).rstrip())

@@ -17,7 +17,7 @@ from support.examples import examples
 from support.extreme_schedules import extreme_schedule
 from support.joint_graphs import joint_graphs
 from support.naive_memory import naive_profile
-from support.nets import Net
+from support.nets import Net, chain
 from support.tiny_steps import fastest_by_enumeration, tiny_steps
 
 MORE = 1
@@ -78,16 +78,6 @@ def test_a_gradient_may_be_written_over_and_made_again() -> None:
     assert least_time(graph, limits) == again
     assert time_program(graph, moments, limits).lower_bound() <= again
     assert peak_program(graph, moments, tight).lower_bound() <= tight
-
-
-def chain(length: int) -> JointGraph:
-    """A chain of layers, whose backward reads what every layer read."""
-    net = Net()
-    value = net.input()
-    for _ in range(length):
-        value = net.layer("layer", [value], 10, time=100)
-    net.derive(value)
-    return net.joint()
 
 
 def test_a_chain_has_to_recompute_what_does_not_fit() -> None:

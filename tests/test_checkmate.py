@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -23,22 +24,13 @@ from hybridremat.sequence.strategies.whole_graph import Found, WholeGraph, Whole
 from support.examples import examples
 from support.joint_graphs import joint_graphs
 from support.naive_memory import naive_profile
-from support.nets import Net
-from support.tiny_steps import schedules, tiny_steps
+from support.nets import Net, chain
+from support.tiny_steps import fastest_by_enumeration, tiny_steps
 from support.training import small, train, train_plain
 from support.wrapping import HOW
 
 MORE = 2
 """Executions beyond one of each op in the schedules that are enumerated."""
-
-
-def chain_of(length: int) -> JointGraph:
-    net = Net()
-    value = net.input()
-    for _ in range(length):
-        value = net.layer("layer", [value], 10, time=100)
-    net.derive(value)
-    return net.joint()
 
 
 def without_writing_over(graph: JointGraph) -> JointGraph:
@@ -69,16 +61,7 @@ def is_frontier_advancing(graph: JointGraph, schedule: Schedule) -> bool:
 
 def fastest_of_the_kind(graph: JointGraph) -> list[tuple[int, int]]:
     """Peak and least time of the frontier-advancing schedules that are enumerated; none beats another."""
-    best: dict[int, int] = {}
-    for schedule in schedules(graph, len(graph.ops) + MORE):
-        if is_frontier_advancing(graph, schedule):
-            peak, time = max(naive_profile(graph, schedule)), schedule_time(graph, schedule)
-            best[peak] = min(time, best.get(peak, time))
-    front: list[tuple[int, int]] = []
-    for peak in sorted(best):
-        if not front or best[peak] < front[-1][1]:
-            front.append((peak, best[peak]))
-    return front
+    return fastest_by_enumeration(graph, len(graph.ops) + MORE, only=partial(is_frontier_advancing, graph))
 
 
 @given(tiny_steps())
@@ -189,7 +172,7 @@ def test_more_memory_is_never_slower_in_one_frontier() -> None:
 
 def test_what_is_proved_is_for_the_limit_that_was_asked_for() -> None:
     """A search under less, because schedules need more than it counts, proves nothing under the limit."""
-    graph = chain_of(4)
+    graph = chain(4)
     plain, asked = plain_schedule(graph), []
 
     class Search:

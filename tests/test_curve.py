@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
 import hybridremat
+from hybridremat.analysis import frontier as frontier_module
 from hybridremat.analysis.frontier_data import MeasuredPoint
 from hybridremat.analysis.frontier_rows import evenly_spaced
 from hybridremat.errors import (
@@ -89,6 +91,25 @@ def test_a_plan_of_the_curve_solves_nothing_and_can_be_wrapped(step, curve, no_s
         assert hybridremat.get_plan(model) == plan
     finally:
         hybridremat.unwrap(model)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stage"), [("hybrid", "exchanging"), ("checkmate-lp", "solving"), ("rotor", None)]
+)
+def test_what_takes_its_time_is_shown(monkeypatch, strategy, stage):
+    """A choice that looks for more than the points is shown as it goes, unless nothing is to be shown."""
+    model, batch = small("mlp")
+    found = hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
+    shown = []
+
+    @contextmanager
+    def recorded(*, show):
+        yield lambda stage, _done, _total: shown.append((show, stage))
+
+    monkeypatch.setattr(frontier_module, "planning_progress", recorded)
+    for show in (False, True):
+        replace(found, _show=show).plan(memory_limit="95%")
+    assert shown == ([(False, stage), (True, stage)] if stage else [])
 
 
 def test_what_cannot_be_had_is_said(curve):

@@ -86,6 +86,24 @@ def test_none_is_better_than_the_default_on_reference_models(name):
         assert_nowhere_better(other, ours)
 
 
+@pytest.mark.parametrize("strategy", ["rotor", "min-peak", "checkmate-lp"])
+@pytest.mark.parametrize("name", ["mlp", slow("convnet")])
+def test_none_is_better_for_two_forwards_at_a_time(name, strategy):
+    """What the first forward has saved waits beside the second: options that save little have to compete."""
+    model, batch = small(name)
+
+    def overhead(strategy, limit):
+        try:
+            how = {"forwards": 2, "strategy": strategy, **HOW}
+            return hybridremat.plan(model, kwargs=batch, memory_limit=limit, **how).overhead
+        except hybridremat.InfeasibleLimitError:
+            return math.inf
+
+    for limit in ("80%", "100%", "120%"):
+        assert overhead("hybrid", limit) <= overhead(strategy, limit)
+    assert overhead("hybrid", "100%") < 0.3
+
+
 def assert_nowhere_better(other, ours):
     assert ours.least.peak <= other.least.peak
     for point in other.points:

@@ -111,12 +111,17 @@ class Frontier(FrontierData):
 
     @contextmanager
     def _shown(self) -> Iterator[StepFrontier | LoweredFrontier]:
-        """The step's frontier, with a progress bar where points may have to be lowered."""
-        if isinstance(self._step_frontier, StepFrontier):
-            yield self._step_frontier
+        """The step's frontier, with a progress bar where points may be looked for, or lowered."""
+        frontier = self._step_frontier
+        if isinstance(frontier, StepFrontier) and not frontier.searches:
+            yield frontier
             return
         with planning_progress(show=self._show) as progress:
-            yield replace(self._step_frontier, progress=progress)
+            if isinstance(frontier, StepFrontier):
+                progress("solving" if frontier.under else "exchanging", 0, 1)
+                yield frontier
+            else:
+                yield replace(frontier, progress=progress)
 
     def certified(self, *, progress: bool = True) -> Frontier:
         """The same frontier with bounds, a second or a few for each of the points that are printed.

@@ -40,7 +40,7 @@ def choose_plan(
         too_slow = limit is not None and needed <= limit
         if on_infeasible == "error" or too_slow:
             raise
-        limit = needed
+        limit, chosen = needed, frontier.polished(chosen, needed, outside)
         warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=3)
     plan = plan_of_point(
         frontier,

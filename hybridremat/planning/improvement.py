@@ -1,7 +1,8 @@
-"""Exchanges at points of a frontier: where they begin, how hard they try, and what is known already.
+"""Improvements at points of a frontier: where exchanges begin, how hard they try, and what is known already.
 
 One point is improved thoroughly, for a plan, or quickly, where there are many. What was found thoroughly is
-kept, so that the same limit has the same answer in every call; what was found quickly is not.
+kept, so that the same limit has the same answer in every call; what was found quickly is not. A plan's point
+is polished as well (:mod:`hybridremat.sequence.polish`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hybridremat.graph.joint import JointGraph, Schedule, ops_by_parts
 from hybridremat.graph.memory import StepMemory
 from hybridremat.graph.pins import Pins, obeys
 from hybridremat.planning.candidates import Candidate
+from hybridremat.plans.certify import bound_under
 from hybridremat.plans.outside_memory import (
     NO_OUTSIDE_MEMORY,
     OutsideMemory,
@@ -23,9 +25,12 @@ from hybridremat.plans.outside_memory import (
     profile_with_outside,
     schedule_needs,
 )
+from hybridremat.sequence.bounds.certificate import QUICK as QUICK_BOUND
+from hybridremat.sequence.bounds.certificate import time_once
 from hybridremat.sequence.exchange.edits import Edits
 from hybridremat.sequence.exchange.search import Exchange, simulations_for
 from hybridremat.sequence.frontier import schedule_point
+from hybridremat.sequence.polish.search import Polish
 
 BEYOND: Final = 24
 """Candidates beyond a limit that exchanges try to bring under it."""
@@ -39,6 +44,9 @@ ABOVE: Final = (0.3, 0.1)
 QUICK: Final = 200
 """Simulated schedules at one point, where there are many."""
 
+PROMISING: Final = 0.01
+"""The share of its time that a plan has to be from the bound, for it to be polished."""
+
 
 @dataclass
 class Improvement:
@@ -49,6 +57,7 @@ class Improvement:
     plain_peak: int
     pins: Pins
     _known: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
+    _polished: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
 
     def under(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
         """The best that exchanges find under a limit that the candidate keeps, thoroughly.
@@ -64,6 +73,38 @@ class Improvement:
             self._known[key] = found
             self._known.setdefault((found, self._needs(found, outside), outside), found)
         return self._known[key]
+
+    def polished(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
+        """The best that CP-SAT finds under a limit that the candidate keeps; itself if nothing is gained.
+
+        Where a bound says that little could be gained, nothing is searched.
+        """
+        key = candidate, limit, outside
+        if key not in self._polished:
+            self._polished[key] = self._decided_again(candidate, limit, outside)
+        return self._polished[key]
+
+    def _decided_again(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
+        if candidate.chain_index is None or not self._promises(candidate, limit, outside):
+            return candidate
+        graph = ops_by_parts(self.graph, candidate.point.parted)
+
+        def excess(schedule: Schedule, memory: StepMemory) -> int:
+            needs = memory.peak if outside.none else memory_needs(graph, outside, schedule, memory)
+            return needs - limit
+
+        polish = Polish(graph, excess, lambda each: obeys(graph, each, self.pins))
+        schedule = polish(candidate.point.schedule)
+        if schedule == candidate.point.schedule:
+            return candidate
+        return _replaced(candidate, candidate, graph, schedule)
+
+    def _promises(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> bool:
+        """Whether a schedule that takes a good deal less time is not ruled out."""
+        worth = int(candidate.point.time * (1 - PROMISING))
+        if worth < time_once(self.graph):
+            return False
+        return bound_under(self.graph, limit, outside, candidate.point.schedule, QUICK_BOUND) <= worth
 
     def along(self, chosen: Sequence[Candidate], report: Callable[[int], None]) -> list[Candidate]:
         """What exchanges find quickly at some candidates, by rising peak, each under its own.

@@ -145,7 +145,7 @@ def compose(
     PolicyError
         If no schedule that was found obeys the pins.
     """
-    fronts = []
+    strategy, fronts = strategy.for_forwards(outside.forwards), []
     for index, plan in enumerate(plans):
         progress("composing", index, len(plans))
         graph = plan.chain.graph

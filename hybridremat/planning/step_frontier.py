@@ -60,6 +60,11 @@ class StepFrontier:
     exchanges: bool = False
     under: Callable[[int], Sequence[Candidate]] | None = field(default=None, compare=False)
 
+    @property
+    def searches(self) -> bool:
+        """Whether a choice looks for more than the candidates, for a second or for many."""
+        return self.exchanges or self.under is not None
+
     def least(self, outside: OutsideMemory) -> Candidate:
         """The point of least memory; of several, the fastest. Exchanges may let it need less, too."""
         least = min(self.candidates, key=lambda c: (self.needs(c, outside), c.point.time))
@@ -152,8 +157,14 @@ class StepFrontier:
                 )
             fitting = [least]
         chosen = self.improved(fitting[-1], limit, outside)
-        if max_overhead is None or self.overhead(chosen.point) <= max_overhead + 1e-12:
-            return chosen
+        if max_overhead is not None and self.overhead(chosen.point) > max_overhead + 1e-12:
+            chosen = self._small_enough(chosen, limit, max_overhead, outside)
+        return self.polished(chosen, limit, outside)
+
+    def _small_enough(
+        self, chosen: Candidate, limit: int, max_overhead: float, outside: OutsideMemory
+    ) -> Candidate:
+        """The smallest point within an overhead, where the one ``chosen`` for a limit takes more."""
         smallest = self.smallest(max_overhead, outside)
         if (needs := self.needs(smallest, outside)) <= limit:
             return smallest
@@ -195,6 +206,17 @@ class StepFrontier:
     def improved(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
         """A candidate after exchanges under a limit that it keeps; itself if they gain nothing."""
         return self._improvement.under(candidate, limit, outside) if self.exchanges else candidate
+
+    def polished(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
+        """A candidate after searches under a limit that it keeps; itself if they gain nothing.
+
+        What needs less than the least that is reported is not taken: that says what is possible.
+        """
+        if not self.exchanges:
+            return candidate
+        found = self._improvement.polished(candidate, limit, outside)
+        least = self.needs(self.least(outside), outside)
+        return found if self.needs(found, outside) >= least else candidate
 
     def improved_at(self, numbers: Sequence[int], report: Callable[[int], None]) -> StepFrontier:
         """The frontier with exchanges at some of its candidates, by rising number."""

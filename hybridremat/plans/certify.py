@@ -8,7 +8,7 @@ from hybridremat.graph.memory import schedule_time
 from hybridremat.plans.outside_memory import OutsideMemory, outside_phases
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import Certificate
-from hybridremat.sequence.bounds.certificate import least_peak_bound, time_bound
+from hybridremat.sequence.bounds.certificate import THOROUGH, BoundEffort, least_peak_bound, time_bound
 from hybridremat.sequence.bounds.relaxation import PhaseLimits
 
 
@@ -44,7 +44,14 @@ def require_backward(graph: JointGraph) -> None:
         raise LimitError("a forward alone cannot be certified: nothing in it is computed again")
 
 
-def bound_under(graph: JointGraph, limit: int, outside: OutsideMemory, schedule: Schedule) -> int:
+def bound_under(
+    graph: JointGraph,
+    limit: int,
+    outside: OutsideMemory,
+    schedule: Schedule,
+    effort: BoundEffort = THOROUGH,
+) -> int:
     """Nanoseconds that no schedule beats that needs at most ``limit`` bytes with outside memory."""
     beside = outside_phases(graph, 0, outside)
-    return time_bound(graph, PhaseLimits(limit - beside.forward, limit - beside.backward), schedule)
+    limits = PhaseLimits(limit - beside.forward, limit - beside.backward)
+    return time_bound(graph, limits, schedule, effort)

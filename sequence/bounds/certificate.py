@@ -8,23 +8,42 @@ graphs are searched, so that the bound is the optimum; others are relaxed to a l
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Variant, plain_schedule
 from hybridremat.graph.memory import MemorySimulator
-from hybridremat.sequence.bounds.linear_program import LinearProgram
-from hybridremat.sequence.bounds.moments import Moments, choose_moments, needed_ops
+from hybridremat.sequence.bounds.linear_program import ITERATIONS, LinearProgram
+from hybridremat.sequence.bounds.moments import MOMENTS, Moments, choose_moments, needed_ops
 from hybridremat.sequence.bounds.relaxation import PhaseLimits, peak_program, time_program
 from hybridremat.sequence.bounds.search import least_time
 
 
-def time_bound(graph: JointGraph, limits: PhaseLimits, schedule: Schedule) -> int:
+@dataclass(frozen=True)
+class BoundEffort:
+    """How hard a bound is looked for: moments, and iterations of the solver."""
+
+    moments: int = MOMENTS
+    iterations: int = ITERATIONS
+
+
+THOROUGH: Final = BoundEffort()
+
+QUICK: Final = BoundEffort(moments=10, iterations=1_000)
+"""Half a second where the whole effort takes two; where few moments say enough, for the same bound."""
+
+
+def time_bound(
+    graph: JointGraph, limits: PhaseLimits, schedule: Schedule, effort: BoundEffort = THOROUGH
+) -> int:
     """Nanoseconds that no schedule under these limits beats.
 
     ``schedule`` is a good one: moments are where it takes most memory.
     """
     if (found := least_time(graph, limits)) is not None:
         return found
-    return max(_time_once(graph), _bound(graph, schedule, lambda at: time_program(graph, at, limits)))
+    bound = _bound(graph, schedule, lambda at: time_program(graph, at, limits), effort)
+    return max(time_once(graph), bound)
 
 
 def least_peak_bound(graph: JointGraph, schedule: Schedule) -> int:
@@ -38,7 +57,7 @@ def least_peak_bound(graph: JointGraph, schedule: Schedule) -> int:
     return max(_most_alone(graph), *proven)
 
 
-def _time_once(graph: JointGraph) -> int:
+def time_once(graph: JointGraph) -> int:
     """Nanoseconds of what runs in any schedule, each op once and in its fastest way."""
     return sum(min(way.time for way in graph.ops[op].ways) for op in needed_ops(graph))
 
@@ -60,9 +79,14 @@ def _bytes_alone(graph: JointGraph, op: Op) -> int:
     return alive + min(map(taken, op.ways))
 
 
-def _bound(graph: JointGraph, schedule: Schedule, program: Callable[[Moments], LinearProgram]) -> int:
+def _bound(
+    graph: JointGraph,
+    schedule: Schedule,
+    program: Callable[[Moments], LinearProgram],
+    effort: BoundEffort = THOROUGH,
+) -> int:
     profile = MemorySimulator(graph)(schedule).profile
     level = [0] * len(graph.ops)
     for op, size in zip(schedule.steps, profile, strict=True):
         level[op] = max(level[op], size)
-    return program(choose_moments(graph, level)).lower_bound()
+    return program(choose_moments(graph, level, effort.moments)).lower_bound(effort.iterations)

@@ -22,7 +22,7 @@ second version of an output that stays, where an op with several outputs runs ag
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,6 +54,11 @@ class CheckmateProgram:
         self.peak = self.program.variable(0, self.limit, 1) if self.least_peak else None
         self._add_memory()
 
+    @property
+    def again(self) -> Sequence[Sequence[int]]:
+        """For each stage, the earlier ops that may run again in it."""
+        return self.stages.again
+
     @cached_property
     def _readers(self) -> list[list[int]]:
         """For each value, the ops that read it, by place."""
@@ -65,12 +70,20 @@ class CheckmateProgram:
         """The values that ops make, with the op."""
         return [(value.id, value.producer) for value in self.graph.values if value.producer is not None]
 
+    @cached_property
+    def _tangent_bytes(self) -> int:
+        return sum(value.bytes for value in self.graph.values if value.tangent)
+
     def _possible(self, stage: int, op: int) -> bool:
         """Whether an op runs in a stage, or may."""
         return self.stages.first[op] == stage or (stage, op) in self.runs
 
+    def _certain(self, stage: int, op: int) -> bool:
+        """Whether an op runs in a stage, whatever is decided."""
+        return self.stages.first[op] == stage
+
     def _add_runs(self) -> None:
-        for stage, again in enumerate(self.stages.again):
+        for stage, again in enumerate(self.again):
             for op in again:
                 cost = 0 if self.least_peak else self.graph.ops[op].time
                 self.runs[stage, op] = self.program.variable(0, 1, cost)
@@ -78,7 +91,7 @@ class CheckmateProgram:
     def _add_kept(self) -> None:
         """kept[t, v] where something in stage t or later may read it; the last stage plus one is the end."""
         last = list(self.stages.first)  # the last stage in which each op may run
-        for stage, again in enumerate(self.stages.again):
+        for stage, again in enumerate(self.again):
             for repeated in again:
                 last[repeated] = stage
         for value, op in self._made:
@@ -88,15 +101,7 @@ class CheckmateProgram:
             if value in self.graph.gradients | self.graph.held_outputs:
                 end = len(self.stages)
             for stage in range(self.stages.first[op] + 1, end + 1):
-                self.kept[stage, value] = self.program.variable(int(self._stays(value, stage)), 1)
-
-    def _stays(self, value: int, stage: int) -> bool:
-        """Whether a version of a value has to be there when a stage starts."""
-        if value in self.graph.held_outputs:
-            return True
-        if value in self.graph.gradients and stage == len(self.stages):
-            return True
-        return value in self.graph.released_outputs and stage <= self.stages.forward
+                self.kept[stage, value] = self.program.variable(int(self.stages.stays(value, stage)), 1)
 
     def _add_sources(self) -> None:
         """What runs again, and what is kept, needs something there or made in the stage."""
@@ -105,9 +110,9 @@ class CheckmateProgram:
                 self._at_most_there(runs, stage, value)
         for (stage, value), kept in self.kept.items():
             self._at_most_there(kept, stage - 1, value)
-        for new in self.graph.ops:
-            for value in set(new.reads):
-                self._require_there(self.stages.first[new.id], value)
+        for new in self.stages.order:
+            for value in set(self.graph.ops[new].reads):
+                self._require_there(self.stages.first[new], value)
 
     def _there(self, stage: int, value: int) -> list[int] | None:
         """The variables of which one makes a value be there in a stage; None if it is for certain."""
@@ -139,7 +144,7 @@ class CheckmateProgram:
                 self.program.at_most(terms.items(), spare)
 
     def _ops_of(self, stage: int) -> Iterator[int]:
-        yield from self.stages.again[stage]
+        yield from self.again[stage]
         yield from self.stages.order[self.stages.starts[stage] : self.stages.starts[stage + 1]]
 
     def _heaviest(self, places: list[tuple[int, int]], most_terms: int) -> list[tuple[int, int]]:
@@ -157,7 +162,7 @@ class CheckmateProgram:
         """The bytes alive while an op runs in a stage."""
         graph, place = self.graph, self.stages.place
         backward = stage >= self.stages.forward
-        number = sum(value.bytes for value in graph.values if value.tangent) if backward else 0
+        number = self._tangent_bytes if backward else 0
         terms: dict[int, int] = defaultdict(int)
         again = self.runs.get((stage, op))
         own = graph.ops[op].temp + sum(graph.values[value].bytes for value in graph.ops[op].writes)
@@ -188,7 +193,7 @@ class CheckmateProgram:
     def _needed_from(self, stage: int, value: int, place: int) -> int | None:
         """The variable that says that a value is read at a place of a stage or later; None if it never is."""
         following = self.kept.get((stage + 1, value))
-        if following is not None and self.program.lower[following] and self._stays(value, stage + 1):
+        if following is not None and self.program.lower[following] and self.stages.stays(value, stage + 1):
             return following
         readers = [
             reader
@@ -203,7 +208,7 @@ class CheckmateProgram:
         for number in reversed(range(len(readers))):
             key = stage, value, self.stages.place[readers[number]]
             if key not in self._needed:
-                certain = any(self.stages.first[reader] == stage for reader in readers[number:])
+                certain = any(self._certain(stage, reader) for reader in readers[number:])
                 self._needed[key] = needed = self.program.variable(int(certain), 1)
                 for each in (rest, self.runs.get((stage, readers[number]))) if not certain else ():
                     if each is not None:

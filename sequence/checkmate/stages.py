@@ -23,34 +23,32 @@ class Stages:
     graph
         The joint graph.
     starts
-        The place in the plain order at which each stage's new ops start; at the end, the number of ops.
+        The place in the order at which each stage's new ops start; at the end, the number of ops.
     forward
         How many stages belong to the forward.
+    order
+        The ops in the order in which they run for the first time; optional ones that do not run are left out.
     """
 
     graph: JointGraph
     starts: tuple[int, ...]
     forward: int
+    order: tuple[int, ...]
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @cached_property
-    def order(self) -> tuple[int, ...]:
-        """The ops, by place in the plain order."""
-        return plain_schedule(self.graph).steps
-
-    @cached_property
     def place(self) -> tuple[int, ...]:
-        """For each op, its place in the plain order."""
+        """For each op, its place in the order; behind all others if it does not run."""
         places = {op: place for place, op in enumerate(self.order)}
-        return tuple(places[op.id] for op in self.graph.ops)
+        return tuple(places.get(op.id, len(places)) for op in self.graph.ops)
 
     @cached_property
     def first(self) -> tuple[int, ...]:
-        """For each op, the stage in which it runs for the first time."""
+        """For each op, the stage in which it runs for the first time; -1 if it does not run."""
         stages = [t for t in range(len(self)) for _ in range(self.starts[t], self.starts[t + 1])]
-        return tuple(stages[place] for place in self.place)
+        return tuple([*stages, -1][place] for place in self.place)
 
     @cached_property
     def again(self) -> tuple[tuple[int, ...], ...]:
@@ -73,12 +71,17 @@ class Stages:
             found.append(tuple(op for op in self.order[:start] if needed[op] and self.repeats(op)))
         return tuple(found[::-1])
 
+    def stays(self, value: int, stage: int) -> bool:
+        """Whether a version of a value has to be there when a stage starts; the end is behind the last."""
+        graph = self.graph
+        if value in graph.held_outputs or (value in graph.gradients and stage == len(self)):
+            return True
+        return value in graph.released_outputs and stage <= self.forward
+
     def lasts(self, value: int, stage: int) -> bool:
         """Whether a value that was made before a stage is there when it starts, whatever is decided."""
         producer = self.graph.values[value].producer
-        if value in self.graph.held_outputs or (producer is not None and not self.repeats(producer)):
-            return True
-        return value in self.graph.released_outputs and stage <= self.forward
+        return self.stays(value, stage) or (producer is not None and not self.repeats(producer))
 
     def repeats(self, number: int) -> bool:
         """Whether an op may run more than once."""
@@ -86,7 +89,7 @@ class Stages:
         return op.recomputable and not op.mutates and op.phase is not Phase.BACKWARD
 
     def schedule(self, runs: Sequence[Sequence[int]]) -> Schedule:
-        """The schedule that runs these ops again in each stage, all in the plain order."""
+        """The schedule that runs these ops again in each stage, all in the order."""
         steps: list[int] = []
         split = 0
         for stage, again in enumerate(runs):
@@ -95,7 +98,6 @@ class Stages:
             if stage < self.forward:
                 split = len(steps)
         return Schedule(tuple(steps), split)
-
 
     def decisions(self, schedule: Schedule) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
         """What runs again, and what is kept, in each stage of a schedule of these stages."""
@@ -126,9 +128,15 @@ class Stages:
 
 
 def one_op_stages(graph: JointGraph) -> Stages:
-    """A stage for each op: Checkmate's own."""
-    ends = tuple(range(len(graph.ops) + 1))
-    return Stages(graph, ends, len(graph.phase_ops(Phase.FORWARD)))
+    """A stage for each op in the plain order: Checkmate's own."""
+    return stages_of(graph, plain_schedule(graph))
+
+
+def stages_of(graph: JointGraph, schedule: Schedule) -> Stages:
+    """A stage for each op, in the order in which a schedule runs them for the first time."""
+    order = tuple(dict.fromkeys(schedule.steps))
+    forward = len(set(schedule.steps[: schedule.num_forward]))
+    return Stages(graph, tuple(range(len(order) + 1)), forward, order)
 
 
 def even_stages(graph: JointGraph, count: int) -> Stages:
@@ -136,4 +144,4 @@ def even_stages(graph: JointGraph, count: int) -> Stages:
     split, end = len(graph.phase_ops(Phase.FORWARD)), len(graph.ops)
     size = max(1, -(-end // count))
     starts = (*range(0, split, size), *range(split, end, size), end)
-    return Stages(graph, starts, len(range(0, split, size)))
+    return Stages(graph, starts, len(range(0, split, size)), plain_schedule(graph).steps)

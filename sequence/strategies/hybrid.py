@@ -8,9 +8,23 @@ improved without regard to blocks (:mod:`hybridremat.sequence.exchange`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from hybridremat.blocks.types import OptionSet
 from hybridremat.sequence.strategies.rockmate import on_grid
 from hybridremat.sequence.strategies.strategy import Strategy, every_option
 
-HYBRID: Final = Strategy("hybrid", every_option, rivals=(on_grid,), exchanges=True)
+
+def saving_little(share: float, options: OptionSet) -> OptionSet:
+    """The options that save at most this share of the way from the least that any saves to the most."""
+    saved = [each.saved_bytes for each in options.options]
+    most = min(saved) + share * (max(saved) - min(saved))
+    few = tuple(each for each in options.options if each.saved_bytes <= most)
+    return replace(options, options=few)
+
+
+THRIFTY: Final = tuple(partial(saving_little, share) for share in (0.0, 0.2, 0.5))
+
+HYBRID: Final = Strategy("hybrid", every_option, rivals=(on_grid,), waiting=THRIFTY, exchanges=True)

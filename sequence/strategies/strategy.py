@@ -47,6 +47,9 @@ class Strategy:
     rivals
         Restrictions of these options with which the program runs as well: with fewer of them it rounds
         otherwise, and may find what it took for dominated.
+    waiting
+        The same where several forwards wait for their backward, and what each has saved counts: the program
+        goes by the peak of one, and takes an option that saves less for dominated if it needs as much then.
     exchanges
         Whether the schedule that is chosen is improved afterwards (:mod:`hybridremat.sequence.exchange`).
     """
@@ -55,6 +58,7 @@ class Strategy:
     restrict: Restrict
     decided: Decided | None = None
     rivals: tuple[Restrict, ...] = ()
+    waiting: tuple[Restrict, ...] = ()
     exchanges: bool = False
 
     def frontier(
@@ -79,6 +83,10 @@ class Strategy:
             schedule = repair(flatten(decisions))
             points.append(schedule_point(graph, schedule, tuple(decisions), simulate=simulate, needs=needs))
         return pareto_frontier(points)
+
+    def for_forwards(self, count: int) -> Strategy:
+        """The strategy for steps of which so many forwards wait at a time."""
+        return self if count == 1 else replace(self, rivals=(*self.rivals, *self.waiting))
 
     @staticmethod
     def _rival(

@@ -93,3 +93,13 @@ def transformer(layers: int, *, width: int = 1000) -> JointGraph:
     net.held.add(loss)
     net.derive(loss)
     return net.joint()
+
+
+def chain(length: int) -> JointGraph:
+    """A chain of layers, whose backward reads what every layer read."""
+    net = Net()
+    value = net.input()
+    for _ in range(length):
+        value = net.layer("layer", [value], 10, time=100)
+    net.derive(value)
+    return net.joint()

@@ -1,0 +1,133 @@
+"""What of a schedule is worth deciding again, window by window, until nothing is gained or time is up.
+
+Exchanges (:mod:`hybridremat.sequence.exchange`) leave one recomputation out at a time. Where two have to go
+for two others elsewhere, CP-SAT finds it: each search asks for a schedule that saves a worthwhile time, so
+that most windows are refuted in a moment. Effort is counted in the solver's deterministic seconds, never by a
+clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ortools.sat.python import cp_model
+
+from hybridremat.graph.joint import JointGraph, Schedule
+from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
+from hybridremat.sequence.checkmate.stages import Stages, stages_of
+from hybridremat.sequence.dead_code import DeadCodeElimination
+from hybridremat.sequence.polish.program import PolishProgram, Runs
+from hybridremat.sequence.polish.windows import SIZES, Window, windows
+
+EFFORT: Final = 6.0
+"""Deterministic seconds of all searches for one plan: three to five times as many on the clock."""
+
+EFFORT_AT_ONCE: Final = 2.0
+"""The same for one window."""
+
+WORTH: Final = 0.0005
+"""The least share of the step's time that a search has to save."""
+
+Excess = Callable[[Schedule, StepMemory], int]
+"""Bytes that a schedule with this memory is beyond the limit; 0 or less: it fits."""
+
+
+@dataclass
+class Polish:
+    """Searches in schedules of one graph.
+
+    Attributes
+    ----------
+    graph
+        The joint graph with its costs.
+    excess
+        What is beyond the limit.
+    obeys
+        Whether a schedule keeps the user's pins.
+    effort
+        Deterministic seconds, :data:`EFFORT` if None.
+    """
+
+    graph: JointGraph
+    excess: Excess
+    obeys: Callable[[Schedule], bool]
+    effort: float | None = None
+
+    def __post_init__(self) -> None:
+        self._left = EFFORT if self.effort is None else self.effort
+        self._simulate = MemorySimulator(self.graph)
+        self._remove_dead = DeadCodeElimination(self.graph)
+
+    def __call__(self, schedule: Schedule) -> Schedule:
+        """A faster schedule that fits as well, or ``schedule``, which fits and has no dead executions."""
+        refuted = 0
+        number = 0
+        found = self._windows(schedule)
+        while found and refuted < len(found) and self._left > 0:
+            faster = self._searched(schedule, found[number % len(found)])
+            if faster is None:
+                refuted, number = refuted + 1, number + 1
+            else:
+                schedule, refuted = faster, 0
+                found = self._windows(schedule)
+        return schedule
+
+    def _windows(self, schedule: Schedule) -> list[Window]:
+        stages, given = self._decided(schedule)
+        return [each for near, most in SIZES for each in windows(stages, given, near, most)]
+
+    def _decided(self, schedule: Schedule) -> tuple[Stages, Runs]:
+        stages = stages_of(self.graph, schedule)
+        return stages, frozenset(stages.decisions(schedule)[0])
+
+    def _searched(self, schedule: Schedule, window: Window) -> Schedule | None:
+        """A schedule that is faster by what is worth it and fits; None if none is found."""
+        stages, given = self._decided(schedule)
+        time = schedule_time(self.graph, schedule)
+        worth = max(1, int(WORTH * time))
+        spent = sum(self.graph.ops[op].time for _, op in given if op in window.ops)
+        if spent < worth:
+            return None
+        memory = self._simulate(schedule)
+        limit = memory.peak - self.excess(schedule, memory)
+        program = PolishProgram(
+            stages, limit, given=given, open_ops=window.ops, open_runs=window.runs
+        )
+        again = self._solved(program, sum(self.graph.ops[op].time for _, op in given) - worth, worth)
+        if again is None:
+            return None
+        found = self._remove_dead(stages.schedule(again))
+        fits = self.excess(found, self._simulate(found)) <= 0
+        faster = schedule_time(self.graph, found) <= time - worth
+        return found if fits and faster and self.obeys(found) else None
+
+    def _solved(self, built: PolishProgram, most: int, near: int) -> list[list[int]] | None:
+        """What runs again in each stage in a solution that takes at most so long, ``near`` the fastest."""
+        model, program = cp_model.CpModel(), built.program
+        variables = [
+            model.new_int_var(*bounds, "") for bounds in zip(program.lower, program.upper, strict=True)
+        ]
+        for terms, limit in program.rows():
+            model.add(sum(coefficient * variables[column] for column, coefficient in terms) <= limit)
+        time = cp_model.LinearExpr.weighted_sum(variables, program.cost)
+        model.add(time <= most)
+        model.minimize(time)
+        solver = cp_model.CpSolver()
+        # one strategy with the whole linear relaxation: eight in turns took eight times as long
+        solver.parameters.num_workers = 1
+        solver.parameters.linearization_level = 2
+        solver.parameters.random_seed = 0
+        solver.parameters.absolute_gap_limit = near
+        solver.parameters.max_deterministic_time = min(self._left, EFFORT_AT_ONCE)
+        solver.parameters.catch_sigint_signal = False  # Ctrl-C would pass for the end of the search
+        status = solver.solve(model)
+        self._left -= solver.response_proto.deterministic_time
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
+        again: list[list[int]] = [[] for _ in range(len(built.stages))]
+        for (stage, op), variable in built.runs.items():
+            if solver.value(variables[variable]):
+                again[stage].append(op)
+        return again

@@ -1,0 +1,140 @@
+"""Polishing: what is decided again computes the same, keeps limit and pins, and is the best of its kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hybridremat
+from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
+from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
+from hybridremat.graph.pins import NO_PINS, Pins, obeys
+from hybridremat.sequence.checkmate.stages import stages_of
+from hybridremat.sequence.dead_code import DeadCodeElimination
+from hybridremat.sequence.polish import search
+from hybridremat.sequence.polish.program import PolishProgram
+from hybridremat.sequence.polish.search import Polish
+from hybridremat.sequence.polish.windows import windows
+from support.examples import examples
+from support.extreme_schedules import extreme_schedule
+from support.joint_graphs import joint_graphs
+from support.naive_memory import naive_profile
+from support.nets import transformer
+from support.same_steps import assert_computes_the_same
+from support.tiny_steps import schedules, tiny_steps
+from support.training import small, train, train_plain
+from support.wrapping import HOW
+
+MORE = 2
+"""Executions beyond one of each op in the schedules that are enumerated."""
+
+
+def polish(graph: JointGraph, limit: int, pins: Pins = NO_PINS, effort: float = 5.0) -> Polish:
+    def excess(_: Schedule, memory: StepMemory) -> int:
+        return memory.peak - limit
+
+    return Polish(graph, excess, lambda each: obeys(graph, each, pins), effort)
+
+
+@given(joint_graphs(), st.integers(0, 1000), st.sampled_from((0.3, 0.7, 1.0)))
+@examples(60, deadline=None)
+def test_what_is_found_computes_the_same_under_the_limit(graph: JointGraph, seed: int, share: float) -> None:
+    start = extreme_schedule(graph, seed, share)
+    limit = max(naive_profile(graph, start))
+    once = frozenset(op.id for op in graph.ops if start.steps.count(op.id) == 1 and op.id % 3 == 0)
+    pins = Pins(must_save=once) if obeys(graph, start, Pins(must_save=once)) else NO_PINS
+    found = polish(graph, limit, pins)(start)
+    assert_computes_the_same(graph, found, start)
+    assert max(naive_profile(graph, found)) <= limit
+    assert schedule_time(graph, found) <= schedule_time(graph, start)
+    assert obeys(graph, found, pins)
+
+
+def writing_over_one(graph: JointGraph) -> JointGraph:
+    """The graph with ops that write over one value at most, and over no output: so the program counts."""
+    outputs = graph.held_outputs | graph.released_outputs | graph.gradients
+    left = ([value for value in op.overwrites if value not in outputs][:1] for op in graph.ops)
+    ops = zip(graph.ops, left, strict=True)
+    return replace(graph, ops=tuple(replace(op, overwrites=tuple(over)) for op, over in ops))
+
+
+def is_of_the_kind(graph: JointGraph, schedule: Schedule) -> bool:
+    """First the forward; before each op of the backward, earlier ops again, each once and in order."""
+    order = plain_schedule(graph).steps
+    split = len(graph.phase_ops(Phase.FORWARD))
+    if tuple(dict.fromkeys(schedule.steps)) != order or schedule.steps[:split] != order[:split]:
+        return False
+    waiting: list[int] = []
+    done = set(order[:split])
+    for op in schedule.steps[split:]:
+        if op in done:
+            waiting.append(order.index(op))
+            if graph.ops[op].phase is Phase.BACKWARD:
+                return False
+        elif waiting != sorted(set(waiting)):
+            return False
+        else:
+            done.add(op)
+            waiting = []
+    return schedule.num_forward == split and not waiting
+
+
+@given(tiny_steps())
+@examples(40, deadline=None)
+def test_it_finds_the_optimum_of_its_kind(drawn: JointGraph) -> None:
+    """From the slowest step of its kind under any limit, with all open; but for what is not worth it."""
+    graph = writing_over_one(drawn)
+    kind = [each for each in schedules(graph, len(graph.ops) + MORE) if is_of_the_kind(graph, each)]
+    figures = [(max(naive_profile(graph, each)), schedule_time(graph, each), each) for each in kind]
+    for limit in {peak for peak, _, _ in figures}:
+        fitting = [(time, each) for peak, time, each in figures if peak <= limit]
+        slowest = max(fitting, key=lambda each: each[0])[1]
+        found = polish(graph, limit)(DeadCodeElimination(graph)(slowest))
+        assert max(naive_profile(graph, found)) <= limit
+        assert schedule_time(graph, found) <= min(time for time, _ in fitting) + 1
+
+
+def test_given_recomputations_stay_outside_a_window() -> None:
+    graph = transformer(3)
+    start = extreme_schedule(graph, 3, 0.7)
+    stages = stages_of(graph, start)
+    given = frozenset(stages.decisions(start)[0])
+    found = windows(stages, given, 8, 60)
+    assert len(found) > 1
+    assert {op for _, op in given} <= {op for window in found for op in window.ops}
+    limit = MemorySimulator(graph)(start).peak
+    for window in found:
+        program = PolishProgram(
+            stages, limit, given=given, open_ops=window.ops, open_runs=window.runs
+        )
+        certain = {each for each, variable in program.runs.items() if program.program.lower[variable]}
+        assert certain == {each for each in given if each[1] not in window.ops}
+        assert set(program.runs) == certain | window.runs
+
+
+def test_nothing_is_searched_without_effort_or_hope(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("it is searched")
+
+    graph = transformer(2)
+    start = extreme_schedule(graph, 3, 0.7)
+    monkeypatch.setattr(search, "PolishProgram", refuse)
+    assert polish(graph, 10**9, effort=0.0)(start) == start
+    plain = stages_of(graph, start).schedule([()] * len(stages_of(graph, start)))
+    assert polish(graph, 10**9)(plain) == plain
+
+
+@pytest.mark.full_effort
+def test_polished_plans_train_as_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = small("convnet")
+    composed = hybridremat.frontier(model, kwargs=batch, **HOW)
+    limit = (composed.least.peak + composed.plain_peak) // 2
+    expected = train_plain(model, batch)
+    hybridremat.wrap(model, kwargs=batch, memory_limit=limit, **HOW)
+    plan, trained = hybridremat.get_plan(model), train(model, batch)
+    assert expected.differences(trained) == []
+    assert max(trained.peaks) == plan.predicted_peak <= limit
+    assert plan.overhead <= composed.at(memory_limit=limit).overhead
