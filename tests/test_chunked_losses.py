@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ from support.wrapping import HOW, least_limit
 ATEN = torch.ops.aten
 CLASSES, WIDTH = 500, 16
 FACTOR = 1.5  # how much farther from float64 than the plain step's a gradient may be
+BATCHES = 12  # whose errors are taken together: one batch's are a matter of luck, up to 1.7 in 40 either way
 
 
 class Head(nn.Module):
@@ -82,8 +84,8 @@ class Head(nn.Module):
         return self.loss(logits, labels)
 
 
-def tokens(rows=4, length=37):
-    drawn = torch.randint(0, CLASSES, (rows, length), generator=torch.Generator().manual_seed(1))
+def tokens(rows=4, length=37, seed=1):
+    drawn = torch.randint(0, CLASSES, (rows, length), generator=torch.Generator().manual_seed(seed))
     return {"tokens": drawn, "labels": drawn}
 
 
@@ -102,11 +104,14 @@ def reference(model, batch):
     return gradients(exact, batch)
 
 
-def assert_as_near(found, plain, exact):
-    """No tensor is farther from float64 than the plain step's by more than the factor."""
-    for name, right in exact.items():
-        error, plain_error = ((each[name] - right).norm() for each in (found, plain))
-        rounding = torch.finfo(torch.float32).eps * right.norm()  # a plain error of nought allows for none
+def assert_as_near(model, plain, batches):
+    """No tensor is farther from float64 than the plain model's by more than the factor, over the batches."""
+    kinds = (partial(gradients, model), partial(gradients, plain), partial(reference, plain))
+    found, theirs, right = ([step(batch) for batch in batches] for step in kinds)
+    for name in right[0]:
+        exact = torch.stack([each[name] for each in right])
+        error, plain_error = ((torch.stack([e[name] for e in each]) - exact).norm() for each in (found, theirs))
+        rounding = torch.finfo(torch.float32).eps * exact.norm()  # a plain error of nought allows for none
         assert error <= max(FACTOR * plain_error, rounding), name
 
 
@@ -139,11 +144,9 @@ KINDS = [
 def test_gradients_are_as_near_to_float64_as_the_plain_ones(how):
     """At the least limit, which is kept and predicted to the byte."""
     model, batch = Head(*how), tokens()
-    exact, plain = reference(model, batch), gradients(model, batch)
     limit = least_limit(model, batch, rewrites="chunked")
     hybridremat.wrap(model, kwargs=batch, memory_limit=limit, rewrites="chunked", **HOW)
-    for _ in range(2):
-        assert_as_near(gradients(model, batch), plain, exact)
+    assert_as_near(model, Head(*how), [tokens(seed=seed) for seed in range(BATCHES)])
     measured = hybridremat.measure(model, kwargs=batch)
     assert measured.peak == hybridremat.get_plan(model).predicted_peak <= limit
 
@@ -157,16 +160,14 @@ def test_sums_over_all_logits_do_not_make_them_whole(how):
 def test_a_later_batch_of_few_rows_is_planned_as_well():
     model = Head()
     hybridremat.wrap(model, kwargs=tokens(), memory_limit="1MiB", rewrites="chunked", **HOW)
-    for batch in (tokens(1, 9), tokens(1, 1)):
-        exact, plain = reference(Head(), batch), gradients(Head(), batch)
-        assert_as_near(gradients(model, batch), plain, exact)
+    for rows, length in ((1, 9), (1, 1)):
+        assert_as_near(model, Head(), [tokens(rows, length, seed) for seed in range(BATCHES)])
 
 
 def test_low_precision_is_added_up_in_float32():
     model, batch = Head("bias", dtype=torch.bfloat16), tokens(8, 64)
-    exact, plain = reference(model, batch), gradients(model, batch)
     hybridremat.wrap(model, kwargs=batch, memory_limit="100%", rewrites="chunked", **HOW)
-    assert_as_near(gradients(model, batch), plain, exact)
+    assert_as_near(model, Head("bias", dtype=torch.bfloat16), [batch])
     assert model.head.weight.grad.dtype is torch.bfloat16
 
 
