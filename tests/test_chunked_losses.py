@@ -109,8 +109,8 @@ def assert_as_near(model, plain, batches):
     kinds = (partial(gradients, model), partial(gradients, plain), partial(reference, plain))
     found, theirs, right = ([step(batch) for batch in batches] for step in kinds)
     for name in right[0]:
-        exact = torch.stack([each[name] for each in right])
-        error, plain_error = ((torch.stack([e[name] for e in each]) - exact).norm() for each in (found, theirs))
+        mine, plains, exact = (torch.stack([each[name] for each in steps]) for steps in (found, theirs, right))
+        error, plain_error = (mine - exact).norm(), (plains - exact).norm()
         rounding = torch.finfo(torch.float32).eps * exact.norm()  # a plain error of nought allows for none
         assert error <= max(FACTOR * plain_error, rounding), name
 

@@ -55,7 +55,7 @@ def test_roofline_takes_the_larger_term():
 
 
 class SteadyClock:
-    """Runs a kernel and gives nanoseconds by what comes out, so that a busy machine casts no doubt on them."""
+    """Runs a kernel and gives nanoseconds by what comes out: a busy machine casts no doubt on them."""
 
     def least(self, kernel):
         return 1_000 + sum(tensor.numel() for tensor in tensors(kernel()))
