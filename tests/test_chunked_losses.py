@@ -107,9 +107,9 @@ def reference(model, batch):
 def assert_as_near(model, plain, batches):
     """No tensor is farther from float64 than the plain model's by more than the factor, over the batches."""
     kinds = (partial(gradients, model), partial(gradients, plain), partial(reference, plain))
-    found, theirs, right = ([step(batch) for batch in batches] for step in kinds)
-    for name in right[0]:
-        mine, plains, exact = (torch.stack([each[name] for each in steps]) for steps in (found, theirs, right))
+    each_kind = tuple([step(batch) for batch in batches] for step in kinds)
+    for name in each_kind[0][0]:
+        mine, plains, exact = (torch.stack([step[name] for step in each]) for each in each_kind)
         error, plain_error = (mine - exact).norm(), (plains - exact).norm()
         rounding = torch.finfo(torch.float32).eps * exact.norm()  # a plain error of nought allows for none
         assert error <= max(FACTOR * plain_error, rounding), name
