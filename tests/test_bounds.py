@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import chain as chained
+from itertools import combinations, product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat.graph.joint import JointGraph, Phase, plain_schedule
+from hybridremat.graph.joint import JointGraph, Phase, ops_by_parts, plain_schedule
 from hybridremat.sequence.bounds.certificate import least_peak_bound, time_bound
+from hybridremat.sequence.bounds.integer import integer_bound
 from hybridremat.sequence.bounds.linear_program import LinearProgram
-from hybridremat.sequence.bounds.moments import choose_moments, moments_at
+from hybridremat.sequence.bounds.moments import Moments, choose_moments, moments_at
 from hybridremat.sequence.bounds.relaxation import PhaseLimits, peak_program, time_program
 from hybridremat.sequence.bounds.search import least_time
 from support.examples import examples
@@ -18,22 +21,43 @@ from support.extreme_schedules import extreme_schedule
 from support.joint_graphs import joint_graphs
 from support.naive_memory import naive_profile
 from support.nets import Net, chain
-from support.tiny_steps import fastest_by_enumeration, tiny_steps
+from support.tiny_steps import fastest_by_enumeration, in_two_ways, tiny_steps
 
 MORE = 1
 """Executions beyond one of each op in the schedules that are enumerated."""
 
 
-@given(tiny_steps())
+def assert_bounds(graph: JointGraph, moments: Moments, peak: int, time: int) -> None:
+    """No bound is beyond what a schedule of this peak and time reaches."""
+    limits = PhaseLimits(peak, peak)
+    searched = least_time(graph, limits)
+    assert searched is not None and searched <= time
+    relaxed = time_program(graph, moments, limits)
+    assert relaxed.lower_bound() <= integer_bound(relaxed, 1.0) <= searched
+    assert peak_program(graph, moments, peak).lower_bound() <= peak
+    assert least_peak_bound(graph, plain_schedule(graph)) <= peak
+
+
+@given(tiny_steps(), st.data())
 @examples(60, deadline=None)
-def test_search_and_relaxation_never_claim_more_than_a_schedule_reaches(graph: JointGraph) -> None:
-    moments = choose_moments(graph, [1] * len(graph.ops))
+def test_search_and_relaxation_never_claim_more_than_a_schedule_reaches(
+    graph: JointGraph, data: st.DataObject
+) -> None:
+    level = data.draw(st.lists(st.integers(0, 3), min_size=len(graph.ops), max_size=len(graph.ops)))
+    moments = choose_moments(graph, level, data.draw(st.integers(1, len(graph.ops))))
     for peak, time in fastest_by_enumeration(graph, len(graph.ops) + MORE):
-        limits = PhaseLimits(peak, peak)
-        searched = least_time(graph, limits)
-        assert searched is not None and searched <= time
-        assert time_program(graph, moments, limits).lower_bound() <= searched
-        assert peak_program(graph, moments, peak).lower_bound() <= peak
+        assert_bounds(graph, moments, peak, time)
+
+
+@given(in_two_ways(tiny_steps()))
+@examples(40, deadline=None)
+def test_bounds_count_the_better_of_two_ways_to_run_an_op(graph: JointGraph) -> None:
+    """Schedules run one way or the other; the search may even change between them."""
+    moments = choose_moments(graph, [1] * len(graph.ops))
+    can = [op.id for op in graph.ops if op.variants]
+    for parted in chained.from_iterable(combinations(can, number) for number in range(len(can) + 1)):
+        for peak, time in fastest_by_enumeration(ops_by_parts(graph, parted), len(graph.ops)):
+            assert_bounds(graph, moments, peak, time)
 
 
 def test_bounds_of_small_graphs_are_optima() -> None:
@@ -70,14 +94,38 @@ def test_a_gradient_may_be_written_over_and_made_again() -> None:
     (gradient,) = net.op(Phase.BACKWARD, [net.input(0, tangent=True)], [4], time=3)
     net.op(Phase.BACKWARD, [gradient], [4], time=5, overwrites=(gradient,))
     net.gradients = {gradient}
-    graph = net.joint()
-    (tight, again), *others = fastest_by_enumeration(graph, len(graph.ops) + MORE)
-    assert (tight, again) == (4, 12) and others == [(8, 9)]
-    moments = choose_moments(graph, [1] * len(graph.ops))
-    limits = PhaseLimits(tight, tight)
-    assert least_time(graph, limits) == again
-    assert time_program(graph, moments, limits).lower_bound() <= again
-    assert peak_program(graph, moments, tight).lower_bound() <= tight
+    assert_optima(net.joint(), [(4, 12), (8, 9)])
+
+
+def test_a_released_output_may_be_written_over_once_it_is_made_again() -> None:
+    """Its first version is the caller's, a later one is not."""
+    net = Net()
+    (output,) = net.op(Phase.FORWARD, [net.input()], [4], time=1)
+    (gradient,) = net.op(
+        Phase.BACKWARD, [net.input(0, tangent=True), output], [4], time=3, overwrites=(output,)
+    )
+    net.gradients = {gradient}
+    assert_optima(net.joint(released_outputs=frozenset({output})), [(4, 5), (8, 4)])
+
+
+def test_a_held_output_takes_nothing_before_it_is_made() -> None:
+    """It can be made last, when what takes most is gone."""
+    net = Net()
+    (large,) = net.op(Phase.FORWARD, [net.input()], [8], time=1)
+    (small,) = net.op(Phase.FORWARD, [large], [1], time=1)
+    (held,) = net.op(Phase.FORWARD, [net.input()], [4], time=1)
+    net.op(Phase.BACKWARD, [net.input(0, tangent=True), small], [1], time=1)
+    net.held = {held}
+    assert_optima(net.joint(), [(9, 4)])
+
+
+def assert_optima(graph: JointGraph, front: list[tuple[int, int]]) -> None:
+    """What enumeration finds is ``front``; the search finds it too, and no relaxation claims more."""
+    assert fastest_by_enumeration(graph, len(graph.ops) + MORE) == front
+    for moments in (choose_moments(graph, [1] * len(graph.ops), n + 1) for n in range(len(graph.ops))):
+        for peak, time in front:
+            assert least_time(graph, PhaseLimits(peak, peak)) == time
+            assert_bounds(graph, moments, peak, time)
 
 
 def test_a_chain_has_to_recompute_what_does_not_fit() -> None:
@@ -142,7 +190,10 @@ def integer_optimum(program: LinearProgram) -> int | None:
 def test_any_dual_values_prove_a_bound(program: LinearProgram, data: st.DataObject) -> None:
     optimum = integer_optimum(program)
     if optimum is None:
+        with pytest.raises(ValueError, match="no solution"):
+            integer_bound(program, 1.0)
         return
+    assert integer_bound(program, 1.0) == optimum
     values = st.integers(-(3 << 40), 9 << 40)
     assert program.proven_by([data.draw(values) for _ in program.limits]) <= optimum
     assert program.lower_bound() <= optimum
@@ -154,3 +205,19 @@ def test_a_fraction_is_rounded_down() -> None:
     variables = [program.variable(cost=1) for _ in range(3)]
     program.at_most([(each, -2) for each in variables], -3)
     assert program.lower_bound() == 1
+
+
+def test_a_negative_dual_value_proves_nothing() -> None:
+    """The least of x from 0 to 10 where x ≤ 5 is 0; a row's dual value of −1 would make it 5."""
+    program = LinearProgram()
+    program.at_most([(program.variable(0, 10, cost=1), 1)], 5)
+    assert program.proven_by([-(1 << 40)]) == 0
+
+
+def test_a_row_that_always_holds_does_not_make_the_solver_careless() -> None:
+    """Its accuracy is relative to all limits: beside a large one, anything passes for solved."""
+    program = LinearProgram()
+    variables = [program.variable(cost=100) for _ in range(3)]
+    program.at_most([], 10**9)
+    program.at_most([(each, -2) for each in variables], -3)
+    assert program.lower_bound() >= 148

@@ -22,6 +22,7 @@ from hybridremat.sequence.strategies.checkmate import CHECKMATE
 from hybridremat.sequence.strategies.checkmate_lp import CHECKMATE_LP
 from hybridremat.sequence.strategies.whole_graph import Found, WholeGraph, WholeGraphPoints
 from support.examples import examples
+from support.extreme_schedules import extreme_schedule
 from support.joint_graphs import joint_graphs
 from support.naive_memory import naive_profile
 from support.nets import Net, chain
@@ -191,6 +192,25 @@ def test_what_is_proved_is_for_the_limit_that_was_asked_for() -> None:
     assert found.least_time == 990
 
 
+def test_what_was_found_for_one_limit_goes_for_all() -> None:
+    """A search finds the fast schedule under the small limit alone."""
+    graph = chain(6)
+    fast, slow = extreme_schedule(graph, 0, 0.3), extreme_schedule(graph, 0, 1.0)
+    peaks = [max(naive_profile(graph, each)) for each in (fast, slow)]
+    assert schedule_time(graph, fast) < schedule_time(graph, slow)
+
+    class Search:
+        def under(self, limit: int) -> Found:
+            return Found([fast if limit == max(peaks) else slow])
+
+        def least(self, known: int) -> Found:
+            return Found([slow])
+
+    points = WholeGraphPoints(WholeGraph("forgetful", lambda _: Search()), graph)
+    assert fast in [each.schedule for each in points.under(max(peaks))]
+    assert fast in [each.schedule for each in points.under(max(peaks) + 1)]
+
+
 def test_a_large_graph_is_refused_with_what_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = small("mlp")
     monkeypatch.setattr(checkmate, "MOST_RUNS", 10)
@@ -223,3 +243,4 @@ def test_a_frontier_solves_for_any_limit_that_is_asked_for() -> None:
     alone = hybridremat.plan(model, kwargs=batch, memory_limit=asked, strategy="checkmate", **HOW)
     assert (plan.overhead, plan.strategy_gap) == (alone.overhead, 0.0)
     assert plan.predicted_peak <= asked and alone.strategy_gap == 0.0
+    assert found.plan(max_overhead=alone.overhead).strategy_gap is None  # no limit, nothing proved

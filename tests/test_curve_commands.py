@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import hybridremat
 from hybridremat import Plan
+from hybridremat.analysis.comparison import Comparison
 from hybridremat.cli import main as cli
 from hybridremat.cli.targets import load_target
+from hybridremat.plans.records import FrontierPoint
 from hybridremat.sequence.strategies import STRATEGIES, checkmate
 
 QUICK = ["--cost-model", "flops", "--workers", "1"]
@@ -186,6 +189,24 @@ def test_compare_shows_whole_frontiers_and_says_what_is_left_out(models, capsys,
     by_peak = {point["peak_bytes"]: point["overhead"] for point in hybrid["frontier"]["points"]}
     for point in filter(None, hybrid["at"]):
         assert point["overhead"] == by_peak[point["peak_bytes"]]
+
+
+def test_known_points_are_the_fastest_under_each_limit():
+    points = tuple(FrontierPoint(peak, (100 - peak) / 100, 0.0) for peak in (40, 60, 80, 100))
+    made = []
+
+    def planned(memory_limit):
+        made.append(memory_limit)
+        return points[-1]
+
+    frontier = SimpleNamespace(points=points, least=points[0], plain_peak=100, at=planned, cost_model="flops")
+
+    def peaks(**how):
+        rows = Comparison({"only": frontier}, **how).rows(["90%", "79%", "30%"])
+        return [at and at["peak_bytes"] for at in rows[0]["at"]]
+
+    assert peaks(known_points=True) == [80, 60, None] and not made
+    assert peaks() == [100] * 3 and made == ["90%", "79%", "30%"]
 
 
 def test_compare_refuses_before_anything_is_planned(models, capsys):

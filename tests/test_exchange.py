@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hybridremat
-from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins, obeys
 from hybridremat.sequence.bounds.certificate import time_bound
@@ -73,8 +73,26 @@ def test_each_edit_computes_the_same(graph: JointGraph, seed: int) -> None:
             assert_computes_the_same(graph, moved, schedule)
 
 
-def test_a_dear_recomputation_is_exchanged_for_a_cheap_one() -> None:
-    """Two values of one size wait for the backward, one fits: the dear one was made again."""
+def test_what_draws_numbers_or_must_run_once_is_not_moved() -> None:
+    def moved(**fields: bool) -> tuple[Schedule | None, Schedule | None]:
+        net = Net()
+        first, *_ = net.op(Phase.BACKWARD, [net.input(0, tangent=True)], [1])
+        made, *_ = net.op(Phase.BACKWARD, [first], [1], **fields)
+        other, *_ = net.op(Phase.BACKWARD, [first], [1])
+        net.op(Phase.BACKWARD, [other, made], [1])
+        graph = net.joint()
+        schedule = Schedule((0, 1, 2, 3), 0)
+        edits, versions = Edits(graph), Versions(graph, schedule.steps)
+        produced = {version.value: version for version in versions}
+        postponed = edits.postponed(schedule, versions, produced[made])
+        return postponed, edits.advanced(schedule, versions, produced[first], 1)
+
+    assert [step is not None for step in moved()] == [True, True]
+    assert moved(random=True) == moved(recomputable=False) == moved(mutates=True) == (None, None)
+
+
+def dear_and_cheap() -> tuple[JointGraph, Schedule]:
+    """Two values of one size wait for the backward, one fits: the dear one is made again."""
     net = Net()
     x = net.input()
     dear = net.layer("dear", [x], 100, time=1000)
@@ -86,12 +104,25 @@ def test_a_dear_recomputation_is_exchanged_for_a_cheap_one() -> None:
     forward = graph.phase_ops(Phase.FORWARD)
     backward = list(graph.phase_ops(Phase.BACKWARD))
     reader = next(n for n, op in enumerate(backward) if dear in graph.ops[op].reads)
-    kept_cheap = Schedule((*forward, *backward[:reader], 0, *backward[reader:]), len(forward))
+    return graph, Schedule((*forward, *backward[:reader], 0, *backward[reader:]), len(forward))
+
+
+def test_a_dear_recomputation_is_exchanged_for_a_cheap_one() -> None:
+    graph, kept_cheap = dear_and_cheap()
     limit = max(naive_profile(graph, kept_cheap))
-    assert limit < max(naive_profile(graph, Schedule((*forward, *backward), len(forward))))
+    assert limit < max(naive_profile(graph, plain_schedule(graph)))
     found, _ = exchange(graph, limit)(kept_cheap)
     assert schedule_time(graph, found) == schedule_time(graph, kept_cheap) - 990
     assert max(naive_profile(graph, found)) <= limit
+
+
+def test_what_does_not_obey_is_not_taken() -> None:
+    graph, start = dear_and_cheap()
+    limit = max(naive_profile(graph, start))
+    free = exchange(graph, limit)
+    stubborn = Exchange(graph, free.fit, lambda each: each == start, Edits(graph), 60)
+    assert free(start) != (start, 0)
+    assert stubborn(start, [plain_schedule(graph)]) == (start, 0)
 
 
 def test_a_schedule_beyond_the_limit_is_brought_under_it() -> None:

@@ -7,12 +7,12 @@ graphs are searched, so that the bound is the optimum; others are relaxed to a l
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Variant, plain_schedule
-from hybridremat.graph.memory import MemorySimulator
+from hybridremat.graph.memory import MemorySimulator, schedule_time
+from hybridremat.sequence.bounds.integer import integer_bound
 from hybridremat.sequence.bounds.linear_program import ITERATIONS, LinearProgram
 from hybridremat.sequence.bounds.moments import MOMENTS, Moments, choose_moments, needed_ops
 from hybridremat.sequence.bounds.relaxation import PhaseLimits, peak_program, time_program
@@ -21,16 +21,34 @@ from hybridremat.sequence.bounds.search import least_time
 
 @dataclass(frozen=True)
 class BoundEffort:
-    """How hard a bound is looked for: moments, and iterations of the solver."""
+    """How hard a bound is looked for.
+
+    Attributes
+    ----------
+    moments, iterations
+        Moments of the relaxation, and iterations of its solver.
+    integers
+        Whether a bound of time that is not near is looked for in whole numbers as well, by CP-SAT.
+    """
 
     moments: int = MOMENTS
     iterations: int = ITERATIONS
+    integers: bool = False
 
 
-THOROUGH: Final = BoundEffort()
+THOROUGH: Final = BoundEffort(integers=True)
 
 QUICK: Final = BoundEffort(moments=10, iterations=1_000)
 """Half a second where the whole effort takes two; where few moments say enough, for the same bound."""
+
+NEAR: Final = 0.02
+"""The share of a schedule's time within which a bound is near enough."""
+
+INTEGER_EFFORT: Final = 10.0
+"""Deterministic seconds of CP-SAT, about as many on the clock; three times as many prove 0.1 points more."""
+
+INTEGER_MOMENTS: Final = 16
+"""Moments of the relaxation in whole numbers: what CP-SAT proves about more of them is less, in its time."""
 
 
 def time_bound(
@@ -42,8 +60,14 @@ def time_bound(
     """
     if (found := least_time(graph, limits)) is not None:
         return found
-    bound = _bound(graph, schedule, lambda at: time_program(graph, at, limits), effort)
-    return max(time_once(graph), bound)
+
+    def program(moments: int) -> LinearProgram:
+        return time_program(graph, _moments(graph, schedule, moments), limits)
+
+    bound = max(time_once(graph), program(effort.moments).lower_bound(effort.iterations))
+    if not effort.integers or bound >= (1 - NEAR) * schedule_time(graph, schedule):
+        return bound
+    return max(bound, integer_bound(program(INTEGER_MOMENTS), INTEGER_EFFORT))
 
 
 def least_peak_bound(graph: JointGraph, schedule: Schedule) -> int:
@@ -53,7 +77,7 @@ def least_peak_bound(graph: JointGraph, schedule: Schedule) -> int:
     """
     known = MemorySimulator(graph)(schedule).peak
     going_by = {schedule, plain_schedule(graph)}
-    proven = (_bound(graph, each, lambda at: peak_program(graph, at, known)) for each in going_by)
+    proven = (peak_program(graph, _moments(graph, each, MOMENTS), known).lower_bound() for each in going_by)
     return max(_most_alone(graph), *proven)
 
 
@@ -79,14 +103,9 @@ def _bytes_alone(graph: JointGraph, op: Op) -> int:
     return alive + min(map(taken, op.ways))
 
 
-def _bound(
-    graph: JointGraph,
-    schedule: Schedule,
-    program: Callable[[Moments], LinearProgram],
-    effort: BoundEffort = THOROUGH,
-) -> int:
+def _moments(graph: JointGraph, schedule: Schedule, count: int) -> Moments:
     profile = MemorySimulator(graph)(schedule).profile
     level = [0] * len(graph.ops)
     for op, size in zip(schedule.steps, profile, strict=True):
         level[op] = max(level[op], size)
-    return program(choose_moments(graph, level, effort.moments)).lower_bound(effort.iterations)
+    return choose_moments(graph, level, count)

@@ -51,7 +51,14 @@ class LinearProgram:
         return len(self.cost) - 1
 
     def at_most(self, terms: Iterable[Term], limit: int) -> None:
-        """A new row: the sum of ``terms``, each of another variable, is at most ``limit``."""
+        """A new row: the sum of ``terms``, each of another variable, is at most ``limit``.
+
+        What holds for any values of the variables is left out: a solver whose accuracy is relative to all
+        limits would take everything for accurate beside a large one.
+        """
+        terms = list(terms)
+        if sum(max(each * self.lower[at], each * self.upper[at]) for at, each in terms) <= limit:
+            return
         for column, coefficient in terms:
             self._rows.append(len(self.limits))
             self._columns.append(column)

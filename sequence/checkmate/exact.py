@@ -9,7 +9,7 @@ from typing import Final
 from ortools.sat.python import cp_model
 
 from hybridremat.graph.joint import Schedule
-from hybridremat.sequence.bounds.linear_program import LinearProgram
+from hybridremat.sequence.bounds.integer import integer_model
 from hybridremat.sequence.checkmate.program import CheckmateProgram
 
 EFFORT: Final = 10.0
@@ -43,7 +43,7 @@ def solve(built: CheckmateProgram, hint: Schedule | None = None, effort: float =
 
     ``hint``: a schedule of these stages to begin with.
     """
-    model, variables = _model(built.program)
+    model, variables = integer_model(built.program)
     solver = cp_model.CpSolver()
     # Eight strategies in turns, in an order that no clock decides: one alone needed ten times as long.
     solver.parameters.num_workers = 8
@@ -67,14 +67,3 @@ def solve(built: CheckmateProgram, hint: Schedule | None = None, effort: float =
     bound, cost = ceil(solver.best_objective_bound - 0.5), round(solver.objective_value)
     return Solved(built.stages.schedule(again), bound, proved, cost)
 
-
-def _model(program: LinearProgram) -> tuple[cp_model.CpModel, list[cp_model.IntVar]]:
-    model = cp_model.CpModel()
-    variables = [
-        model.new_int_var(lower, upper, "")
-        for lower, upper in zip(program.lower, program.upper, strict=True)
-    ]
-    for terms, limit in program.rows():
-        model.add(sum(coefficient * variables[column] for column, coefficient in terms) <= limit)
-    model.minimize(cp_model.LinearExpr.weighted_sum(variables, program.cost))
-    return model, variables

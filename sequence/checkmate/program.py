@@ -140,8 +140,7 @@ class CheckmateProgram:
             if self.peak is not None:
                 terms[self.peak] = -1
             spare = (0 if self.peak is not None else self.limit) - number
-            if terms or spare < 0:
-                self.program.at_most(terms.items(), spare)
+            self.program.at_most(terms.items(), spare)
 
     def _ops_of(self, stage: int) -> Iterator[int]:
         yield from self.again[stage]

@@ -16,6 +16,7 @@ from ortools.sat.python import cp_model
 
 from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
+from hybridremat.sequence.bounds.integer import integer_model, single_solver
 from hybridremat.sequence.checkmate.stages import Stages, stages_of
 from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.polish.program import PolishProgram, Runs
@@ -105,23 +106,10 @@ class Polish:
 
     def _solved(self, built: PolishProgram, most: int, near: int) -> list[list[int]] | None:
         """What runs again in each stage in a solution that takes at most so long, ``near`` the fastest."""
-        model, program = cp_model.CpModel(), built.program
-        variables = [
-            model.new_int_var(*bounds, "") for bounds in zip(program.lower, program.upper, strict=True)
-        ]
-        for terms, limit in program.rows():
-            model.add(sum(coefficient * variables[column] for column, coefficient in terms) <= limit)
-        time = cp_model.LinearExpr.weighted_sum(variables, program.cost)
-        model.add(time <= most)
-        model.minimize(time)
-        solver = cp_model.CpSolver()
-        # one strategy with the whole linear relaxation: eight in turns took eight times as long
-        solver.parameters.num_workers = 1
-        solver.parameters.linearization_level = 2
-        solver.parameters.random_seed = 0
+        model, variables = integer_model(built.program)
+        model.add(cp_model.LinearExpr.weighted_sum(variables, built.program.cost) <= most)
+        solver = single_solver(min(self._left, EFFORT_AT_ONCE))
         solver.parameters.absolute_gap_limit = near
-        solver.parameters.max_deterministic_time = min(self._left, EFFORT_AT_ONCE)
-        solver.parameters.catch_sigint_signal = False  # Ctrl-C would pass for the end of the search
         status = solver.solve(model)
         self._left -= solver.response_proto.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.joint import JointGraph, Phase, Schedule, Variant
 from support.naive_memory import naive_profile
 from support.nets import Net
 
@@ -49,6 +50,18 @@ def tiny_steps(draw) -> JointGraph:
     net.gradients = set(draw(st.lists(st.sampled_from(backward[1:]), max_size=2)))
     released = frozenset(draw(st.lists(st.sampled_from(forward[1:]), max_size=1))) - net.held
     return net.joint(released_outputs=released)
+
+
+@st.composite
+def in_two_ways(draw, graphs) -> JointGraph:
+    """A graph of ``graphs``, of which one or two ops can be run by parts as well."""
+    graph = draw(graphs)
+    ops = list(graph.ops)
+    for op in draw(st.lists(st.sampled_from(ops), min_size=1, max_size=2, unique=True)):
+        over = op.overwrites if draw(st.booleans()) else ()
+        parts = Variant("by_rows", 2, draw(st.integers(1, 9)), draw(st.sampled_from((0, 2, 5))), over)
+        ops[op.id] = replace(op, variants=(op.runs, parts))
+    return replace(graph, ops=tuple(ops))
 
 
 def schedules(graph: JointGraph, most: int) -> Iterator[Schedule]:
