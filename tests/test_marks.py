@@ -20,9 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from compiled import Against, Stock, against, point_table, stock_points
 from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_frontier, recorded_models
 
-GAPS = {"resnet50": 0.04, "unet": 0.08}
-"""The largest proven optimality gaps where they are not 3 % (from 90 to 40 % of the plain peak) or 6 %."""
-
 
 def gaps(curve: hybridremat.Frontier) -> Iterator[tuple[float, float]]:
     """Limits, as shares of the plain peak, to the least and a tenth more; the proven gaps under them."""
@@ -51,7 +48,7 @@ def test_frontier_reaches_the_recorded_one(name: str) -> None:
         extra = extra_at(points, mark.peak)
         assert extra is not None and extra < mark.extra
     for limit, gap in gaps(curve):
-        allowed = GAPS.get(name, 0.03 if limit >= 0.4 else 0.06)
+        allowed = 0.03 if limit >= 0.4 else 0.06
         assert 0 <= gap <= allowed, f"{100 * gap:.1f} % may be lost at {100 * limit:.0f} % of the plain peak"
 
 
