@@ -94,7 +94,7 @@ def test_a_plan_of_the_curve_solves_nothing_and_can_be_wrapped(step, curve, no_s
 
 
 @pytest.mark.parametrize(
-    ("strategy", "stage"), [("hybrid", "exchanging"), ("checkmate-lp", "solving"), ("rotor", None)]
+    ("strategy", "stage"), [("hybrid", "improving"), ("checkmate-lp", "solving"), ("rotor", None)]
 )
 def test_what_takes_its_time_is_shown(monkeypatch, strategy, stage):
     """A choice that looks for more than the points is shown as it goes, unless nothing is to be shown."""

@@ -89,7 +89,7 @@ class Frontier(FrontierData):
             return frontier.figures_at(limit, overhead)
 
     def plan(self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None) -> Plan:
-        """The plan of the point that :meth:`at` chooses; nothing is solved again.
+        """The plan of the point that :meth:`at` chooses; no block is solved again.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class Frontier(FrontierData):
             return
         with planning_progress(show=self._show) as progress:
             if isinstance(frontier, StepFrontier):
-                progress("solving" if frontier.under else "exchanging", 0, 1)
+                progress("solving" if frontier.under else "improving", 0, 1)
                 yield frontier
             else:
                 yield replace(frontier, progress=progress)

@@ -10,7 +10,7 @@ from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.certify import bound_under, require_backward
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
-from hybridremat.sequence.bounds.certificate import least_peak_bound
+from hybridremat.sequence.bounds.certificate import MANY, least_peak_bound
 
 
 def certify_points(
@@ -33,7 +33,7 @@ def certify_points(
     with planning_progress(show=show) as report:
         for point in reversed(chosen):  # a bound under a limit holds under every smaller one
             report("certifying", len(bounds), len(chosen) + 1)
-            found = bound_under(frontier.graph, point.peak, NO_OUTSIDE_MEMORY, point.schedule)
+            found = bound_under(frontier.graph, point.peak, NO_OUTSIDE_MEMORY, point.schedule, MANY)
             most = max(most, found)
             bounds.append(OverheadBound(point.peak, most / frontier.plain.time - 1.0 if most else 0.0))
         report("certifying", len(chosen), len(chosen) + 1)

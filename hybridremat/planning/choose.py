@@ -52,7 +52,7 @@ def choose_plan(
         origin=origin,
         request=settings.request(),
     )
-    return plan.with_timings({"exchange": time.perf_counter() - started}) if frontier.exchanges else plan
+    return plan.with_timings({"improve": time.perf_counter() - started}) if frontier.exchanges else plan
 
 
 def plan_of_point(

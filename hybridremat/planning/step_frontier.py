@@ -156,10 +156,18 @@ class StepFrontier:
                     limit, needs, self.plain.peak, outside, self.pins, self._workspace, self.under is not None
                 )
             fitting = [least]
-        chosen = self.improved(fitting[-1], limit, outside)
+        chosen = self._fastest(fitting[-1], limit, outside)
         if max_overhead is not None and self.overhead(chosen.point) > max_overhead + 1e-12:
-            chosen = self._small_enough(chosen, limit, max_overhead, outside)
-        return self.polished(chosen, limit, outside)
+            smaller = self._small_enough(chosen, limit, max_overhead, outside)
+            chosen = self.polished(smaller, limit, outside)
+        return chosen
+
+    def _fastest(self, fitting: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
+        """The best that is found from the fastest candidate under a limit, or the one of least memory."""
+        found = self.polished(self.improved(fitting, limit, outside), limit, outside)
+        if not self.exchanges:
+            return found
+        return min(found, self.least(outside), key=lambda each: each.point.time)
 
     def _small_enough(
         self, chosen: Candidate, limit: int, max_overhead: float, outside: OutsideMemory

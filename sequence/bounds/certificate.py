@@ -38,8 +38,11 @@ class BoundEffort:
 
 THOROUGH: Final = BoundEffort(integers=True)
 
+MANY: Final = BoundEffort()
+"""For many points: without the search in whole numbers."""
+
 QUICK: Final = BoundEffort(moments=10, iterations=1_000)
-"""Half a second where the whole effort takes two; where few moments say enough, for the same bound."""
+"""Half a second where all moments take two; where few of them say enough, for the same bound."""
 
 NEAR: Final = 0.02
 """The share of a schedule's time within which a bound is near enough."""
@@ -56,6 +59,7 @@ def time_bound(
 ) -> int:
     """Nanoseconds that no schedule under these limits beats.
 
+    Of a linear program it is exact arithmetic; in whole numbers, what CP-SAT says it proved.
     ``schedule`` is a good one: moments are where it takes most memory.
     """
     if (found := least_time(graph, limits)) is not None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from math import floor
-
 from ortools.sat.python import cp_model
 
 from hybridremat.sequence.bounds.linear_program import LinearProgram
 
 
 def integer_bound(program: LinearProgram, effort: float) -> int:
-    """A number that no solution in integers costs less than, rounded down.
+    """A number that no solution in integers costs less than.
 
     Parameters
     ----------
@@ -20,7 +18,7 @@ def integer_bound(program: LinearProgram, effort: float) -> int:
     Raises
     ------
     ValueError
-        If there is no solution.
+        If there is no solution, or numbers are too large for CP-SAT.
     """
     model, _ = integer_model(program)
     solver = single_solver(effort)
@@ -28,7 +26,9 @@ def integer_bound(program: LinearProgram, effort: float) -> int:
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
         raise ValueError("no solution satisfies every row")
-    return floor(solver.best_objective_bound + 0.5)  # of integers: what was proven, whatever the floats say
+    if status == cp_model.MODEL_INVALID:
+        raise ValueError("CP-SAT does not take a program of such numbers")
+    return solver.response_proto.inner_objective_lower_bound
 
 
 def integer_model(program: LinearProgram) -> tuple[cp_model.CpModel, list[cp_model.IntVar]]:

@@ -54,9 +54,10 @@ class LinearProgram:
         """A new row: the sum of ``terms``, each of another variable, is at most ``limit``.
 
         What holds for any values of the variables is left out: a solver whose accuracy is relative to all
-        limits would take everything for accurate beside a large one.
+        limits would take everything for accurate beside a large one. So bounds of variables may be tightened
+        afterwards, and not loosened.
         """
-        terms = list(terms)
+        terms = [(at, int(each)) for at, each in terms]
         if sum(max(each * self.lower[at], each * self.upper[at]) for at, each in terms) <= limit:
             return
         for column, coefficient in terms:

@@ -4,14 +4,15 @@ The order in which ops run for the first time is the schedule's, and so is what 
 What these take in memory is simulated once, with nothing counted for the values that are decided on
 (*open* values: what the ops in question make and read), and stands on the right side of the rows. Unlike in
 :mod:`hybridremat.sequence.checkmate.program` an op may write over an open value. A value stays as it is from
-one stage to the next where nothing can read or make it, so its variable is the same there; and only rows that
-can be broken are kept.
+one stage to the next where nothing can read or make it, so its variable is the same there; only rows that
+can be broken are kept; and states of generators, which random ops need to run again, are counted.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -111,15 +112,32 @@ class PolishProgram(CheckmateProgram):
 
     def _add_memory(self) -> None:
         """The bytes at each op where they may be more than the limit."""
-        sizes = {value: self.graph.values[value].bytes for value in self._open}
-        everything = sum(sizes.values())
+        self._states = {op: self._replays(op) for op in self.open_ops if self.graph.ops[op].random}
+        everything = sum(self.graph.values[value].bytes for value in self._open)
+        everything += self.graph.rng_state_bytes * (len(self._states) + 1)
         for stage in range(len(self.stages)):
             for op in self._ops_of(stage):
                 spare = self.limit - self._outside[stage, op]
                 if everything + self._own(op) > spare:
                     terms, number = self._alive(stage, op)
-                    if sum(terms.values()) + number > spare:
-                        self.program.at_most(terms.items(), spare - number)
+                    self.program.at_most(terms.items(), spare - number)
+
+    def _replays(self, op: int) -> list[tuple[int, int]]:
+        """For each stage in which an op may run again, whether it does there or later, by stage."""
+        found: list[tuple[int, int]] = []
+        for stage in sorted((stage for stage, other in self.open_runs if other == op), reverse=True):
+            variable = self.program.variable()
+            self.program.at_most([(self.runs[stage, op], 1), (variable, -1)], 0)
+            if found:
+                self.program.at_most([(found[-1][1], 1), (variable, -1)], 0)
+            found.append((stage, variable))
+        return found[::-1]
+
+    def _waiting_states(self, stage: int, op: int) -> Iterator[int]:
+        """For each open random op that has run, the variable that says whether it will run again."""
+        for number, replays in self._states.items():
+            if self.stages.first[number] < stage or self.stages.place[number] <= self.stages.place[op]:
+                yield from (variable for again, variable in replays[bisect_left(replays, (stage, 0)) :][:1])
 
     def _own(self, number: int) -> int:
         """The bytes that an op takes while it runs, open ones and what an open op works with."""
@@ -132,7 +150,10 @@ class PolishProgram(CheckmateProgram):
         place, written_over = self.stages.place, self._written_over(op)
         terms: dict[int, int] = defaultdict(int)
         number = 0
-        counted = [(self.runs.get((stage, op)), self._own(op))]
+        state, runs = self.graph.rng_state_bytes, self.runs.get((stage, op))
+        replayed = state if runs is not None and op in self._states else 0
+        counted = [(runs, self._own(op) + replayed)]
+        counted += [(variable, state) for variable in self._waiting_states(stage, op)]
         for value, producer in self._made:
             size = self.graph.values[value].bytes
             if place[producer] >= place[op]:

@@ -1,4 +1,4 @@
-"""What of a schedule is worth deciding again, window by window, until nothing is gained or time is up.
+"""What of a schedule is worth deciding again, window by window, until none gains anything or effort is up.
 
 Exchanges (:mod:`hybridremat.sequence.exchange`) leave one recomputation out at a time. Where two have to go
 for two others elsewhere, CP-SAT finds it: each search asks for a schedule that saves a worthwhile time, so
@@ -48,7 +48,7 @@ class Polish:
     obeys
         Whether a schedule keeps the user's pins.
     effort
-        Deterministic seconds, :data:`EFFORT` if None.
+        Deterministic seconds for one schedule, :data:`EFFORT` if None.
     """
 
     graph: JointGraph
@@ -57,21 +57,22 @@ class Polish:
     effort: float | None = None
 
     def __post_init__(self) -> None:
-        self._left = EFFORT if self.effort is None else self.effort
+        self._left = 0.0
         self._simulate = MemorySimulator(self.graph)
         self._remove_dead = DeadCodeElimination(self.graph)
 
     def __call__(self, schedule: Schedule) -> Schedule:
         """A faster schedule that fits as well, or ``schedule``, which fits and has no dead executions."""
-        refuted = 0
+        self._left = EFFORT if self.effort is None else self.effort
+        in_vain = 0  # windows, one after the other
         number = 0
         found = self._windows(schedule)
-        while found and refuted < len(found) and self._left > 0:
+        while found and in_vain < len(found) and self._left > 0:
             faster = self._searched(schedule, found[number % len(found)])
             if faster is None:
-                refuted, number = refuted + 1, number + 1
+                in_vain, number = in_vain + 1, number + 1
             else:
-                schedule, refuted = faster, 0
+                schedule, in_vain = faster, 0
                 found = self._windows(schedule)
         return schedule
 
