@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
-from hybridremat.blocks.epsilon_constraint import explore_rectangles
 from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.peak_limits import explore_peak_limits
 from hybridremat.blocks.scale import scale_block
@@ -52,6 +51,8 @@ def enumerate_options(
             'may run in either phase and only once; block_solver="auto" gives such blocks to CP-SAT'
         )
     else:
+        from hybridremat.blocks.epsilon_constraint import explore_rectangles  # ortools: a third of a second
+
         ordinary, solo = (explore_rectangles(problem, effort, solo=solo) for solo in (False, True))
         found = OptionSet(
             options=nondominated(ordinary.options),

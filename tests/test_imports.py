@@ -124,6 +124,12 @@ def test_blocks_and_sequence_import_without_torch():
     assert error_without({"torch"}, IMPORT_ALL) == ""
 
 
+def test_plans_that_need_no_search_do_not_wait_for_solvers():
+    """OR-Tools and pandas take a third of a second in every process that solves blocks."""
+    planning = "import hybridremat.planning.pipeline, hybridremat.blocks.pareto, hybridremat.blocks.worker"
+    assert error_without({"ortools", "pandas"}, planning) == ""
+
+
 def test_the_guard_of_these_tests_bites():
     assert "torch is imported" in error_without({"torch"}, "import torch")
 

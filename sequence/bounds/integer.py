@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from ortools.sat.python import cp_model
+from typing import TYPE_CHECKING
 
 from hybridremat.sequence.bounds.linear_program import LinearProgram
+
+if TYPE_CHECKING:  # takes a third of a second, and most plans need no search
+    from ortools.sat.python.cp_model import CpModel, CpSolver, IntVar
 
 
 def integer_bound(program: LinearProgram, effort: float) -> int:
@@ -20,6 +23,8 @@ def integer_bound(program: LinearProgram, effort: float) -> int:
     ValueError
         If there is no solution, or numbers are too large for CP-SAT.
     """
+    from ortools.sat.python import cp_model
+
     model, _ = integer_model(program)
     solver = single_solver(effort)
     solver.parameters.optimize_with_lb_tree_search = True  # for the bound alone, whatever solutions there are
@@ -31,8 +36,10 @@ def integer_bound(program: LinearProgram, effort: float) -> int:
     return solver.response_proto.inner_objective_lower_bound
 
 
-def integer_model(program: LinearProgram) -> tuple[cp_model.CpModel, list[cp_model.IntVar]]:
+def integer_model(program: LinearProgram) -> tuple[CpModel, list[IntVar]]:
     """The program as CP-SAT takes it, to be minimized, and its variables."""
+    from ortools.sat.python import cp_model
+
     model = cp_model.CpModel()
     variables = [
         model.new_int_var(*bounds, "") for bounds in zip(program.lower, program.upper, strict=True)
@@ -43,8 +50,10 @@ def integer_model(program: LinearProgram) -> tuple[cp_model.CpModel, list[cp_mod
     return model, variables
 
 
-def single_solver(effort: float) -> cp_model.CpSolver:
+def single_solver(effort: float) -> CpSolver:
     """One strategy with the whole linear relaxation: eight in turns took eight times as long on these."""
+    from ortools.sat.python import cp_model
+
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.linearization_level = 2

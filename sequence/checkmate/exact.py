@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from ortools.sat.python import cp_model
-
 from hybridremat.graph.joint import Schedule
 from hybridremat.sequence.bounds.integer import integer_model
 from hybridremat.sequence.checkmate.program import CheckmateProgram
@@ -43,6 +41,8 @@ def solve(built: CheckmateProgram, hint: Schedule | None = None, effort: float =
 
     ``hint``: a schedule of these stages to begin with.
     """
+    from ortools.sat.python import cp_model
+
     model, variables = integer_model(built.program)
     solver = cp_model.CpSolver()
     # Eight strategies in turns, in an order that no clock decides: one alone needed ten times as long.

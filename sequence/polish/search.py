@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ortools.sat.python import cp_model
-
 from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
 from hybridremat.sequence.bounds.integer import integer_model, single_solver
@@ -107,6 +105,8 @@ class Polish:
 
     def _solved(self, built: PolishProgram, most: int, near: int) -> list[list[int]] | None:
         """What runs again in each stage in a solution that takes at most so long, ``near`` the fastest."""
+        from ortools.sat.python import cp_model
+
         model, variables = integer_model(built.program)
         model.add(cp_model.LinearExpr.weighted_sum(variables, built.program.cost) <= most)
         solver = single_solver(min(self._left, EFFORT_AT_ONCE))
