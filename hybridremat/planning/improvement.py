@@ -72,7 +72,9 @@ class Improvement:
         """
         key = candidate, limit, outside
         if key not in self._known:
-            beyond = [*self._from_above(candidate, limit, outside), *self._next(candidate, BEYOND)]
+            beyond = self._next(candidate, BEYOND)
+            if not self._is_least(candidate, limit, outside):
+                beyond = [*self._from_above(candidate, limit, outside), *beyond]
             effort = simulations_for(candidate.point.schedule)
             found = self._exchanged(candidate, limit, outside, beyond, effort)
             self._known[key] = found
@@ -140,6 +142,14 @@ class Improvement:
             if fitting and fitting[-1] != candidate:
                 last = [self._quickly(fitting[-1], higher, outside, last)]
         return last
+
+    def _is_least(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> bool:
+        """Whether a candidate of least memory is asked for its own bytes: for every plan, which reports them.
+
+        What is known near other limits must not matter then, as a plan may know little there.
+        """
+        least = min(each.point.needs for each in self.candidates)
+        return candidate.point.needs == least and limit == self._needs(candidate, outside)
 
     def _next(self, candidate: Candidate, count: int) -> list[Candidate]:
         """The ``count`` candidates that are a little faster, and need a little more."""

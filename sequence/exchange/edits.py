@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule
 from hybridremat.sequence.dead_code import DeadCodeElimination
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(NamedTuple):  # thousands are made for one schedule: a dataclass takes three times as long
     """One version of a value: the executions (their places) that make it and that read it, in order."""
 
     value: int

@@ -95,20 +95,25 @@ class Strategy:
         wanted: Wanted,
     ) -> list[SchedulePoint]:
         """The frontier with fewer options, its decisions by the numbers of all."""
-        fewer = {options: restrict(options) for options in option_sets}
-        points = frontier(chain, bindings, [fewer[each] for each in option_sets], wanted)
+        # by identity: sets of options are large to hash, and blocks that are equal share one
+        distinct = {id(options): options for options in option_sets}
+        fewer = {key: restrict(options) for key, options in distinct.items()}
+        numbers = {key: _numbers(fewer[key], options) for key, options in distinct.items()}
+        points = frontier(chain, bindings, [fewer[id(each)] for each in option_sets], wanted)
 
         def renumbered(decision: Decision) -> Decision:
             if isinstance(decision, Forward):
                 return decision
-            options = option_sets[decision.block]
-            few, all_ = (
-                (each.solo if isinstance(decision, Solo) else each.options)
-                for each in (fewer[options], options)
-            )
-            return replace(decision, option=all_.index(few[decision.option]))
+            ordinary, solo = numbers[id(option_sets[decision.block])]
+            number = (solo if isinstance(decision, Solo) else ordinary)[decision.option]
+            return replace(decision, option=number)
 
         return [replace(each, decisions=tuple(map(renumbered, each.decisions))) for each in points]
+
+
+def _numbers(few: OptionSet, every: OptionSet) -> tuple[list[int], list[int]]:
+    """For each of a few ordinary options, and solo ones, its number among all."""
+    return [every.options.index(each) for each in few.options], [every.solo.index(each) for each in few.solo]
 
 
 def every_option(options: OptionSet) -> OptionSet:
