@@ -47,7 +47,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any], float]]] = {
     "BERT, 12 layers": ("bert", {"num_hidden_layers": 12}, 1.3),
     "ViT": ("vit", {}, 1.2),
     "ResNet-50": ("resnet50", {}, 1.4),
-    "ResNet-152": ("resnet50", {"depths": [3, 8, 36, 3], "batch": 2}, 1.2),
+    "ResNet-152": ("resnet50", {"depths": [3, 8, 36, 3]}, 1.2),
     "T5, 6+6 layers": ("t5", {"num_layers": 6, "num_decoder_layers": 6}, 1.4),
     "U-Net": ("unet", {}, 2.5),
 }

@@ -92,6 +92,7 @@ def chain_table(
     *,
     memory: int,
     slots: int | None = None,
+    row_of: Mapping[SubChain, int] | None = None,
 ) -> ChainTable:
     """Opt for every sub-chain and every limit up to ``memory``.
 
@@ -104,8 +105,10 @@ def chain_table(
     slots
         How finely ``memory`` is cut; by default as finely as the number of rows allows. Sizes are
         rounded up to slots and limits down, so the table never promises less memory than a schedule needs.
+    row_of
+        Those of another table of the same problem, if there is one.
     """
-    problem, number = table_rows(problem)
+    problem, number = table_rows(problem) if row_of is None else (problem, row_of)
     if slots is None:
         distinct = len(set(number.values()))
         slots = max(LEAST_SLOTS, min(MOST_SLOTS, MOST_ENTRIES // distinct))

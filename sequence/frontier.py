@@ -1,4 +1,4 @@
-"""The frontier of a chain: the breakpoints of its table, backtracked to schedules and simulated exactly.
+"""The frontier of a chain: the breakpoints of its tables, backtracked to schedules and simulated exactly.
 
 A table's peaks are never too low but up to a few percent too high, so the frontier keeps only
 figures of flat schedules, to the byte and nanosecond.
@@ -17,9 +17,9 @@ from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_flops
 from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.sequence.backtrack import Backtracker
-from hybridremat.sequence.chain_problem import chain_problem
+from hybridremat.sequence.chain_problem import ChainProblem, chain_problem
 from hybridremat.sequence.decisions import Decision
-from hybridremat.sequence.dynamic_program import chain_table
+from hybridremat.sequence.dynamic_program import ChainTable, chain_table
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.repair import PinRepair
 
@@ -29,6 +29,9 @@ nothing, and 500 lose 0.01 points of time in the mean, 3 at the worst limit."""
 
 MOST_EXECUTIONS: Final = 4_000_000
 """Executions that are simulated for a table (some seconds): graphs of many ops get fewer points."""
+
+COARSER: Final = 4
+"""Slots of the second table against those of the finest."""
 
 STRIDE: Final = 16
 """Of so many breakpoints one is simulated where no limit of interest is near."""
@@ -104,6 +107,11 @@ class Wanted:
     needs: Needs = peak_alone
     around: tuple[int, ...] | None = None
 
+    @property
+    def simple(self) -> bool:
+        """Whether the finest table alone will do: at 28 limits of seven models the other gained nothing."""
+        return self.around is not None and self.pins == NO_PINS and self.needs is peak_alone
+
 
 EVERYTHING: Final = Wanted()
 
@@ -131,21 +139,34 @@ def frontier(
     flatten = Flattener(chain, bindings, option_sets)
     candidates: dict[tuple[Decision, ...], SchedulePoint] = {(): plain}
     most = max(100, min(MOST_POINTS, MOST_EXECUTIONS // (2 * len(graph.ops) + 1)))
-    if not len(problem):
-        return pareto_frontier([plain])
-    table = chain_table(problem, memory=plain.peak)
-    backtrack = Backtracker(table)
+    for table in chain_tables(problem, plain.peak, coarse=not wanted.simple):
+        backtrack = Backtracker(table)
 
-    def needed(slot: int) -> int:
-        decisions = backtrack(slot)
-        if decisions not in candidates:
-            schedule = repair(flatten(decisions))
-            point = schedule_point(graph, schedule, decisions, simulate=simulate, needs=needs)
-            candidates[decisions] = point
-        return candidates[decisions].needs
+        def needed(slot: int, backtrack: Backtracker = backtrack) -> int:
+            decisions = backtrack(slot)
+            if decisions not in candidates:
+                schedule = repair(flatten(decisions))
+                point = schedule_point(graph, schedule, decisions, simulate=simulate, needs=needs)
+                candidates[decisions] = point
+            return candidates[decisions].needs
 
-    look_near(evenly_spaced(table.breakpoints(), most), needed, wanted.around)
+        look_near(evenly_spaced(table.breakpoints(), most), needed, wanted.around)
     return pareto_frontier(candidates.values())
+
+
+def chain_tables(problem: ChainProblem, memory: int, *, coarse: bool) -> tuple[ChainTable, ...]:
+    """The finest table, and one with coarser slots if it is asked for; none for a chain without blocks.
+
+    The finest is right about the recursion, yet a schedule that it counts as dominated may not be so
+    in exact bytes, under pins, or where several forwards wait. The coarse one errs otherwise.
+    """
+    if not len(problem):
+        return ()
+    fine = chain_table(problem, memory=memory)
+    if not coarse:
+        return (fine,)
+    slots = max(1, memory // (COARSER * fine.unit))
+    return fine, chain_table(fine.problem, memory=memory, slots=slots, row_of=fine.row_of)
 
 
 def look_near(

@@ -211,6 +211,23 @@ def test_what_was_found_for_one_limit_goes_for_all() -> None:
     assert fast in [each.schedule for each in points.under(max(peaks) + 1)]
 
 
+def test_nothing_is_made_again_before_it_updates_its_buffers() -> None:
+    """A normalization that runs after the update of one of its statistics would spoil the other's."""
+    net = Net()
+    statistics = [net.input(1), net.input(1)]
+    normal, *new = net.op(Phase.FORWARD, [net.input(), *statistics], [8, 1, 1])
+    for buffer, updated in zip(statistics, new, strict=True):
+        net.op(Phase.FORWARD, [buffer, updated], [], mutates=True, recomputable=False)
+    last, *_ = net.op(Phase.FORWARD, [normal], [8])
+    net.op(Phase.BACKWARD, [net.input(8, tangent=True), normal, last], [8])
+    graph = net.joint()
+    stages = one_op_stages(graph)
+    assert [0 in again for again in stages.again] == [False, False, False, True, True]
+    for keeps in (lambda *_: False, lambda *_: True):
+        steps = rounded(stages, keeps).steps
+        assert 0 not in steps[1 : steps.index(2)]
+
+
 def test_a_large_graph_is_refused_with_what_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = small("mlp")
     monkeypatch.setattr(checkmate, "MOST_RUNS", 10)

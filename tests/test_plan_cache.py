@@ -112,6 +112,20 @@ def test_later_shapes_are_found_too(cache, solved):
     assert first == second
 
 
+def test_a_plan_that_the_checker_refuses_is_not_kept(cache, monkeypatch):
+    """It would be refused in every run to come."""
+
+    def refuse(*_, **__):
+        raise hybridremat.PlanError("refused")
+
+    model, batch = small("mlp")
+    monkeypatch.setattr(pipeline, "check", refuse)
+    with pytest.raises(hybridremat.PlanError, match="refused"):
+        hybridremat.plan(model, kwargs=batch, memory_limit="80%", **HOW)
+    assert not list(cache.glob("*.gz"))
+    monkeypatch.undo()
+
+
 @pytest.mark.parametrize("damage", [b"", b"no gzip", gzip.compress(b"{}", mtime=0), None])
 def test_a_damaged_entry_is_ignored_and_replaced(cache, solved, caplog, damage):
     model, batch = small("mlp")

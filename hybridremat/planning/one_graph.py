@@ -37,17 +37,19 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
     """
     step = under_checked_policy(traced, context)
     ready = _ready(step, context)
+    is_new = ready is None or ready.details is None
     if ready is not None and ready.details is not None:
         plan, step = ready, replace(step, graph=ready.details.graph)
     else:
         step, timings = costed(step, context)
         plan = context.agreement.on_plan(lambda: ready or _made(step, timings, context))
-        _keep(plan, context)
     context.store.add(plan)
     started = partial(context.store.use, plan.fingerprint)
     if plan.details is not None:  # with the workspaces of its code, and what runs by parts
         step = replace(step, graph=plan.details.graph)
     if plan.compiler == "inductor":
+        if is_new:
+            _keep(plan, context)
         accept_code = partial(_require_code_within_limit, plan, step.graph)
         return Chosen(
             step,
@@ -61,9 +63,16 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
         step,
         plan.schedule,
         plan.memory_limit,
-        accept=partial(_require_as_planned, plan, step.graph),
+        accept=partial(_accept, plan, step.graph, context if is_new else None),
         started=started,
     )
+
+
+def _accept(plan: Plan, graph: JointGraph, keep_in: PlanContext | None, memory: EmittedMemory) -> None:
+    """Keep a new plan for other processes once the checker has let its graphs pass."""
+    _require_as_planned(plan, graph, memory)
+    if keep_in is not None:
+        _keep(plan, keep_in)
 
 
 def under_checked_policy(traced: TracedStep, context: PlanContext) -> TracedStep:

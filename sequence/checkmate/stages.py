@@ -54,7 +54,8 @@ class Stages:
     def again(self) -> tuple[tuple[int, ...], ...]:
         """For each stage, the earlier ops that may run again in it, by place.
 
-        Ops of the backward and those that must not run twice do not, nor does what nothing later needs.
+        Ops of the backward and those that must not run twice do not, nor does what nothing later needs, nor
+        what an update of a buffer has yet to read: it could be made of the buffer after another update.
         """
         graph, needed = self.graph, [False] * len(self.graph.ops)
         for value in graph.gradients:
@@ -64,11 +65,11 @@ class Stages:
         for stage in reversed(range(len(self))):
             start, end = self.starts[stage], self.starts[stage + 1]
             for op in reversed(self.order[:end]):
-                if self.place[op] >= start or (needed[op] and self.repeats(op)):
+                if self.place[op] >= start or (needed[op] and self.repeats(op, stage)):
                     for value in graph.ops[op].reads:
                         if (source := graph.values[value].producer) is not None:
                             needed[source] = True
-            found.append(tuple(op for op in self.order[:start] if needed[op] and self.repeats(op)))
+            found.append(tuple(op for op in self.order[:start] if needed[op] and self.repeats(op, stage)))
         return tuple(found[::-1])
 
     def stays(self, value: int, stage: int) -> bool:
@@ -81,12 +82,23 @@ class Stages:
     def lasts(self, value: int, stage: int) -> bool:
         """Whether a value that was made before a stage is there when it starts, whatever is decided."""
         producer = self.graph.values[value].producer
-        return self.stays(value, stage) or (producer is not None and not self.repeats(producer))
+        return self.stays(value, stage) or (producer is not None and not self.repeats(producer, stage))
 
-    def repeats(self, number: int) -> bool:
-        """Whether an op may run more than once."""
+    def repeats(self, number: int, stage: int) -> bool:
+        """Whether an op may run again in a stage."""
         op = self.graph.ops[number]
-        return op.recomputable and not op.mutates and op.phase is not Phase.BACKWARD
+        allowed = op.recomputable and not op.mutates and op.phase is not Phase.BACKWARD
+        return allowed and stage > self._updated[number]
+
+    @cached_property
+    def _updated(self) -> tuple[int, ...]:
+        """For each op, the last stage in which what it makes updates a buffer; -1 if nothing of it does."""
+        found = [-1] * len(self.graph.ops)
+        for op in self.graph.ops:
+            for value in op.reads if op.mutates else ():
+                if (producer := self.graph.values[value].producer) is not None:
+                    found[producer] = max(found[producer], self.first[op.id])
+        return tuple(found)
 
     def schedule(self, runs: Sequence[Sequence[int]]) -> Schedule:
         """The schedule that runs these ops again in each stage, all in the order."""
