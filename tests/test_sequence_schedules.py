@@ -26,11 +26,9 @@ from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, blo
 from hybridremat.sequence.dynamic_program import chain_table
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import (
-    STRIDE,
     SchedulePoint,
     evenly_spaced,
     frontier,
-    look_near,
     merge_frontiers,
     schedule_point,
 )
@@ -222,31 +220,6 @@ def test_spread_keeps_the_ends_and_the_speed_for_a_little_more_memory(slots: lis
     width = Fraction(slots[-1] - slots[0], most - 1)
     for slot in slots:
         assert any(0 <= other - slot < width or other == slot for other in kept)
-
-
-@given(
-    st.lists(st.integers(0, 1000), max_size=300).map(sorted),
-    st.lists(st.integers(1, 1000), min_size=1, max_size=3).map(tuple),
-)
-@examples(100)
-def test_all_is_looked_at_near_limits_and_little_elsewhere(needs: list[int], around: tuple[int, ...]) -> None:
-    """Where more slots need more bytes; whatever they need, the first and the last are asked."""
-    asked: list[int] = []
-
-    def needed(slot: int) -> int:
-        asked.append(slot)
-        return needs[slot]
-
-    slots = range(len(needs))
-    look_near(slots, needed, around)
-    near = {n for n in slots for limit in around if 0.97 * limit <= needs[n] <= 1.05 * limit}
-    near |= {n for n in slots if needs[n] <= 1.05 * needs[0]}
-    assert near <= set(asked) and len(asked) == len(set(asked))
-    beside = STRIDE * 2 * (len(around) + 1)  # at both ends of what is near
-    assert len(asked) <= len(near) + beside + len(needs) // STRIDE + 2
-    asked.clear()
-    look_near(slots, needed, None)
-    assert asked == list(slots)
 
 
 def masked_chain() -> Chain:

@@ -48,11 +48,6 @@ PROMISING: Final = 0.01
 """The share of its time that a plan has to be from the bound, for it to be polished."""
 
 
-def higher_limits(limit: int, plain_peak: int) -> tuple[int, ...]:
-    """The limits in bytes from which exchanges come down to a limit, the highest first."""
-    return tuple(limit + int(share * (plain_peak - limit)) for share in ABOVE)
-
-
 @dataclass
 class Improvement:
     """Improves candidates of one frontier, by rising peak; ``plain_peak`` is the plain step's in bytes."""
@@ -72,9 +67,7 @@ class Improvement:
         """
         key = candidate, limit, outside
         if key not in self._known:
-            beyond = self._next(candidate, BEYOND)
-            if not self._is_least(candidate, limit, outside):
-                beyond = [*self._from_above(candidate, limit, outside), *beyond]
+            beyond = [*self._from_above(candidate, limit, outside), *self._next(candidate, BEYOND)]
             effort = simulations_for(candidate.point.schedule)
             found = self._exchanged(candidate, limit, outside, beyond, effort)
             self._known[key] = found
@@ -137,19 +130,12 @@ class Improvement:
     def _from_above(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> list[Candidate]:
         """What exchanges lead to under some higher limits, each from the one before."""
         last: list[Candidate] = []
-        for higher in higher_limits(limit, self.plain_peak):
+        for share in ABOVE:
+            higher = limit + int(share * (self.plain_peak - limit))
             fitting = [c for c in self.candidates if self._needs(c, outside) <= higher]
             if fitting and fitting[-1] != candidate:
                 last = [self._quickly(fitting[-1], higher, outside, last)]
         return last
-
-    def _is_least(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> bool:
-        """Whether a candidate of least memory is asked for its own bytes: for every plan, which reports them.
-
-        What is known near other limits must not matter then, as a plan may know little there.
-        """
-        least = min(each.point.needs for each in self.candidates)
-        return candidate.point.needs == least and limit == self._needs(candidate, outside)
 
     def _next(self, candidate: Candidate, count: int) -> list[Candidate]:
         """The ``count`` candidates that are a little faster, and need a little more."""

@@ -28,7 +28,6 @@ from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, m
 from hybridremat.plans.policy import Pinned
 from hybridremat.sequence.frontier import (
     SchedulePoint,
-    Wanted,
     merge_frontiers,
     pareto_frontier,
     peak_alone,
@@ -136,11 +135,10 @@ def compose(
     progress: Progress,
     outside: OutsideMemory = NO_OUTSIDE_MEMORY,
     strategy: Strategy = HYBRID,
-    around: tuple[int, ...] | None = None,
 ) -> tuple[Candidate, ...]:
     """The merged frontier of all chains' points that obey the pins, each with its chain.
 
-    It is that of the bytes that a step needs with ``outside``; thin where it is not ``around`` given limits.
+    It is that of the bytes that a step needs with ``outside``.
 
     Raises
     ------
@@ -152,9 +150,7 @@ def compose(
         progress("composing", index, len(plans))
         graph = plan.chain.graph
         needs = peak_alone if outside.none else partial(memory_needs, graph, outside)
-        points = strategy.frontier(
-            plan.chain, plan.bindings, plan.option_sets, Wanted(pins, needs, around)
-        )
+        points = strategy.frontier(plan.chain, plan.bindings, plan.option_sets, pins, needs)
         if any(op.variant for op in graph.ops):
             chooser = PartsChooser(graph, needs)
             points = pareto_frontier(chosen for point in points for chosen in chooser(point))

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import MemorySimulator
+from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.sequence.chain_problem import ChainProblem, chain_problem
 from hybridremat.sequence.decisions import Decision, Forward, Solo
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import (
-    EVERYTHING,
+    Needs,
     SchedulePoint,
-    Wanted,
     frontier,
     merge_frontiers,
     pareto_frontier,
+    peak_alone,
     schedule_point,
 )
 from hybridremat.sequence.repair import PinRepair
@@ -65,15 +66,16 @@ class Strategy:
         chain: Chain,
         bindings: Sequence[BlockBinding],
         option_sets: Sequence[OptionSet],
-        wanted: Wanted = EVERYTHING,
+        pins: Pins = NO_PINS,
+        needs: Needs = peak_alone,
     ) -> tuple[SchedulePoint, ...]:
         """The Pareto set of its schedules of a chain, restricted options given; see :func:`frontier`."""
         if self.decided is None:
-            own = frontier(chain, bindings, option_sets, wanted)
-            others = (self._rival(each, chain, bindings, option_sets, wanted) for each in self.rivals)
+            own = frontier(chain, bindings, option_sets, pins, needs)
+            others = (self._rival(each, chain, bindings, option_sets, pins, needs) for each in self.rivals)
             return merge_frontiers(own, *others)
-        graph, needs = chain.graph, wanted.needs
-        simulate, repair = MemorySimulator(graph), PinRepair(graph, wanted.pins, chain.rebuilt)
+        graph = chain.graph
+        simulate, repair = MemorySimulator(graph), PinRepair(graph, pins, chain.rebuilt)
         flatten = Flattener(chain, bindings, option_sets)
         points = [schedule_point(graph, repair(plain_schedule(graph)), simulate=simulate, needs=needs)]
         problem = chain_problem(chain, bindings, option_sets)
@@ -92,14 +94,15 @@ class Strategy:
         chain: Chain,
         bindings: Sequence[BlockBinding],
         option_sets: Sequence[OptionSet],
-        wanted: Wanted,
+        pins: Pins,
+        needs: Needs,
     ) -> list[SchedulePoint]:
         """The frontier with fewer options, its decisions by the numbers of all."""
         # by identity: sets of options are large to hash, and blocks that are equal share one
         distinct = {id(options): options for options in option_sets}
         fewer = {key: restrict(options) for key, options in distinct.items()}
         numbers = {key: _numbers(fewer[key], options) for key, options in distinct.items()}
-        points = frontier(chain, bindings, [fewer[id(each)] for each in option_sets], wanted)
+        points = frontier(chain, bindings, [fewer[id(each)] for each in option_sets], pins, needs)
 
         def renumbered(decision: Decision) -> Decision:
             if isinstance(decision, Forward):
