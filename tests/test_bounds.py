@@ -207,6 +207,13 @@ def test_a_fraction_is_rounded_down() -> None:
     assert program.lower_bound() == 1
 
 
+def test_numbers_that_are_too_large_to_search_are_relaxed() -> None:
+    program = LinearProgram()
+    large = program.variable(0, 1 << 40, cost=1 << 40)
+    program.at_most([(large, -1)], -5)
+    assert 0 < integer_bound(program, 1.0) <= 5 << 40
+
+
 def test_a_negative_dual_value_proves_nothing() -> None:
     """The least of x from 0 to 10 where x ≤ 5 is 0; a row's dual value of −1 would make it 5."""
     program = LinearProgram()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # takes a third of a second, and most plans need no search
 
 
 def integer_bound(program: LinearProgram, effort: float) -> int:
-    """A number that no solution in integers costs less than.
+    """A number that no solution in integers costs less than; no variable may have a cost below zero.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ def integer_bound(program: LinearProgram, effort: float) -> int:
     Raises
     ------
     ValueError
-        If there is no solution, or numbers are too large for CP-SAT.
+        If there is no solution.
     """
     from ortools.sat.python import cp_model
 
@@ -31,8 +31,8 @@ def integer_bound(program: LinearProgram, effort: float) -> int:
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
         raise ValueError("no solution satisfies every row")
-    if status == cp_model.MODEL_INVALID:
-        raise ValueError("CP-SAT does not take a program of such numbers")
+    if status == cp_model.MODEL_INVALID:  # its numbers are too large
+        return program.lower_bound()
     return solver.response_proto.inner_objective_lower_bound
 
 
