@@ -9,15 +9,13 @@ table of docs/method.md is written (``--pages``: that alone). Blocks are those o
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from collections.abc import Iterator, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from generated import write_part
+from generated import Row, read_rows, write_part, write_rows
 from marks import DATA, recorded_models
 from rich.console import Console
 from stock_inductor import subject
@@ -25,7 +23,6 @@ from stock_inductor import subject
 import hybridremat
 from hybridremat.blocks.pareto import enumerate_options, is_solved_exactly
 from hybridremat.blocks.types import BlockProblem, OptionSet
-from hybridremat.files import write_atomic
 
 RECORDS = DATA / "block_solvers.csv"
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "method.md"
@@ -34,7 +31,6 @@ COLUMNS = (
     *("options", "seconds", "solves", "unproved"),
 )
 
-Row = dict[str, Any]
 
 
 def distinct_blocks(model: str) -> list[BlockProblem]:
@@ -106,18 +102,11 @@ def main() -> None:
     parser.add_argument("--pages", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[Row] = []
-    if RECORDS.exists():
-        with RECORDS.open(encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+    rows = read_rows(RECORDS)
     for model in () if options.pages else options.models or recorded_models():
         rows = [row for row in rows if row["model"] != model]
         rows += list(rows_of(model))
-        text = StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomic(RECORDS, text.getvalue())
+        write_rows(RECORDS, COLUMNS, rows)
         Console(stderr=True).print(f"{model}: done")
     write_part(PAGE, Path(__file__).name, "\n".join(table(rows)))
 

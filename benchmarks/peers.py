@@ -10,23 +10,20 @@ written from the rows; ``--pages`` does only that. Our plans are measured at the
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import torch
+from generated import Row, read_rows, write_rows
 from marks import DATA, recorded_models
 from peers_methods import METHODS, OURS
 from peers_pages import write_pages
 from rich.console import Console
 
-from hybridremat.files import write_atomic
 from hybridremat.sequence.strategies import STRATEGIES
 
 CHILD = Path(__file__).with_name("peers_child.py")
@@ -37,18 +34,13 @@ COLUMNS = (
     *("gradients", "error", "eager_error", "time_ratio", "prepared_seconds", "date", "torch"),
 )
 
-Row = dict[str, Any]
-
 
 class Rows:
     """The rows of a CSV file, which is written after each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: list[Row] = []
-        if path.exists():
-            with path.open(encoding="utf-8") as file:
-                self.rows = list(csv.DictReader(file))
+        self.rows = read_rows(path)
 
     def of(self, model: str, device: str, method: str | None = None) -> list[Row]:
         """The rows of a model, of one method or of all."""
@@ -61,11 +53,7 @@ class Rows:
     def replace(self, old: list[Row], new: list[Row]) -> None:
         """Put new rows in place of old ones, and write all."""
         self.rows = [row for row in self.rows if row not in old] + new
-        text = StringIO()
-        writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_atomic(self.path, text.getvalue())
+        write_rows(self.path, COLUMNS, self.rows)
 
 
 def run(model: str, method: str, setting: str, device: str, pairs: int = PAIRS) -> list[Row]:

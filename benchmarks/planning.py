@@ -11,7 +11,6 @@ interleaved, and the least of each figure counts.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -20,16 +19,14 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from generated import write_part
+from generated import Row, read_rows, write_part, write_rows
 from rich.console import Console
 
-from hybridremat.files import write_atomic
-
+SCRIPT: Final = "planning.py"
 CHILD: Final = Path(__file__).with_name("planning_child.py")
 ROWS: Final = Path(__file__).with_name("data") / "planning.csv"
 PAGE: Final = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -54,8 +51,6 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any], float]]] = {
 """The built-in model, changes of its config, and what planning should take at most, in plain captures."""
 
 LIMIT: Final = "60%"
-
-Row = dict[str, Any]
 
 
 def measured(name: str, how: str, cache: Path) -> Row:
@@ -116,8 +111,9 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 def described(rows: Sequence[Row]) -> str:
     """What stands above the table."""
     dates, loads = sorted({row["date"] for row in rows}), [float(row["load"]) for row in rows]
+    days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     return (
-        f"CPU seconds of the process and its children, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, "
+        f"`python benchmarks/planning.py`: CPU seconds of the process and its children, {days}, "
         f"torch {rows[-1]['torch']}, one thread, 2 cores with a load of {min(loads):.1f} to {max(loads):.1f} "
         f"(repeats differ by 15 to 25 %), limit {LIMIT} of the plain peak, cost model `flops`. The plain "
         'capture is the first step of `torch.compile(backend="aot_eager")`, planning is `wrap` with its own. '
@@ -125,21 +121,9 @@ def described(rows: Sequence[Row]) -> str:
     )
 
 
-def kept_rows() -> list[Row]:
-    """The rows of the file."""
-    if not ROWS.exists():
-        return []
-    with ROWS.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def write_rows(rows: Sequence[Row]) -> None:
-    """Write the file whole."""
-    content = StringIO()
-    writer = csv.DictWriter(content, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomic(ROWS, content.getvalue())
+def part(rows: Sequence[Row]) -> str:
+    """What the script writes into the page."""
+    return "\n".join((described(rows), "", *table(rows)))
 
 
 def main() -> None:
@@ -149,14 +133,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--pages", action="store_true")
     options = parser.parse_args()
-    rows, console = kept_rows(), Console(stderr=True)
+    rows, console = read_rows(ROWS), Console(stderr=True)
     if unknown := [name for name in options.names if name not in MODELS]:
         parser.error(f"there is no {unknown[0]!r}; there are {', '.join(MODELS)}")
     for name in () if options.pages else options.names or MODELS:
         rows = [row for row in rows if row["model"] != name] + repeated(name, options.repeats)
-        write_rows(rows)
+        write_rows(ROWS, COLUMNS, rows)
         console.print("\n".join(table([row for row in rows if row["model"] == name])))
-    write_part(PAGE, "planning.py", "\n".join((described(rows), "", *table(rows))))
+    write_part(PAGE, SCRIPT, part(rows))
 
 
 if __name__ == "__main__":

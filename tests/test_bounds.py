@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridremat.graph.joint import JointGraph, Phase, ops_by_parts, plain_schedule
-from hybridremat.sequence.bounds.certificate import least_peak_bound, time_bound
+from hybridremat.sequence.bounds.certificate import MANY, THOROUGH, least_peak_bound, time_bound
 from hybridremat.sequence.bounds.integer import integer_bound
 from hybridremat.sequence.bounds.linear_program import LinearProgram
 from hybridremat.sequence.bounds.moments import Moments, choose_moments, moments_at
 from hybridremat.sequence.bounds.relaxation import PhaseLimits, peak_program, time_program
-from hybridremat.sequence.bounds.search import least_time
+from hybridremat.sequence.bounds.search import MOST_OPS, least_time
 from support.examples import examples
 from support.extreme_schedules import extreme_schedule
 from support.joint_graphs import joint_graphs
@@ -139,6 +139,20 @@ def test_a_chain_has_to_recompute_what_does_not_fit() -> None:
     bounds = [time_bound(graph, PhaseLimits(limit, limit), plain) for limit in (80, 60, 40)]
     assert once + 300 <= bounds[0] <= bounds[1] <= bounds[2]
     assert 30 <= least_peak_bound(graph, plain) <= 80
+
+
+def test_a_bound_that_is_not_near_is_searched_for_in_whole_numbers() -> None:
+    """Where the relaxation keeps a part of a value, CP-SAT proves more: never more than is so."""
+    graph = chain(12)
+    assert len(graph.ops) > MOST_OPS
+    more = 0
+    for seed, share in product(range(4), (0.5, 0.8, 1.0)):
+        schedule = extreme_schedule(graph, seed, share)
+        limit = max(naive_profile(graph, schedule))
+        few, much = (time_bound(graph, PhaseLimits(limit, limit), schedule, e) for e in (MANY, THOROUGH))
+        assert few <= much <= sum(graph.ops[op].time for op in schedule.steps)
+        more += few < much
+    assert more
 
 
 def test_moments_come_in_the_order_of_their_dependencies() -> None:

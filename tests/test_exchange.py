@@ -20,7 +20,7 @@ from support.examples import examples
 from support.extreme_schedules import extreme_schedule
 from support.joint_graphs import joint_graphs
 from support.naive_memory import naive_profile
-from support.nets import Net
+from support.nets import Net, dear_and_cheap
 from support.same_steps import assert_computes_the_same
 from support.wrapping import HOW
 
@@ -89,22 +89,6 @@ def test_what_draws_numbers_or_must_run_once_is_not_moved() -> None:
 
     assert [step is not None for step in moved()] == [True, True]
     assert moved(random=True) == moved(recomputable=False) == moved(mutates=True) == (None, None)
-
-
-def dear_and_cheap() -> tuple[JointGraph, Schedule]:
-    """Two values of one size wait for the backward, one fits: the dear one is made again."""
-    net = Net()
-    x = net.input()
-    dear = net.layer("dear", [x], 100, time=1000)
-    cheap = net.layer("cheap", [x], 100, time=10)
-    both = net.layer("join", [dear, cheap], 10)
-    big = net.layer("big", [both], 150, saves=False)
-    net.derive(net.layer("loss", [big], 1, saves=False))
-    graph = net.joint()
-    forward = graph.phase_ops(Phase.FORWARD)
-    backward = list(graph.phase_ops(Phase.BACKWARD))
-    reader = next(n for n, op in enumerate(backward) if dear in graph.ops[op].reads)
-    return graph, Schedule((*forward, *backward[:reader], 0, *backward[reader:]), len(forward))
 
 
 def test_a_dear_recomputation_is_exchanged_for_a_cheap_one() -> None:

@@ -22,7 +22,7 @@ from support.examples import examples
 from support.extreme_schedules import extreme_schedule
 from support.joint_graphs import joint_graphs
 from support.naive_memory import naive_profile
-from support.nets import transformer
+from support.nets import Net, dear_and_cheap, transformer
 from support.same_steps import assert_computes_the_same
 from support.tiny_steps import schedules, tiny_steps
 from support.training import small, train, train_plain
@@ -62,9 +62,10 @@ def writing_over_one(graph: JointGraph) -> JointGraph:
     return replace(graph, ops=tuple(replace(op, overwrites=tuple(over)) for op, over in ops))
 
 
-def drawing_numbers(graph: JointGraph, which: int) -> JointGraph:
+def drawing_numbers(graph: JointGraph, which: int, state: int = 3) -> JointGraph:
+    """The graph in which the ops of the bits of ``which`` draw numbers, from a generator of so many bytes."""
     ops = (replace(op, random=bool(which >> op.id & 1)) for op in graph.ops)
-    return replace(graph, ops=tuple(ops), rng_state_bytes=3)
+    return replace(graph, ops=tuple(ops), rng_state_bytes=state)
 
 
 def is_of_the_kind(graph: JointGraph, schedule: Schedule) -> bool:
@@ -104,6 +105,31 @@ def test_it_finds_the_optimum_of_its_kind(drawn: JointGraph, random: int) -> Non
         found = polish(graph, limit)(DeadCodeElimination(graph)(slowest))
         assert max(naive_profile(graph, found)) <= limit
         assert schedule_time(graph, found) <= min(time for time, _ in fitting) + 1
+
+
+def test_what_does_not_obey_is_not_taken() -> None:
+    graph, start = dear_and_cheap()
+    limit = max(naive_profile(graph, start))
+    free = polish(graph, limit)
+    assert schedule_time(graph, free(start)) == schedule_time(graph, start) - 990
+    assert Polish(graph, free.excess, lambda each: each == start, 5.0)(start) == start
+
+
+@pytest.mark.parametrize(("state", "saved"), [(0, 990), (50, 990), (60, 900), (200, 900)])
+def test_the_state_of_a_generator_that_a_recomputation_needs_takes_memory(state: int, saved: int) -> None:
+    """The cheapest of three values draws numbers: with a large state the next one is made again instead."""
+    net = Net()
+    x = net.input()
+    kinds = {"dear": 1000, "middling": 100, "cheap": 10}
+    values = [net.layer(kind, [x], 100, time=time) for kind, time in kinds.items()]
+    big = net.layer("big", [net.layer("join", values, 10)], 150, saves=False)
+    net.derive(net.layer("loss", [big], 1, saves=False))
+    graph = drawing_numbers(net.joint(), 1 << 2, state)
+    forward, backward = (list(graph.phase_ops(phase)) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    reader = next(n for n, op in enumerate(backward) if values[0] in graph.ops[op].reads)
+    start = Schedule((*forward, *backward[:reader], 0, *backward[reader:]), len(forward))
+    found = polish(graph, max(naive_profile(graph, start)))(start)
+    assert schedule_time(graph, found) == schedule_time(graph, start) - saved
 
 
 def test_given_recomputations_stay_outside_a_window() -> None:

@@ -60,10 +60,7 @@ def solve(built: CheckmateProgram, hint: Schedule | None = None, effort: float =
     proved = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Solved(None, max(0, ceil(solver.best_objective_bound - 0.5)), proved)
-    again: list[list[int]] = [[] for _ in range(len(built.stages))]
-    for (stage, op), variable in built.runs.items():
-        if solver.value(variables[variable]):
-            again[stage].append(op)
+    again = built.runs_in(lambda variable: bool(solver.value(variables[variable])))
     bound, cost = ceil(solver.best_objective_bound - 0.5), round(solver.objective_value)
     return Solved(built.stages.schedule(again), bound, proved, cost)
 

@@ -22,7 +22,7 @@ second version of an output that stays, where an op with several outputs runs ag
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,6 +58,14 @@ class CheckmateProgram:
     def again(self) -> Sequence[Sequence[int]]:
         """For each stage, the earlier ops that may run again in it."""
         return self.stages.again
+
+    def runs_in(self, solution: Callable[[int], bool]) -> list[list[int]]:
+        """For each stage, what runs again in it; ``solution`` says whether a variable is set."""
+        found: list[list[int]] = [[] for _ in range(len(self.stages))]
+        for (stage, op), variable in self.runs.items():
+            if solution(variable):
+                found[stage].append(op)
+        return found
 
     @cached_property
     def _readers(self) -> list[list[int]]:

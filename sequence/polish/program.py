@@ -135,9 +135,12 @@ class PolishProgram(CheckmateProgram):
 
     def _waiting_states(self, stage: int, op: int) -> Iterator[int]:
         """For each open random op that has run, the variable that says whether it will run again."""
+        place, first = self.stages.place, self.stages.first
         for number, replays in self._states.items():
-            if self.stages.first[number] < stage or self.stages.place[number] <= self.stages.place[op]:
-                yield from (variable for again, variable in replays[bisect_left(replays, (stage, 0)) :][:1])
+            if first[number] < stage or place[number] <= place[op]:
+                here_already = place[number] < place[op]  # its run of this stage, if there is one, is over
+                following = bisect_left(replays, (stage + here_already, 0))
+                yield from (variable for _, variable in replays[following : following + 1])
 
     def _own(self, number: int) -> int:
         """The bytes that an op takes while it runs, open ones and what an open op works with."""

@@ -103,20 +103,16 @@ class Polish:
         faster = schedule_time(self.graph, found) <= time - worth
         return found if fits and faster and self.obeys(found) else None
 
-    def _solved(self, built: PolishProgram, most: int, near: int) -> list[list[int]] | None:
-        """What runs again in each stage in a solution that takes at most so long, ``near`` the fastest."""
+    def _solved(self, built: PolishProgram, most: int, worth: int) -> list[list[int]] | None:
+        """What runs again in each stage, in at most so long; ``worth`` is what more it may leave."""
         from ortools.sat.python import cp_model
 
         model, variables = integer_model(built.program)
         model.add(cp_model.LinearExpr.weighted_sum(variables, built.program.cost) <= most)
         solver = single_solver(min(self._left, EFFORT_AT_ONCE))
-        solver.parameters.absolute_gap_limit = near
+        solver.parameters.absolute_gap_limit = worth
         status = solver.solve(model)
         self._left -= solver.response_proto.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
-        again: list[list[int]] = [[] for _ in range(len(built.stages))]
-        for (stage, op), variable in built.runs.items():
-            if solver.value(variables[variable]):
-                again[stage].append(op)
-        return again
+        return built.runs_in(lambda variable: bool(solver.value(variables[variable])))

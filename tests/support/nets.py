@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridremat.graph.joint import JointGraph, Op, Phase, Value
+from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value
 
 
 class Net:
@@ -103,3 +103,19 @@ def chain(length: int) -> JointGraph:
         value = net.layer("layer", [value], 10, time=100)
     net.derive(value)
     return net.joint()
+
+
+def dear_and_cheap() -> tuple[JointGraph, Schedule]:
+    """Two values of one size wait for the backward, one fits: the dear one is made again."""
+    net = Net()
+    x = net.input()
+    dear = net.layer("dear", [x], 100, time=1000)
+    cheap = net.layer("cheap", [x], 100, time=10)
+    both = net.layer("join", [dear, cheap], 10)
+    big = net.layer("big", [both], 150, saves=False)
+    net.derive(net.layer("loss", [big], 1, saves=False))
+    graph = net.joint()
+    forward = graph.phase_ops(Phase.FORWARD)
+    backward = list(graph.phase_ops(Phase.BACKWARD))
+    reader = next(n for n, op in enumerate(backward) if dear in graph.ops[op].reads)
+    return graph, Schedule((*forward, *backward[:reader], 0, *backward[reader:]), len(forward))
