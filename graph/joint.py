@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 
 
 class Phase(StrEnum):
@@ -197,6 +198,16 @@ class JointGraph:
     deliveries: tuple[Delivery, ...] = ()
     rng_state_bytes: int = 0
     fingerprint: str = ""
+
+    @cached_property
+    def op_times(self) -> tuple[int, ...]:
+        """Nanoseconds of each op."""
+        return tuple(op.time for op in self.ops)
+
+    @cached_property
+    def op_flops(self) -> tuple[int, ...]:
+        """Flops of each op."""
+        return tuple(op.flops for op in self.ops)
 
     def producer(self, value: int) -> Op | None:
         """The op that writes ``value``; None for graph inputs and tangents."""

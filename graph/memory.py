@@ -152,9 +152,19 @@ class MemorySimulator:
         ScheduleError
             If an execution reads a value that no earlier execution wrote.
         """
+        return self.replay(schedule)[0]
+
+    def replay(self, schedule: Schedule) -> tuple[StepMemory, dict[int, int]]:
+        """The memory of ``schedule``, and what :meth:`overwritten` returns.
+
+        Raises
+        ------
+        ScheduleError
+            If an execution reads a value that no earlier execution wrote.
+        """
         steps, split, end = np.array(schedule.steps, np.int64), schedule.num_forward, len(schedule.steps)
         if not end:
-            return StepMemory(0, 0, 0, ())
+            return StepMemory(0, 0, 0, ()), {}
         change, gone = np.zeros(end + 2, np.int64), np.zeros(end + 2, np.int64)
         saved = 0
         states, replayed = self._generator_states(steps)
@@ -177,7 +187,8 @@ class MemorySimulator:
         after[takeovers.now - 1] += self._bytes[versions.value[takeovers.version]]
         self._deliver(profile, after, versions)
         peak_at = int(np.argmax(profile))
-        return StepMemory(int(profile[peak_at]), peak_at, saved, tuple(profile.tolist()))
+        memory = StepMemory(int(profile[peak_at]), peak_at, saved, tuple(profile.tolist()))
+        return memory, self._by_execution(takeovers, versions)
 
     def _marks(self, values: frozenset[int]) -> NDArray[np.bool_]:
         marks = np.zeros(len(self._graph.values), bool)
@@ -192,12 +203,13 @@ class MemorySimulator:
         ScheduleError
             If an execution reads a value that no earlier execution wrote.
         """
-        steps = np.array(schedule.steps, np.int64)
-        if not len(steps):
-            return {}
-        versions = self._lifetimes(steps, schedule.num_forward)
-        found = self._takeovers(steps, versions)
-        return dict(zip(found.now.tolist(), versions.value[found.version].tolist(), strict=True))
+        return self.replay(schedule)[1]
+
+    @staticmethod
+    def _by_execution(takeovers: _Takeovers, versions: _Versions) -> dict[int, int]:
+        """The value that goes in each execution that writes over one."""
+        values = versions.value[takeovers.version]
+        return dict(zip(takeovers.now.tolist(), values.tolist(), strict=True))
 
     def departures(self, schedule: Schedule) -> dict[int, list[Delivery]]:
         """For each execution after which gradients leave, these in order.
@@ -301,9 +313,9 @@ def step_memory(graph: JointGraph, schedule: Schedule) -> StepMemory:
 
 def schedule_time(graph: JointGraph, schedule: Schedule) -> int:
     """Nanoseconds of all executions."""
-    return sum(graph.ops[op].time for op in schedule.steps)
+    return sum(map(graph.op_times.__getitem__, schedule.steps))
 
 
 def schedule_flops(graph: JointGraph, schedule: Schedule) -> int:
     """Matrix-product, convolution and attention flops of all executions."""
-    return sum(graph.ops[op].flops for op in schedule.steps)
+    return sum(map(graph.op_flops.__getitem__, schedule.steps))

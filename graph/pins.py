@@ -39,6 +39,8 @@ def obeys(graph: JointGraph, schedule: Schedule, pins: Pins) -> bool:
 
     An optional op that must be saved may also not run at all: nobody reads it then.
     """
+    if not pins:
+        return True
     forward, backward = schedule.steps[: schedule.num_forward], schedule.steps[schedule.num_forward :]
     if not pins.must_save.isdisjoint(backward):
         return False

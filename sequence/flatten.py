@@ -6,6 +6,7 @@ anyway. Re-runs leave out what is kept or must not happen twice.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
@@ -31,22 +32,23 @@ class Flattener:
 
     def __call__(self, decisions: Sequence[Decision]) -> Schedule:
         """The schedule that carries out ``decisions`` (not empty), dead executions removed."""
-        steps: list[int] = []
+        pieces: list[tuple[int, ...]] = []
         seen: set[int] = set()
-        num_forward: int | None = None
+        split: int | None = None
         for decision in decisions:
             backward = isinstance(decision, Backward | Solo)
-            if backward and num_forward is None:
-                num_forward = len(steps)
+            if backward and split is None:
+                split = len(pieces)
             key = (decision, not backward and decision.block not in seen)
             seen.add(decision.block)
             if key not in self._known:
                 self._known[key] = self._executions(*key)
-            steps.extend(self._known[key])
-        split = num_forward or 0
+            pieces.append(self._known[key])
+        forward, rest = pieces[: split or 0], pieces[split or 0 :]
         if self._read_ahead:
-            steps[:split] = self._delayed(steps[:split])
-        return self._remove_dead(Schedule(tuple(steps), split))
+            steps = self._delayed([*itertools.chain.from_iterable(forward)])
+            return self._remove_dead(Schedule((*steps, *itertools.chain.from_iterable(rest)), len(steps)))
+        return self._remove_dead.of_pieces(forward, rest)
 
     def _delayed(self, forward: Sequence[int]) -> list[int]:
         """A forward in which optional ops that read ahead follow what they read."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
@@ -31,6 +33,12 @@ MOST_EXECUTIONS: Final = 4_000_000
 
 COARSER: Final = 4
 """Slots of the second table against those of the finest."""
+
+STRIDE: Final = 16
+"""Of so many breakpoints one is simulated where no limit of interest is near."""
+
+BELOW, BEYOND = 0.03, 0.05
+"""How near: shares of a limit below and beyond it. What needs a little more is where exchanges begin."""
 
 
 @dataclass(frozen=True)
@@ -81,40 +89,105 @@ def peak_alone(_: Schedule, memory: StepMemory) -> int:
     return memory.peak
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a frontier is for.
+
+    Attributes
+    ----------
+    pins
+        Schedules that do not obey them are repaired (:mod:`hybridremat.sequence.repair`).
+    needs
+        The bytes that a limit is on.
+    around
+        Limits in bytes: near them all that the tables tell apart is looked at, and little elsewhere. None:
+        everywhere.
+    """
+
+    pins: Pins = NO_PINS
+    needs: Needs = peak_alone
+    around: tuple[int, ...] | None = None
+
+
+EVERYTHING: Final = Wanted()
+
+
+@dataclass(frozen=True)
+class Fronts:
+    """Pareto sets of needed bytes against time, sorted by bytes.
+
+    Attributes
+    ----------
+    points
+        Of all that was looked at.
+    base
+        Of what is looked at whatever limits are asked for: what the least memory is, must not depend on them.
+    """
+
+    points: tuple[SchedulePoint, ...]
+    base: tuple[SchedulePoint, ...]
+
+    @staticmethod
+    def of(points: Iterable[SchedulePoint], base: Iterable[SchedulePoint] | None = None) -> Fronts:
+        """Those of some points; by default all of them are looked at for any limit."""
+        points = tuple(points)
+        return Fronts(pareto_frontier(points), pareto_frontier(points if base is None else base))
+
+    @staticmethod
+    def merged(fronts: Sequence[Fronts]) -> Fronts:
+        """Those of all points of several frontiers of one graph, with the same needs."""
+        return Fronts.of(
+            (point for each in fronts for point in each.points),
+            (point for each in fronts for point in each.base),
+        )
+
+    def mapped(self, change: Callable[[SchedulePoint], Iterable[SchedulePoint]]) -> Fronts:
+        """Those of what each point is changed to."""
+        every = {id(point): point for point in (*self.points, *self.base)}
+        changed = {key: tuple(change(point)) for key, point in every.items()}
+        return Fronts.of(
+            (point for each in self.points for point in changed[id(each)]),
+            (point for each in self.base for point in changed[id(each)]),
+        )
+
+
 def frontier(
     chain: Chain,
     bindings: Sequence[BlockBinding],
     option_sets: Sequence[OptionSet],
-    pins: Pins = NO_PINS,
-    needs: Needs = peak_alone,
-) -> tuple[SchedulePoint, ...]:
-    """The Pareto set of needed bytes against time that the options of the blocks allow, sorted by bytes.
+    wanted: Wanted = EVERYTHING,
+) -> Fronts:
+    """The Pareto set of needed bytes against time that the options of the blocks allow.
 
-    The plain schedule is among the candidates, and its peak is the largest limit looked at. Schedules that do
-    not obey ``pins`` are repaired (:mod:`hybridremat.sequence.repair`).
+    The plain schedule is among the candidates, and its peak is the largest limit looked at.
 
     Raises
     ------
     ValueError
         If there is not one binding and one option set for each block.
     """
-    graph = chain.graph
+    graph, needs = chain.graph, wanted.needs
     simulate = MemorySimulator(graph)
-    repair = PinRepair(graph, pins, chain.rebuilt)
+    repair = PinRepair(graph, wanted.pins, chain.rebuilt)
     plain = schedule_point(graph, repair(plain_schedule(graph)), simulate=simulate, needs=needs)
     problem = chain_problem(chain, bindings, option_sets)
     flatten = Flattener(chain, bindings, option_sets)
-    candidates: dict[tuple[Decision, ...], SchedulePoint] = {(): plain}
+    found: dict[tuple[Decision, ...], SchedulePoint] = {}
+    base = [plain]
     most = max(100, min(MOST_POINTS, MOST_EXECUTIONS // (2 * len(graph.ops) + 1)))
     for table in chain_tables(problem, plain.peak):
         backtrack = Backtracker(table)
-        for slot in evenly_spaced(table.breakpoints(), most):
+
+        def point_at(slot: int, backtrack: Backtracker = backtrack) -> SchedulePoint:
             decisions = backtrack(slot)
-            if decisions not in candidates:
+            if decisions not in found:
                 schedule = repair(flatten(decisions))
                 point = schedule_point(graph, schedule, decisions, simulate=simulate, needs=needs)
-                candidates[decisions] = point
-    return pareto_frontier(candidates.values())
+                found[decisions] = point
+            return found[decisions]
+
+        base += look_near(evenly_spaced(table.breakpoints(), most), point_at, wanted.around)
+    return Fronts.of((plain, *found.values()), base)
 
 
 def chain_tables(problem: ChainProblem, memory: int) -> tuple[ChainTable, ...]:
@@ -122,13 +195,47 @@ def chain_tables(problem: ChainProblem, memory: int) -> tuple[ChainTable, ...]:
 
     The finest is right about the recursion, yet a schedule that it counts as dominated may not be so
     in exact bytes. The coarse one errs otherwise, and found what was lost (up to 1.2 points of time
-    on GPT-2) for a few more simulations.
+    on GPT-2, 3 % of the least memory on T5) for a few more simulations.
     """
     if not len(problem):
         return ()
     fine = chain_table(problem, memory=memory)
     slots = max(1, memory // (COARSER * fine.unit))
     return fine, chain_table(fine.problem, memory=memory, slots=slots, row_of=fine.row_of)
+
+
+def look_near(
+    slots: Sequence[int],
+    point_at: Callable[[int], SchedulePoint],
+    around: tuple[int, ...] | None,
+) -> list[SchedulePoint]:
+    """Look at every slot near some limits and near the least memory, and at few others.
+
+    Some slots are looked at first, evenly; then those between two of them between whose bytes a limit, or the
+    least, is. So it does not matter how far a table's bytes are from those that schedules need.
+
+    Returns
+    -------
+    list
+        What is looked at for any limits: the first ones, and those near the least.
+    """
+    chosen = sorted({*range(0, len(slots), STRIDE), len(slots) - 1} - {-1})
+    base = [point_at(slots[each]) for each in chosen]
+    if not base:
+        return []
+    needs = [each.needs for each in base]
+    spans = list(zip(pairwise(chosen), map(sorted, pairwise(needs)), strict=True))
+
+    def between(least: float, most: float) -> list[SchedulePoint]:
+        within = [places for places, (low, high) in spans if low <= most and least <= high]
+        return [point_at(slots[each]) for first, last in within for each in range(first + 1, last)]
+
+    base += between(0, min(needs) * (1 + BEYOND))
+    for limit in around or ():
+        between(limit * (1 - BELOW), limit * (1 + BEYOND))
+    if around is None:
+        between(0, inf)
+    return base
 
 
 def evenly_spaced(slots: Sequence[int], most: int) -> tuple[int, ...]:
@@ -139,11 +246,6 @@ def evenly_spaced(slots: Sequence[int], most: int) -> tuple[int, ...]:
     # of every interval the last slot, which is the fastest; the interval's number is rounded up
     chosen = {-(-(slot - first) * (most - 1) // span): slot for slot in slots}
     return tuple(sorted(chosen.values()))
-
-
-def merge_frontiers(*frontiers: Sequence[SchedulePoint]) -> tuple[SchedulePoint, ...]:
-    """The Pareto set of the points of several frontiers of one graph, with the same needs."""
-    return pareto_frontier(point for points in frontiers for point in points)
 
 
 def pareto_frontier(points: Iterable[SchedulePoint]) -> tuple[SchedulePoint, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from hybridremat.graph.joint import JointGraph, ops_by_parts
@@ -15,6 +16,9 @@ BETWEEN: Final = 3
 
 NOTHING: Final = 1.001
 """Times the time without parts: what parts may take for no further points to be made."""
+
+MOST_SETS: Final = 16
+"""Sets of ops by parts whose graphs are kept: points that follow each other often have the same."""
 
 
 def parts_for_nothing(graph: JointGraph) -> JointGraph:
@@ -29,7 +33,8 @@ class PartsChooser:
     def __init__(self, graph: JointGraph, needs: Needs) -> None:
         self._graph, self._needs = graph, needs
         self._simulate = MemorySimulator(graph)
-        self._able = {op.id for op in graph.ops if op.variant}
+        self._able = frozenset(op.id for op in graph.ops if op.variant)
+        self._run_by_parts = lru_cache(MOST_SETS)(self._made_to_run_by_parts)
 
     def __call__(self, point: SchedulePoint) -> Iterator[SchedulePoint]:
         """The point with as few parts as peaks allow.
@@ -50,7 +55,7 @@ class PartsChooser:
 
         An op's own kernel takes more while it runs, and nothing at any other time.
         """
-        profile, over = self._simulate(point.schedule).profile, self._simulate.overwritten(point.schedule)
+        memory, over = self._simulate.replay(point.schedule)
         found: dict[int, tuple[int, int]] = {}
         for now, op_id in enumerate(point.schedule.steps):
             if op_id in self._able:
@@ -58,7 +63,7 @@ class PartsChooser:
                 more = own.temp - parts.temp
                 if now in over and over[now] not in own.overwrites:
                     more += self._graph.values[over[now]].bytes
-                most = max(found.get(op_id, (0, 0))[0], profile[now] + more)
+                most = max(found.get(op_id, (0, 0))[0], memory.profile[now] + more)
                 found[op_id] = most, max(0, most - point.peak)
         return found
 
@@ -66,20 +71,26 @@ class PartsChooser:
         self, point: SchedulePoint, saved: dict[int, tuple[int, int]], limit: int
     ) -> SchedulePoint:
         """The point with the ops' own kernels wherever they fit under a limit, unless parts are faster."""
-        parted = {
+        parted = frozenset(
             op
             for op, (most, _) in saved.items()
             if most > limit or self._graph.ops[op].variants[0].time > self._graph.ops[op].variants[1].time
-        }
-        chosen = ops_by_parts(self._graph, parted)
-        memory = self._simulate.with_ops_of(chosen)(point.schedule)
+        )
+        chosen, simulate = self._run_by_parts(parted)
+        memory = simulate(point.schedule)
         if memory.peak > limit:
-            chosen, parted = ops_by_parts(self._graph), self._able
-            memory = self._simulate(point.schedule)
+            parted = self._able
+            chosen, simulate = self._run_by_parts(parted)
+            memory = simulate(point.schedule)
         return replace(
             point,
             peak=memory.peak,
             time=schedule_time(chosen, point.schedule),
             needs=self._needs(point.schedule, memory),
-            parted=frozenset(parted),
+            parted=parted,
         )
+
+    def _made_to_run_by_parts(self, parted: frozenset[int]) -> tuple[JointGraph, MemorySimulator]:
+        """The graph with these ops run by parts, and its simulator."""
+        chosen = ops_by_parts(self._graph, parted)
+        return chosen, self._simulate.with_ops_of(chosen)

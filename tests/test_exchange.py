@@ -14,6 +14,7 @@ from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins, obeys
 from hybridremat.sequence.bounds.certificate import time_bound
 from hybridremat.sequence.bounds.relaxation import PhaseLimits
+from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.exchange.edits import Edits, Versions
 from hybridremat.sequence.exchange.search import Exchange
 from support.examples import examples
@@ -57,7 +58,8 @@ def test_each_edit_computes_the_same(graph: JointGraph, seed: int) -> None:
     done: set[int] = set()
     for now, op in enumerate(schedule.steps):
         if now >= split and op in done:
-            assert_computes_the_same(graph, edits.without(schedule, now), schedule)
+            changed = edits.without(schedule, edits.only_for(schedule, versions, now))
+            assert_computes_the_same(graph, changed, schedule)
         done.add(op)
     for version in versions:
         places = [read for read in version.reads if read >= split]
@@ -71,6 +73,23 @@ def test_each_edit_computes_the_same(graph: JointGraph, seed: int) -> None:
         if version.reads and (moved := edits.postponed(schedule, versions, version)):
             assert sorted(moved.steps) == sorted(schedule.steps)
             assert_computes_the_same(graph, moved, schedule)
+
+
+@given(joint_graphs(), st.integers(0, 1000), st.floats(0, 1))
+@examples(100, deadline=None)
+def test_what_is_only_for_an_execution_is_what_is_dead_without_it(
+    graph: JointGraph, seed: int, share: float
+) -> None:
+    remove_dead = DeadCodeElimination(graph)
+    schedule = remove_dead(extreme_schedule(graph, seed, share))
+    edits, done = Edits(graph), set[int]()
+    versions = edits.versions(schedule)
+    for now, op in enumerate(schedule.steps):
+        if now >= schedule.num_forward and op in done:
+            steps = (*schedule.steps[:now], *schedule.steps[now + 1 :])
+            slowly = remove_dead(Schedule(steps, schedule.num_forward))
+            assert edits.without(schedule, edits.only_for(schedule, versions, now)) == slowly
+        done.add(op)
 
 
 def test_what_draws_numbers_or_must_run_once_is_not_moved() -> None:

@@ -26,10 +26,12 @@ from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, blo
 from hybridremat.sequence.dynamic_program import chain_table
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import (
+    STRIDE,
+    Fronts,
     SchedulePoint,
     evenly_spaced,
     frontier,
-    merge_frontiers,
+    look_near,
     schedule_point,
 )
 from hybridremat.sequence.strategies.segments import checkpointed_blocks
@@ -156,9 +158,9 @@ def test_rebuilt_schedules_run_and_keep_to_the_table(seed: int) -> None:
 @given(st.integers(0, 10**6))
 def test_the_frontier_is_a_pareto_set_of_exact_figures(seed: int) -> None:
     chain, bindings, options = prepared(seed)
-    points = frontier(chain, bindings, options)
+    points = frontier(chain, bindings, options).points
     plain = schedule_point(chain.graph, plain_schedule(chain.graph))
-    assert points == frontier(chain, bindings, options)
+    assert points == frontier(chain, bindings, options).points
     assert any(p.peak <= plain.peak and p.time <= plain.time for p in points)
     for before, after in pairwise(points):
         assert before.peak < after.peak and before.time > after.time
@@ -179,7 +181,7 @@ def test_more_options_never_cost_more_than_the_table_of_fewer(seed: int, few: in
     problems = [chain_problem(chain, bindings, options) for options in (fewer, more)]
     small, large = (chain_table(problem, memory=plain, slots=slots) for problem in problems)
     assert (large.top <= small.top).all()
-    points = frontier(chain, bindings, more)
+    points = frontier(chain, bindings, more).points
     constant = unplanned_time(chain)
     finest = chain_table(problems[0], memory=plain)
     for slot in finest.breakpoints():
@@ -197,12 +199,22 @@ def test_per_block_checkpoint_runs_every_forward_twice_but_the_last(seed: int) -
     assert [d.forward_runs for d in block_decisions(point.decisions)] == [2] * (len(bindings) - 1) + [1]
 
 
-def test_merging_keeps_the_better_points() -> None:
-    def point(peak: int, time: int) -> SchedulePoint:
-        return SchedulePoint(peak, time, 0, Schedule((), 0), needs=peak)
+def point(figures: tuple[int, int]) -> SchedulePoint:
+    """A point of these bytes and nanoseconds."""
+    return SchedulePoint(*figures, 0, Schedule((), 0), needs=figures[0])
 
-    merged = merge_frontiers([point(10, 5), point(20, 1)], [point(12, 6), point(9, 7), point(20, 0)])
-    assert [(p.peak, p.time) for p in merged] == [(9, 7), (10, 5), (20, 0)]
+
+def test_merging_keeps_the_better_points() -> None:
+    def fronts(points: list[tuple[int, int]], base: list[tuple[int, int]]) -> Fronts:
+        return Fronts.of(map(point, points), map(point, base))
+
+    merged = Fronts.merged(
+        [fronts([(10, 5), (20, 1)], [(20, 1)]), fronts([(12, 6), (9, 7), (20, 0)], [(12, 6)])]
+    )
+    assert [(p.peak, p.time) for p in merged.points] == [(9, 7), (10, 5), (20, 0)]
+    assert [(p.peak, p.time) for p in merged.base] == [(12, 6), (20, 1)]
+    slower = merged.mapped(lambda p: [point((p.peak, p.time + 9)), point((p.peak + 3, p.time))])
+    assert [(p.peak, p.time) for p in slower.base] == [(12, 15), (15, 6), (23, 1)]
 
 
 def test_one_binding_and_option_set_for_each_block() -> None:
@@ -220,6 +232,31 @@ def test_spread_keeps_the_ends_and_the_speed_for_a_little_more_memory(slots: lis
     width = Fraction(slots[-1] - slots[0], most - 1)
     for slot in slots:
         assert any(0 <= other - slot < width or other == slot for other in kept)
+
+
+@given(
+    st.lists(st.integers(0, 1000), max_size=300).map(sorted),
+    st.lists(st.integers(1, 1000), min_size=1, max_size=3).map(tuple),
+)
+@examples(100)
+def test_all_is_looked_at_near_limits_and_little_elsewhere(needs: list[int], around: tuple[int, ...]) -> None:
+    """Where more slots need more bytes; whatever they need, the first and the last are asked."""
+    asked: list[int] = []
+
+    def point_at(slot: int) -> SchedulePoint:
+        asked.append(slot)
+        return point((needs[slot], 1000 - slot))
+
+    slots = range(len(needs))
+    base = look_near(slots, point_at, around)
+    near = {n for n in slots for limit in around if 0.97 * limit <= needs[n] <= 1.05 * limit}
+    least = {n for n in slots if needs[n] <= 1.05 * needs[0]}
+    assert near | least <= set(asked)
+    beside = STRIDE * 2 * (len(around) + 1)  # at both ends of what is near
+    assert len(set(asked)) <= len(near | least) + beside + len(needs) // STRIDE + 2
+    assert least <= {1000 - each.time for each in base}
+    assert look_near(slots, point_at, (1,)) == base == look_near(slots, point_at, None)
+    assert set(asked) == set(slots)
 
 
 def masked_chain() -> Chain:

@@ -48,6 +48,11 @@ PROMISING: Final = 0.01
 """The share of its time that a plan has to be from the bound, for it to be polished."""
 
 
+def higher_limits(limit: int, plain_peak: int) -> tuple[int, ...]:
+    """The limits in bytes from which exchanges come down to a limit, the highest first."""
+    return tuple(limit + int(share * (plain_peak - limit)) for share in ABOVE)
+
+
 @dataclass
 class Improvement:
     """Improves candidates of one frontier, by rising peak; ``plain_peak`` is the plain step's in bytes."""
@@ -130,8 +135,7 @@ class Improvement:
     def _from_above(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> list[Candidate]:
         """What exchanges lead to under some higher limits, each from the one before."""
         last: list[Candidate] = []
-        for share in ABOVE:
-            higher = limit + int(share * (self.plain_peak - limit))
+        for higher in higher_limits(limit, self.plain_peak):
             fitting = [c for c in self.candidates if self._needs(c, outside) <= higher]
             if fitting and fitting[-1] != candidate:
                 last = [self._quickly(fitting[-1], higher, outside, last)]

@@ -29,6 +29,7 @@ from hybridremat.graph.tracing.rewrites import Rewrites
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
 from hybridremat.planning.choose_lowered import choose_from
 from hybridremat.planning.context import PlanContext
+from hybridremat.planning.improvement import higher_limits
 from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.planning.option_cache import OPTIONS, OptionCache
 from hybridremat.planning.plan import Plan
@@ -185,9 +186,22 @@ def costed(traced: TracedStep, context: PlanContext) -> tuple[TracedStep, Timing
 
 
 def graph_frontier(
-    graph: JointGraph, timings: Timings, context: PlanContext, *, reuse: bool = False
+    graph: JointGraph,
+    timings: Timings,
+    context: PlanContext,
+    *,
+    reuse: bool = False,
+    for_one_plan: bool = False,
 ) -> StepFrontier:
-    """The frontier of a graph with costs, under the context's policy; ``timings`` of earlier stages."""
+    """The frontier of a graph with costs, under the context's policy; ``timings`` of earlier stages.
+
+    ``for_one_plan``: it is asked for the plan of the context's limit alone, and thin elsewhere.
+    """
+    plain_peak = plain_point(graph).peak
+    limit = context.settings.limit_bytes(plain_peak)
+    around = None
+    if for_one_plan and limit is not None and context.settings.overhead_limit() is None:
+        around = (limit, *higher_limits(limit, plain_peak))
     return plan_graph(
         graph,
         cache=OPTIONS,
@@ -198,18 +212,27 @@ def graph_frontier(
         timings=timings,
         outside=context.settings.outside_memory(),
         strategy=STRATEGIES[context.settings.strategy],
-        limit=context.settings.limit_bytes(plain_point(graph).peak),
+        limit=limit,
+        around=around,
         solver=context.settings.block_solver,
     )
 
 
 def step_frontier(
-    step: TracedStep, timings: Timings, context: PlanContext, *, reuse: bool = False
+    step: TracedStep,
+    timings: Timings,
+    context: PlanContext,
+    *,
+    reuse: bool = False,
+    for_one_plan: bool = False,
 ) -> StepFrontier | LoweredFrontier:
-    """The frontier of a step with costs; of one that is to be compiled, by the memory of its code."""
+    """The frontier of a step with costs; of one that is to be compiled, by the memory of its code.
+
+    ``for_one_plan``: see :func:`graph_frontier`; which graph has what code needs, only its code says.
+    """
     inductor = inductor_for(context.settings)
     if inductor is None:
-        return graph_frontier(step.graph, timings, context, reuse=reuse)
+        return graph_frontier(step.graph, timings, context, reuse=reuse, for_one_plan=for_one_plan)
     timed, plain = Stopwatch(timings), plain_schedule(step.graph)
     with timed("lowering"):
         context.progress("lowering", 0, 1)
@@ -230,7 +253,7 @@ def make_plan(
     InfeasibleLimitError, PolicyError
         If no plan satisfies the request.
     """
-    frontier = step_frontier(step, timings, context, reuse=reuse)
+    frontier = step_frontier(step, timings, context, reuse=reuse, for_one_plan=True)
     context.progress("improving", 0, 1)
     return choose_from(frontier, context.settings, context.origin, on_infeasible=on_infeasible)  # choose
 
@@ -247,6 +270,7 @@ def plan_graph(
     outside: OutsideMemory = NO_OUTSIDE_MEMORY,
     strategy: Strategy | WholeGraph = HYBRID,
     limit: int | None = None,
+    around: tuple[int, ...] | None = None,
     solver: BlockSolver = "auto",
 ) -> StepFrontier:
     """The whole frontier of a joint graph with costs.
@@ -268,6 +292,8 @@ def plan_graph(
         Which schedules are looked at.
     limit
         In bytes: a strategy over the whole graph finds what is the best under this one.
+    around
+        Limits in bytes that the frontier is asked for; it is thin elsewhere. None: all of them.
     solver
         What solves the blocks.
 
@@ -292,7 +318,7 @@ def plan_graph(
             chains, cache, workers, progress, reuse=reuse, strategy=strategy, solver=solver
         )
     with timed("compose"):
-        points = compose(plans, pinned.pins, progress, outside, strategy)  # compose
+        points, base = compose(plans, pinned.pins, progress, outside, strategy, around)  # compose
     return StepFrontier(
         graph,
         plans,
@@ -302,5 +328,6 @@ def plan_graph(
         reused,
         pinned.records,
         pinned=pinned.pins,
+        base=base,
         exchanges=strategy.exchanges,
     )

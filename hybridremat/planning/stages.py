@@ -26,13 +26,7 @@ from hybridremat.planning.progress import Progress, Timings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, memory_needs
 from hybridremat.plans.policy import Pinned
-from hybridremat.sequence.frontier import (
-    SchedulePoint,
-    merge_frontiers,
-    pareto_frontier,
-    peak_alone,
-    schedule_point,
-)
+from hybridremat.sequence.frontier import Fronts, SchedulePoint, Wanted, peak_alone, schedule_point
 from hybridremat.sequence.parts import PartsChooser, parts_for_nothing
 from hybridremat.sequence.repair import PinRepair
 from hybridremat.sequence.strategies import Strategy
@@ -135,30 +129,44 @@ def compose(
     progress: Progress,
     outside: OutsideMemory = NO_OUTSIDE_MEMORY,
     strategy: Strategy = HYBRID,
-) -> tuple[Candidate, ...]:
-    """The merged frontier of all chains' points that obey the pins, each with its chain.
+    around: tuple[int, ...] | None = None,
+) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
+    """The merged frontier of all chains' points that obey the pins, each with its chain, and its base.
 
-    It is that of the bytes that a step needs with ``outside``.
+    It is that of the bytes that a step needs with ``outside``; thin where it is not ``around`` given limits.
+    The base is what is looked at whatever these are (:class:`~hybridremat.sequence.frontier.Fronts`): nothing
+    needs less than the least of it.
 
     Raises
     ------
     PolicyError
         If no schedule that was found obeys the pins.
     """
-    strategy, fronts = strategy.for_forwards(outside.forwards), []
+    strategy = strategy.for_forwards(outside.forwards)
+    every: list[Fronts] = []
+    owner: dict[int, int] = {}
     for index, plan in enumerate(plans):
         progress("composing", index, len(plans))
         graph = plan.chain.graph
         needs = peak_alone if outside.none else partial(memory_needs, graph, outside)
-        points = strategy.frontier(plan.chain, plan.bindings, plan.option_sets, pins, needs)
+        wanted = Wanted(pins, needs, around)
+        fronts = strategy.frontier(plan.chain, plan.bindings, plan.option_sets, wanted)
         if any(op.variant for op in graph.ops):
-            chooser = PartsChooser(graph, needs)
-            points = pareto_frontier(chosen for point in points for chosen in chooser(point))
-        fronts.append([p for p in points if obeys(graph, p.schedule, pins)])
-    if not any(fronts):
+            fronts = fronts.mapped(PartsChooser(graph, needs))
+        obeying = {id(p): p for p in (*fronts.points, *fronts.base) if obeys(graph, p.schedule, pins)}
+        owner.update(dict.fromkeys(obeying, index))
+        every.append(
+            Fronts(
+                tuple(point for point in fronts.points if id(point) in obeying),
+                tuple(point for point in fronts.base if id(point) in obeying),
+            )
+        )
+    found = Fronts.merged(every)
+    if not found.points:
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
-    owner = {id(point): index for index, front in enumerate(fronts) for point in front}
-    return tuple(Candidate(point, owner[id(point)]) for point in merge_frontiers(*fronts))
+    base = tuple(Candidate(each, owner[id(each)]) for each in found.base or found.points)
+    least = base[0].point.needs
+    return tuple(Candidate(each, owner[id(each)]) for each in found.points if each.needs >= least), base
 
 
 def forward_frontier(graph: JointGraph, pinned: Pinned, timings: Timings) -> StepFrontier:

@@ -42,6 +42,9 @@ class StepFrontier:
         What each pattern of a policy pins; every candidate obeys them.
     pinned
         What is pinned.
+    base
+        The frontier of what is looked at whatever limit is asked for, if that is not all: the least memory
+        is found from it alone, so that every plan of the step reports the same.
     exchanges
         Whether the schedule that is chosen is improved under its limit
         (:mod:`hybridremat.sequence.exchange`).
@@ -57,6 +60,7 @@ class StepFrontier:
     reused_options: bool = False
     pins: tuple[PinRecord, ...] = ()
     pinned: Pins = NO_PINS
+    base: tuple[Candidate, ...] = ()
     exchanges: bool = False
     under: Callable[[int], Sequence[Candidate]] | None = field(default=None, compare=False)
 
@@ -67,8 +71,11 @@ class StepFrontier:
 
     def least(self, outside: OutsideMemory) -> Candidate:
         """The point of least memory; of several, the fastest. Exchanges may let it need less, too."""
-        least = min(self.candidates, key=lambda c: (self.needs(c, outside), c.point.time))
-        return self.improved(least, self.needs(least, outside), outside)
+        base = self.base or self.candidates
+        least = min(base, key=lambda c: (self.needs(c, outside), c.point.time))
+        if not self.exchanges:
+            return least
+        return self._least_improvement.under(least, self.needs(least, outside), outside)
 
     def overhead(self, point: SchedulePoint) -> float:
         """Extra time as a fraction of the plain step's."""
@@ -240,6 +247,10 @@ class StepFrontier:
     @cached_property
     def _improvement(self) -> Improvement:
         return Improvement(self.graph, self.candidates, self.plain.peak, self.pinned)
+
+    @cached_property
+    def _least_improvement(self) -> Improvement:
+        return Improvement(self.graph, self.base or self.candidates, self.plain.peak, self.pinned)
 
     def needs(self, candidate: Candidate, outside: OutsideMemory) -> int:
         """Bytes of the step at a point, outside memory included."""

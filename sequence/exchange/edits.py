@@ -7,14 +7,15 @@ simulator to say.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule
 from hybridremat.sequence.dead_code import DeadCodeElimination
 
 
-class Version(NamedTuple):  # thousands are made for one schedule: a dataclass takes three times as long
+class Version(NamedTuple):
     """One version of a value: the executions (their places) that make it and that read it, in order."""
 
     value: int
@@ -23,33 +24,46 @@ class Version(NamedTuple):  # thousands are made for one schedule: a dataclass t
 
 
 class Versions:
-    """All versions of a schedule."""
+    """All versions of a schedule, those of each value once they are asked for.
 
-    def __init__(self, graph: JointGraph, steps: Sequence[int]) -> None:
-        births: list[list[int]] = [[] for _ in graph.values]
-        reads: list[list[list[int]]] = [[] for _ in graph.values]
-        for now, step in enumerate(steps):
-            op = graph.ops[step]
-            for value in op.reads:
-                if births[value]:
-                    reads[value][-1].append(now)
-            for value in op.writes:
-                births[value].append(now)
-                reads[value].append([])
-        self._births = births
-        self._all = [
-            [Version(value, birth, tuple(read)) for birth, read in zip(*of_value, strict=True)]
-            for value, of_value in enumerate(zip(births, reads, strict=True))
-        ]
+    ``readers``: of every value (:meth:`JointGraph.readers`), where there are many schedules.
+    """
+
+    def __init__(
+        self, graph: JointGraph, steps: Sequence[int], readers: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        self._graph = graph
+        self._readers = graph.readers() if readers is None else readers
+        self._places: list[list[int]] = [[] for _ in graph.ops]
+        for now, op in enumerate(steps):
+            self._places[op].append(now)
+        self._known: dict[int, list[Version]] = {}
 
     def __iter__(self) -> Iterator[Version]:
-        for versions in self._all:
-            yield from versions
+        for value in self._graph.values:
+            yield from self.of(value.id)
+
+    def of(self, value: int) -> list[Version]:
+        """The versions of a value, in order; none of a graph input."""
+        if value not in self._known:
+            self._known[value] = self._found(value)
+        return self._known[value]
+
+    def _found(self, value: int) -> list[Version]:
+        producer = self._graph.values[value].producer
+        births = [] if producer is None else self._places[producer]
+        reads = sorted(now for op in set(self._readers[value]) for now in self._places[op])
+        first = [bisect_right(reads, birth) for birth in births]
+        return [
+            Version(value, birth, tuple(reads[start:end]))
+            for birth, (start, end) in zip(births, pairwise((*first, len(reads))), strict=True)
+        ]
 
     def at(self, value: int, now: int) -> Version | None:
         """The version of a value that an execution at ``now`` would read."""
-        place = bisect_right(self._births[value], now - 1) - 1
-        return self._all[value][place] if place >= 0 else None
+        producer = self._graph.values[value].producer
+        place = -1 if producer is None else bisect_right(self._places[producer], now - 1) - 1
+        return self.of(value)[place] if place >= 0 else None
 
     def alive(self, value: int, now: int) -> bool:
         """Whether a version is there at ``now`` and read then or later."""
@@ -62,13 +76,46 @@ class Edits:
 
     def __init__(self, graph: JointGraph, rebuilt: frozenset[int] = frozenset()) -> None:
         self._graph = graph
+        self._readers = graph.readers()
         self._remove_dead = DeadCodeElimination(graph, rebuilt)
         self._held = graph.held_outputs
 
-    def without(self, schedule: Schedule, now: int) -> Schedule:
-        """The schedule without one execution of the backward, and without what was only for it."""
-        steps = (*schedule.steps[:now], *schedule.steps[now + 1 :])
-        return self._remove_dead(Schedule(steps, schedule.num_forward))
+    def versions(self, schedule: Schedule) -> Versions:
+        """All versions of a schedule."""
+        return Versions(self._graph, schedule.steps, self._readers)
+
+    def only_for(self, schedule: Schedule, versions: Versions, now: int) -> frozenset[int]:
+        """The place of an execution of the backward, and those of what was only for it."""
+        gone, pending = {now}, [now]
+        while pending:
+            reader = pending.pop()
+            for value in self._graph.ops[schedule.steps[reader]].reads:
+                version = versions.at(value, reader)
+                if version is None or version.birth in gone:
+                    continue
+                made = self._graph.ops[schedule.steps[version.birth]]
+                birth = version.birth
+                stays = self._remove_dead.stays(made.id, in_forward=birth < schedule.num_forward)
+                if not stays and not any(self._is_read(versions, each, birth, gone) for each in made.writes):
+                    gone.add(birth)
+                    pending.append(birth)
+        return frozenset(gone)
+
+    def _is_read(self, versions: Versions, value: int, birth: int, gone: Collection[int]) -> bool:
+        """Whether a version is read, or returned, once executions are gone, and later versions with them."""
+        for version in (each for each in versions.of(value) if each.birth >= birth):
+            if version.birth != birth and version.birth not in gone:
+                return False
+            if any(read not in gone for read in version.reads):
+                return True
+        return value in self._graph.gradients
+
+    def without(self, schedule: Schedule, gone: Collection[int]) -> Schedule:
+        """The schedule without the executions at some places."""
+        steps = list(schedule.steps)
+        for now in sorted(gone, reverse=True):
+            del steps[now]
+        return Schedule(tuple(steps), schedule.num_forward - sum(now < schedule.num_forward for now in gone))
 
     def made_again(self, versions: Versions, value: int, before: int) -> list[int] | None:
         """The ops that have to run for ``value`` to be made anew before an execution; None if they cannot.

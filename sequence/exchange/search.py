@@ -12,6 +12,7 @@ exchange does not know blocks. It goes by counts of simulated schedules, never b
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -103,21 +104,25 @@ class Exchange:
     def _exchanged(self, schedule: Schedule, most: int) -> Schedule | None:
         """A schedule that takes at most ``most``, one exchange away."""
         seen: set[Schedule] = set()
-        for faster in sorted(self._left_out(schedule), key=lambda each: schedule_time(self.graph, each)):
-            if schedule_time(self.graph, faster) > most or self.simulations <= 0:
+        now = schedule_time(self.graph, schedule)
+        for saved, gone in sorted(self._left_out(schedule), key=lambda each: -each[0]):
+            if now - saved > most or self.simulations <= 0:
                 return None
+            faster = self.edits.without(schedule, gone)
             if faster not in seen:
                 seen.add(faster)
                 if (found := self._fitting(faster, most)) is not None:
                     return found
         return None
 
-    def _left_out(self, schedule: Schedule) -> Iterator[Schedule]:
-        """The schedule without one of its recomputations."""
+    def _left_out(self, schedule: Schedule) -> Iterator[tuple[int, frozenset[int]]]:
+        """The places of each recomputation with what is only for it, and the nanoseconds that they take."""
         done: set[int] = set()
+        versions, times = self.edits.versions(schedule), self.graph.op_times
         for now, op in enumerate(schedule.steps):
             if now >= schedule.num_forward and op in done:
-                yield self.edits.without(schedule, now)
+                gone = self.edits.only_for(schedule, versions, now)
+                yield sum(times[schedule.steps[each]] for each in gone), gone
             done.add(op)
 
     def _fitting(self, schedule: Schedule, most: int) -> Schedule | None:
@@ -145,25 +150,29 @@ class Exchange:
 
     def _with_room(self, schedule: Schedule, top: int, excess: int, most: int) -> list[Schedule]:
         """Changes that may take something away from the highest point, those of least time first."""
-        versions = Versions(self.graph, schedule.steps)
+        versions, times = self.edits.versions(schedule), self.graph.op_times
         spare = most - schedule_time(self.graph, schedule)
         moves: list[Schedule] = []
         again: list[tuple[int, int, int, list[int]]] = []
-        for version in versions:
-            size = self.graph.values[version.value].bytes
-            later = [now for now in version.reads if now > top]
-            waits = version.birth < top and later and top not in version.reads
-            if not waits or size < _SMALL * excess:
-                continue
+        for version, reader in self._waiting(versions, top, _SMALL * excess):
             moves += self._moved(schedule, versions, version, top)
-            if later[0] >= schedule.num_forward:
-                ops = self.edits.made_again(versions, version.value, later[0])
-                time = sum(self.graph.ops[op].time for op in ops or ())
+            if reader >= schedule.num_forward:
+                ops = self.edits.made_again(versions, version.value, reader)
+                time = sum(times[op] for op in ops or ())
                 if ops is not None and time <= spare:
-                    again.append((time, -size, later[0], ops))
+                    again.append((time, -self.graph.values[version.value].bytes, reader, ops))
         again.sort(key=lambda each: each[:3])
         inserted = [self.edits.inserted(schedule, ops, before) for _, _, before, ops in again[:_TRIED]]
         return [*moves[:_TRIED], *inserted]
+
+    def _waiting(self, versions: Versions, top: int, least: float) -> Iterator[tuple[Version, int]]:
+        """The versions of at least so many bytes that wait at a place, each with its first reader there."""
+        for value in self.graph.values:
+            version = versions.at(value.id, top) if value.bytes >= least else None
+            if version is not None and top not in version.reads:
+                later = bisect_right(version.reads, top)
+                if later < len(version.reads):
+                    yield version, version.reads[later]
 
     def _moved(
         self, schedule: Schedule, versions: Versions, version: Version, top: int

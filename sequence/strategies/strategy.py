@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import MemorySimulator
-from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.sequence.chain_problem import ChainProblem, chain_problem
 from hybridremat.sequence.decisions import Decision, Forward, Solo
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import (
-    Needs,
+    EVERYTHING,
+    Fronts,
     SchedulePoint,
+    Wanted,
     frontier,
-    merge_frontiers,
-    pareto_frontier,
-    peak_alone,
     schedule_point,
 )
 from hybridremat.sequence.repair import PinRepair
@@ -66,23 +64,22 @@ class Strategy:
         chain: Chain,
         bindings: Sequence[BlockBinding],
         option_sets: Sequence[OptionSet],
-        pins: Pins = NO_PINS,
-        needs: Needs = peak_alone,
-    ) -> tuple[SchedulePoint, ...]:
+        wanted: Wanted = EVERYTHING,
+    ) -> Fronts:
         """The Pareto set of its schedules of a chain, restricted options given; see :func:`frontier`."""
         if self.decided is None:
-            own = frontier(chain, bindings, option_sets, pins, needs)
-            others = (self._rival(each, chain, bindings, option_sets, pins, needs) for each in self.rivals)
-            return merge_frontiers(own, *others)
-        graph = chain.graph
-        simulate, repair = MemorySimulator(graph), PinRepair(graph, pins, chain.rebuilt)
+            own = frontier(chain, bindings, option_sets, wanted)
+            others = (self._rival(each, chain, bindings, option_sets, wanted) for each in self.rivals)
+            return Fronts.merged((own, *others))
+        graph, needs = chain.graph, wanted.needs
+        simulate, repair = MemorySimulator(graph), PinRepair(graph, wanted.pins, chain.rebuilt)
         flatten = Flattener(chain, bindings, option_sets)
         points = [schedule_point(graph, repair(plain_schedule(graph)), simulate=simulate, needs=needs)]
         problem = chain_problem(chain, bindings, option_sets)
         for decisions in self.decided(problem) if len(problem) else ():
             schedule = repair(flatten(decisions))
             points.append(schedule_point(graph, schedule, tuple(decisions), simulate=simulate, needs=needs))
-        return pareto_frontier(points)
+        return Fronts.of(points)
 
     def for_forwards(self, count: int) -> Strategy:
         """The strategy for steps of which so many forwards wait at a time."""
@@ -94,15 +91,14 @@ class Strategy:
         chain: Chain,
         bindings: Sequence[BlockBinding],
         option_sets: Sequence[OptionSet],
-        pins: Pins,
-        needs: Needs,
-    ) -> list[SchedulePoint]:
+        wanted: Wanted,
+    ) -> Fronts:
         """The frontier with fewer options, its decisions by the numbers of all."""
         # by identity: sets of options are large to hash, and blocks that are equal share one
         distinct = {id(options): options for options in option_sets}
         fewer = {key: restrict(options) for key, options in distinct.items()}
         numbers = {key: _numbers(fewer[key], options) for key, options in distinct.items()}
-        points = frontier(chain, bindings, [fewer[id(each)] for each in option_sets], pins, needs)
+        fronts = frontier(chain, bindings, [fewer[id(each)] for each in option_sets], wanted)
 
         def renumbered(decision: Decision) -> Decision:
             if isinstance(decision, Forward):
@@ -111,7 +107,10 @@ class Strategy:
             number = (solo if isinstance(decision, Solo) else ordinary)[decision.option]
             return replace(decision, option=number)
 
-        return [replace(each, decisions=tuple(map(renumbered, each.decisions))) for each in points]
+        def with_numbers_of_all(point: SchedulePoint) -> list[SchedulePoint]:
+            return [replace(point, decisions=tuple(map(renumbered, point.decisions)))]
+
+        return fronts.mapped(with_numbers_of_all)
 
 
 def _numbers(few: OptionSet, every: OptionSet) -> tuple[list[int], list[int]]:

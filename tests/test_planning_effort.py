@@ -1,0 +1,46 @@
+"""How much is looked at for one plan: counts that no machine changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.memory import step_memory
+from hybridremat.planning.improvement import higher_limits
+from hybridremat.planning.option_cache import OptionCache
+from hybridremat.planning.pipeline import plan_graph
+from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
+from hybridremat.sequence import frontier
+from support.nets import transformer
+
+
+def uneven(layers):
+    """Layers that take different times, so that many sets of recomputations are worth it at some limit."""
+    graph = transformer(layers)
+    ops = (replace(op, time=op.time + 7 * op.id % 31) for op in graph.ops)
+    return replace(graph, ops=tuple(ops))
+
+
+def test_a_plan_for_one_limit_looks_at_few_schedules_and_is_the_same(monkeypatch):
+    """Near the limit and near the least; the whole frontier is for whoever asks for it."""
+    simulated = frontier.schedule_point
+    graph, options, looked = uneven(10), OptionCache(), []
+
+    def counted(*args, **how):
+        looked.append(args)
+        return simulated(*args, **how)
+
+    monkeypatch.setattr(frontier, "schedule_point", counted)
+
+    def planned(limit, **how):
+        looked.clear()
+        found = plan_graph(graph, cache=options, workers=1, **how)
+        chosen = found.choose(limit, None).point
+        return (chosen.peak, chosen.time, found.least(NO_OUTSIDE_MEMORY)), len(looked)
+
+    plain = step_memory(graph, plain_schedule(graph)).peak
+    for share in (90, 80):
+        limit = share * plain // 100
+        everywhere, all_ = planned(limit)
+        near, few = planned(limit, around=(limit, *higher_limits(limit, plain)))
+        assert near == everywhere and few < 0.8 * all_
