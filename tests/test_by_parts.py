@@ -22,6 +22,7 @@ from hybridremat.errors import LimitError, ModelError, PlanError
 from hybridremat.graph.costs import part_trials
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.part_trials import with_part_times, with_parts
+from hybridremat.graph.costs.random_numbers import DRAWN, repeated
 from hybridremat.graph.joint import Phase, Schedule, as_plain, ops_by_parts, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.tracing import by_parts as kernels
@@ -124,6 +125,12 @@ def test_each_variant_takes_less_and_the_plain_graph_has_none():
     assert {op.variant for op in plain.ops} == {0} and all(op.temp == op.runs_alone.temp for op in plain.ops)
 
 
+def bare(step):
+    """The step with every op in its own kernel alone."""
+    ops = tuple(replace(op.run_as(0), variants=()) for op in step.graph.ops)
+    return replace(step, graph=replace(step.graph, ops=ops))
+
+
 def test_a_kernel_with_other_bits_is_not_used(monkeypatch):
     """Nor one that leaves the generator in another state."""
     step, store = planned_net().step, KernelStore()
@@ -144,9 +151,7 @@ def test_a_kernel_with_other_bits_is_not_used(monkeypatch):
         for target, known in kernels._BY_OP.items()
     }
     monkeypatch.setattr(kernels, "_BY_OP", table)
-    ops = tuple(replace(op.run_as(0), variants=()) for op in step.graph.ops)
-    bare = replace(step, graph=replace(step.graph, ops=ops))
-    found = {op.target for op in with_parts(bare, store).graph.ops if op.variants}
+    found = {op.target for op in with_parts(bare(step), store).graph.ops if op.variants}
     assert found and not any("dropout.default" in name or "batch_norm_backward" in name for name in found)
 
 
@@ -176,6 +181,45 @@ def test_trials_are_kept(monkeypatch):
     first = with_parts(step, store)
     monkeypatch.setattr("hybridremat.graph.costs.part_trials._tried", lambda *_: pytest.fail("tried again"))
     assert with_parts(step, store).graph == first.graph
+
+
+def test_each_way_by_parts_runs_once_over_each_value_and_beside_them(monkeypatch):
+    """And an input that refuses to be written over leaves the way as it is without."""
+    step, ran = planned_net().step, []
+
+    def counted(run):
+        def by_parts(*args, parts, over=None):
+            ran.append(over is not None)
+            if over is not None:
+                raise RuntimeError("not over this one")
+            return run(*args, parts=parts)
+
+        by_parts.__name__ = run.__name__
+        return by_parts
+
+    table = {
+        target: tuple(replace(each, run=counted(each.run)) for each in known)
+        for target, known in kernels._BY_OP.items()
+    }
+    monkeypatch.setattr(kernels, "_BY_OP", table)
+    store = KernelStore()
+    found = with_parts(bare(step), store)
+    assert len(ran) == len(store._parts) and set(ran) == {False, True}
+    assert {workspace for name, workspace in store._parts.items() if " over " in name} == {-1}
+    parted = [op.variants[1] for op in found.graph.ops if op.variants]
+    assert parted and not any(each.overwrites for each in parted)
+
+
+def test_numbers_repeat_after_a_prime():
+    draws = []
+
+    def draw(count):
+        draws.append(count)
+        return torch.arange(count)
+
+    assert torch.equal(repeated(200_000, draw), torch.arange(200_000) % DRAWN)
+    assert torch.equal(repeated(DRAWN, draw), torch.arange(DRAWN)) and draws == [DRAWN, DRAWN]
+    assert all(DRAWN % divisor for divisor in range(2, 257))
 
 
 def test_times_of_parts_are_never_below_the_ops_own():

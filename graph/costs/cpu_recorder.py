@@ -53,7 +53,8 @@ class CpuRecorder:
                 "already. Plan and measure outside of it: hybridremat.prepare(model, kwargs=batch) plans an "
                 "input shape ahead of the step that meets it."
             )
-        profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        # without acc_events it reads its events when they are asked for, which takes seconds for a model
+        profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         with _without_notices():
             profiler.start()
         self._profiler = profiler

@@ -20,6 +20,7 @@ from hybridremat.graph.costs.allocations import peaks_of
 from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors, outside_tracing
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import Kernels, distinct_kernels
+from hybridremat.graph.costs.random_numbers import repeated
 from hybridremat.graph.tracing.fx_nodes import has_effects, is_random
 from hybridremat.graph.tracing.in_place import in_place_form, overwritable
 from hybridremat.graph.tracing.signature import fake_value
@@ -128,13 +129,20 @@ def random_like(value: Any, seed: int) -> Any:
         return value
     source = torch.Generator(value.device).manual_seed(seed)
     extent = int(value.untyped_storage().nbytes()) // value.element_size()
-    if value.dtype.is_floating_point or value.dtype.is_complex:
-        base = torch.empty(extent, dtype=value.dtype, device=value.device).normal_(0, 3, generator=source)
-    else:
-        base = torch.randint(0, 2, (extent,), device=value.device, generator=source).to(value.dtype)
+
+    def draw(number: int) -> torch.Tensor:
+        if value.dtype.is_floating_point or value.dtype.is_complex:
+            return torch.empty(number, dtype=value.dtype, device=value.device).normal_(0, 3, generator=source)
+        return torch.randint(0, 2, (number,), device=value.device, generator=source).to(value.dtype)
+
+    base = repeated(extent, draw)
     return torch.as_strided(base, value.shape, value.stride(), int(value.storage_offset()))
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements as bytes, in the order of its dimensions."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    """Its elements as whole numbers of their bits, in the order of its dimensions."""
+    return tensor.contiguous().reshape(-1).view(_WHOLE.get(tensor.element_size(), torch.uint8))
+
+
+_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+"""By the bytes of an element; compared as bytes they would take twice as long."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from hybridremat.graph.costs.random_numbers import repeated
 from hybridremat.graph.private_torch import _neg_view
 from hybridremat.graph.tracing.flops import group_ends, grouped_rows
 from hybridremat.graph.tracing.fx_nodes import has_effects, tensors
@@ -32,7 +33,8 @@ def _real(value: Any) -> Any:
         )
     extent = int(value.untyped_storage().nbytes()) // value.element_size()
     if value.dtype.is_floating_point:
-        base = torch.rand(extent, dtype=torch.float32, device=value.device).to(value.dtype)
+        drawn = partial(torch.rand, dtype=torch.float32, device=value.device)
+        base = repeated(extent, lambda count: drawn(count).to(value.dtype))
     elif value.dtype == torch.bool:
         base = torch.ones(extent, dtype=torch.bool, device=value.device)
     else:

@@ -8,21 +8,22 @@ same state, too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
 from torch import fx
 
-from hybridremat.graph.costs.allocations import peaks_of
+from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.costs.in_place_trials import bits_of, distinct_arguments, random_like
 from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors, outside_tracing
 from hybridremat.graph.costs.kernel_clocks import clock_for
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import Kernels, distinct_kernels
+from hybridremat.graph.costs.recorder import Mark, Segment
 from hybridremat.graph.joint import Op, Variant
 from hybridremat.graph.tracing.by_parts import KERNELS, PartedKernel, parted_kernels
 from hybridremat.graph.tracing.in_place import laid_out_alike
@@ -32,6 +33,22 @@ from hybridremat.graph.tracing.trace import TracedStep
 logger = logging.getLogger(__name__)
 
 WORTH = 0.95  # of what a kernel takes with its result: parts that take more than this are left out
+
+_Result = tuple[list[Any], torch.Tensor]
+"""What a call returns, and the state of the generator after it."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A way to run a kernel by parts, and the names under which trials of it are kept.
+
+    ``over``: by name of the trial, the value that it may write its first result over, and the input.
+    """
+
+    name: str
+    kernel: PartedKernel
+    parts: int
+    over: Mapping[str, tuple[int, fx.Node]]
 
 
 def with_parts(step: TracedStep, store: KernelStore) -> TracedStep:
@@ -45,30 +62,62 @@ def with_parts(step: TracedStep, store: KernelStore) -> TracedStep:
     kernels = distinct_kernels(step)
     if kernels.device == "meta":
         return step
-    ops = tuple(_with_variant(step, op, kernels, store) for op in step.graph.ops)
+    forms = {op.id: _forms(step, op, kernels.key_of[op.id]) for op in step.graph.ops if op.recomputable}
+    if missing := list(_missing(step, forms, store)):
+        store.add_part_workspaces(_tried(missing, kernels.device))
+    ops = tuple(_with_variant(step, op, forms.get(op.id, ()), store) for op in step.graph.ops)
     return replace(step, graph=replace(step.graph, ops=ops))
 
 
-def _with_variant(step: TracedStep, op: Op, kernels: Kernels, store: KernelStore) -> Op:
-    node, key = step.op_nodes[op.id], kernels.key_of[op.id]
-    if not key or not op.recomputable:
-        return op
-    own = Variant("", 1, op.time, op.temp, op.overwrites)
-    found = []
+def _forms(step: TracedStep, op: Op, key: str) -> list[_Form]:
+    """The ways to run an op by parts, as far as its sizes tell."""
+    node = step.op_nodes[op.id]
+    if not key:
+        return []
+    alike = list(laid_out_alike(step, op.id, node.all_input_nodes))
+    forms = []
     for kernel, parts in parted_kernels(node):
         name = f"{key} of {distinct_arguments(node)} by {parts} {kernel.run.__name__}"
-        workspace = _workspace(_Trial(node, kernel, parts, None), name, kernels, store)
-        if workspace is None:
+        places = {f"{name} over {node.all_input_nodes.index(each[1])}": each for each in alike}
+        forms.append(_Form(name, kernel, parts, places if kernel.exact else {}))
+    return forms
+
+
+def _missing(step: TracedStep, forms: Mapping[int, list[_Form]], store: KernelStore) -> Iterator[_Trial]:
+    """What the store does not tell about some forms of ops, each once."""
+    seen: set[str] = set()
+    for op, found in forms.items():
+        unknown = [
+            form
+            for form in found
+            if form.name not in seen and any(store.part_workspace(n) is None for n in _needed(form, store))
+        ]
+        seen.update(form.name for form in unknown)
+        if unknown:
+            yield _Trial(step.op_nodes[op], tuple(unknown))
+
+
+def _needed(form: _Form, store: KernelStore) -> Iterator[str]:
+    """The names of the trials that tell about a form: one that has other bits is tried over nothing."""
+    yield form.name
+    known = store.part_workspace(form.name)
+    if known is None or known >= 0:
+        yield from form.over
+
+
+def _with_variant(step: TracedStep, op: Op, forms: Sequence[_Form], store: KernelStore) -> Op:
+    """The op with the form that takes least, if it pays."""
+    found = []
+    for form in forms:
+        workspace = store.part_workspace(form.name)
+        if workspace is None or workspace < 0:
             continue
-        over = tuple(
-            value
-            for value, source in laid_out_alike(step, op.id, node.all_input_nodes)
-            if kernel.exact
-            and _may_overwrite(_Trial(node, kernel, parts, source), name, workspace, kernels, store)
-        )
-        found.append(Variant(kernel.run.__name__, parts, op.time, workspace, over))
+        tried = ((value, store.part_workspace(name)) for name, (value, _) in form.over.items())
+        over = tuple(value for value, takes in tried if takes is not None and 0 <= takes <= workspace)
+        found.append(Variant(form.kernel.run.__name__, form.parts, op.time, workspace, over))
     if not found:
         return op
+    own = Variant("", 1, op.time, op.temp, op.overwrites)
     best = min(found, key=lambda each: (each.temp, not each.overwrites))
     written = sum(step.graph.values[value].bytes for value in op.writes)
     takes = (best.temp + written * (not best.overwrites), op.temp + written * (not op.overwrites))
@@ -94,78 +143,110 @@ def _part_timed(node: fx.Node, op: Op, kernels: Kernels, store: KernelStore) -> 
     own, parts = op.variants
     name = f"{kernels.key_of[op.id]} of {distinct_arguments(node)} by {parts.parts} {parts.kernel}"
     if (percent := store.time(name)) is None:
-        percent = _percent(_Trial(node, KERNELS[parts.kernel], parts.parts, None), kernels.device)
+        percent = _percent(node, parts, kernels.device)
         store.add_times({name: percent})
     timed = replace(parts, time=max(own.time, own.time * percent // 100))
     return replace(op, variants=(own, timed))
 
 
-def _percent(trial: _Trial, device: str) -> int:
+def _percent(node: fx.Node, parts: Variant, device: str) -> int:
     """The least time of a kernel by parts as a percentage of the op's own, timed one after the other."""
-    clock = clock_for(device)
+    clock, inputs = clock_for(device), _Inputs(node)
     with outside_tracing(), memory_errors():
-        own, parts = (clock.least(call) for call in _calls(trial))
-    percent: int = max(1, 100 * parts // max(1, own))
+        own = clock.least(inputs.plain())
+        by_parts = clock.least(inputs.by_parts(KERNELS[parts.kernel], parts.parts))
+    percent: int = max(1, 100 * by_parts // max(1, own))
     return percent
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A kernel by parts, and the input that it is to write over."""
+    """Forms to be tried on the inputs of a node."""
 
     node: fx.Node
-    kernel: PartedKernel
-    parts: int
-    over: fx.Node | None
+    forms: tuple[_Form, ...]
 
 
-def _workspace(trial: _Trial, name: str, kernels: Kernels, store: KernelStore) -> int | None:
-    """Bytes beyond its results; None if it does not give the same bits."""
-    known = store.part_workspace(name)
-    if known is None:
-        known = _tried(trial, kernels)
-        store.add_part_workspaces({name: known})
-    return known if known >= 0 else None
+class _Inputs:
+    """Random numbers for a node, and the calls on them."""
+
+    def __init__(self, node: fx.Node) -> None:
+        assert callable(node.target)
+        self._target, self._args = node.target, node.args
+        self._given = {
+            source: random_like(fake_value(source), seed) for seed, source in enumerate(node.all_input_nodes)
+        }
+
+    def plain(self) -> Callable[[], Any]:
+        """The node's own call."""
+        args: Any = fx.map_arg(self._args, self._given.__getitem__)
+        return partial(self._target, *args)
+
+    def by_parts(self, kernel: PartedKernel, parts: int, over: fx.Node | None = None) -> Callable[[], Any]:
+        """The call by parts, which may write over a copy of one of the inputs."""
+        given = self._given if over is None else {**self._given, over: self._given[over].clone()}
+        args: Any = fx.map_arg(self._args, given.__getitem__)
+        return partial(kernel.run, *args, parts=parts, over=None if over is None else given[over])
 
 
-def _may_overwrite(
-    trial: _Trial, name: str, workspace: int, kernels: Kernels, store: KernelStore
-) -> bool:
-    assert trial.over is not None
-    name = f"{name} over {trial.node.all_input_nodes.index(trial.over)}"
-    known = store.part_workspace(name)
-    if known is None:
-        known = _tried(trial, kernels)
-        store.add_part_workspaces({name: known})
-    return 0 <= known <= workspace
+def _tried(trials: Sequence[_Trial], device: str) -> dict[str, int]:
+    """By name the bytes that each form takes beyond its results; −1 if its bits are not the plain ones."""
+    same: dict[str, bool] = {}
 
+    def run(mark: Mark) -> None:
+        for trial in trials:
+            same.update(_compared(trial, device, mark))
 
-def _tried(trial: _Trial, kernels: Kernels) -> int:
-    """Bytes that a kernel by parts allocates beyond its results; −1 if its bits are not the plain ones."""
     with outside_tracing(), memory_errors():
-        try:
-            if trial.kernel.exact and not _gives_same_bits(trial, kernels.device):
-                logger.info("%s by %d parts has other bits", trial.node, trial.parts)
-                return -1
-            ((peak, left),) = peaks_of([lambda: _calls(trial)[1]], kernels.device)
-        except Exception as error:  # whatever a kernel raises for sizes that it does not take
-            if isinstance(error, RuntimeError) and is_out_of_memory(error):
-                raise
-            logger.warning("%s cannot be tried by parts: %s", trial.node, error)
-            return -1
+        segments = record(device, run).named()
+    return {name: _workspace(segments[name]) if passed else -1 for name, passed in same.items()}
+
+
+def _workspace(segment: Segment) -> int:
+    peak, left = segment.above_start
     return peak - left
 
 
-def _gives_same_bits(trial: _Trial, device: str) -> bool:
-    plain, parted = _calls(trial)
-    expected, state = _run(plain, device)
-    results, other = _run(parted, device)
-    if not torch.equal(state, other) or len(expected) != len(results):
+def _compared(trial: _Trial, device: str, mark: Mark) -> Iterator[tuple[str, bool]]:
+    """Whether each call of each form leaves what the plain one does; every call is a segment of its name."""
+    expected = None
+    with _refusals(trial):
+        inputs = _Inputs(trial.node)
+        expected = _run(inputs.plain(), device, lambda: None)
+    for form in trial.forms:
+        for name, over in ((form.name, None), *((name, each) for name, (_, each) in form.over.items())):
+            same = False
+            if expected is not None:
+                with _refusals(trial):
+                    call = inputs.by_parts(form.kernel, form.parts, over)
+                    mark(name)
+                    same = _is_same(expected, _run(call, device, partial(mark, ""))) or not form.kernel.exact
+                mark("")
+            yield name, same
+            if over is None and not same:
+                logger.info("%s by %d parts has other bits", trial.node, form.parts)
+                break
+
+
+@contextmanager
+def _refusals(trial: _Trial) -> Iterator[None]:
+    """Tell of a kernel that does not take these sizes, whatever it raises."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            raise
+        logger.warning("%s cannot be tried by parts: %s", trial.node, error)
+
+
+def _is_same(expected: _Result, found: _Result) -> bool:
+    """Whether two calls have the same bits, and left the generator in the same state."""
+    if not torch.equal(expected[1], found[1]) or len(expected[0]) != len(found[0]):
         return False
     return all(
         (a is None and b is None)
         or (a is not None and b is not None and a.stride() == b.stride() and _equal(a, b))
-        for a, b in zip(expected, results, strict=True)
+        for a, b in zip(expected[0], found[0], strict=True)
     )
 
 
@@ -173,19 +254,12 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(bits_of(one), bits_of(other))
 
 
-def _run(call: Callable[[], Any], device: str) -> tuple[list[Any], torch.Tensor]:
-    """A call's results from a given seed, and the state of the generator after it."""
-    torch.manual_seed(0)
+def _run(call: Callable[[], Any], device: str, done: Callable[[], None]) -> _Result:
+    """A call's results from a given seed, and the state of the generator; ``done`` is called between."""
+    # torch.manual_seed seeds devices as well, which takes milliseconds where there are none
+    generator = torch.cuda if device == "cuda" else torch.default_generator
+    generator.manual_seed(0)
     results = call()
+    done()
     state = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
     return list(results) if isinstance(results, (list, tuple)) else [results], state
-
-
-def _calls(trial: _Trial) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """The plain call on random numbers, and the one by parts on the same, which may write over one."""
-    node, seeds = trial.node, count()
-    assert callable(node.target)
-    given = {source: random_like(fake_value(source), next(seeds)) for source in node.all_input_nodes}
-    args: Any = fx.map_arg(node.args, given.__getitem__)
-    over = given[trial.over] if trial.over is not None else None
-    return partial(node.target, *args), partial(trial.kernel.run, *args, parts=trial.parts, over=over)
