@@ -6,6 +6,7 @@ does not read it. That is no figure of the block, so such options are looked for
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from hybridremat.blocks.forward_costs import forward_costs
 from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.simulate import simulate_option
-from hybridremat.blocks.sweep import INFEASIBLE, Sweep, recomputations, run_sweep
+from hybridremat.blocks.sweep import INFEASIBLE, Decoded, Integers, Sweep, decode, run_sweep
 from hybridremat.blocks.tradeoff import FamilyTradeoff, Tradeoff
 from hybridremat.blocks.types import BlockProblem, Option
 
@@ -35,6 +36,20 @@ class OptionFamily:
     unread: frozenset[int]
     order: NDArray[np.int64]
     rerun_only: bool = False
+
+
+@dataclass(frozen=True)
+class _LeastTimes:
+    """Least times within one limit, in units.
+
+    ``times``: by set of saved values, of the forward's optional ops as well; ``solo``: of the solo option;
+    ``kept``: for each family the sets whose options are worth having.
+    """
+
+    limit: int
+    times: Integers
+    solo: int
+    kept: tuple[Integers, ...]
 
 
 @dataclass
@@ -61,6 +76,7 @@ class Surface:
             ParetoArchive(problem),
             ParetoArchive(replace(problem, skip_values=frozenset())),
         )
+        self._known: dict[tuple[bool, int, bytes], Option] = {}
         self.batch = max(1, min(16, MOST_ENTRIES >> len(self.lattice.values)))
 
     @property
@@ -75,31 +91,46 @@ class Surface:
 
     def tradeoffs(self, limits: Sequence[int]) -> list[Tradeoff]:
         """Trade-offs at ``limits`` (units); their options are added to those known."""
-        found = []
+        found: list[Tradeoff] = []
         for first in range(0, len(limits), self.batch):
             some = limits[first : first + self.batch]
             sweep = run_sweep(self.lattice, np.array(some, np.int64))
-            table = sweep.times.reshape(-1, len(some))
-            found += [self._tradeoff(sweep, table[:, k], k, limit) for k, limit in enumerate(some)]
+            table = np.ascontiguousarray(sweep.times.reshape(-1, len(some)).T)
+            found += self._decoded(sweep, [self._least(*each) for each in zip(table, some, strict=True)])
         self.sweeps += len(limits)
         return found
 
-    def _tradeoff(self, sweep: Sweep, backward: NDArray[np.int32], k: int, limit: int) -> Tradeoff:
+    def _least(self, backward: NDArray[np.int32], limit: int) -> _LeastTimes:
         times = backward + self.forward.time
         times[(self.forward.peak > limit) | (times >= INFEASIBLE)] = INFEASIBLE
-        families = tuple(self._family_tradeoff(family, sweep, times, k, limit) for family in self.families)
-        solo = int(backward[0])
-        solo_peak = self._solo_peak(sweep, k, limit, solo) if solo < INFEASIBLE else 0
-        return Tradeoff(limit, families, solo, solo_peak)
+        kept = tuple(self._kept(family, times) for family in self.families)
+        return _LeastTimes(limit, times, int(backward[0]), kept)
 
-    def _family_tradeoff(
-        self, family: OptionFamily, sweep: Sweep, times: NDArray[np.int64], k: int, limit: int
-    ) -> FamilyTradeoff:
+    def _kept(self, family: OptionFamily, times: Integers) -> Integers:
+        """The sets of a family whose options are worth having."""
         best = np.minimum.accumulate(times[family.order])
         falls = np.flatnonzero(best < np.concatenate(([INFEASIBLE], best[:-1])))
-        kept = family.order[self._worth(falls, best)]
-        peaks = [self._option(family, sweep, int(c), k, limit, int(times[c])) for c in kept]
-        return FamilyTradeoff(self.forward.saved[kept], times[kept], np.array(peaks, np.int64))
+        return family.order[self._worth(falls, best)]
+
+    def _decoded(self, sweep: Sweep, found: Sequence[_LeastTimes]) -> Iterator[Tradeoff]:
+        """The trade-off at each limit, from the decisions behind its times."""
+        sets = [
+            (int(chosen), column)
+            for column, least in enumerate(found)
+            for chosen in (*itertools.chain(*least.kept), 0)  # the empty one for the solo option
+        ]
+        decoded = decode(self.lattice, sweep, *zip(*sets, strict=True))
+        ways = iter(range(len(sets)))
+        for least in found:
+            families = []
+            for family, kept in zip(self.families, least.kept, strict=True):
+                peaks = [self._option(family, c, least, decoded, next(ways)) for c in kept.tolist()]
+                families.append(
+                    FamilyTradeoff(self.forward.saved[kept], least.times[kept], np.array(peaks, np.int64))
+                )
+            way = next(ways)
+            solo_peak = self._solo_peak(least, decoded, way) if least.solo < INFEASIBLE else 0
+            yield Tradeoff(least.limit, tuple(families), least.solo, solo_peak)
 
     def _worth(self, falls: NDArray[np.int64], best: NDArray[np.int64]) -> NDArray[np.int64]:
         """The leanest, those that gain more than the tolerance on the one before, and the fastest."""
@@ -111,29 +142,35 @@ class Surface:
             kept.append(int(falls[-1]))
         return np.array(kept, np.int64)
 
-    def _option(self, family: OptionFamily, sweep: Sweep, chosen: int, k: int, limit: int, time: int) -> int:
-        """Add the option of one set, unless a known one is as good; its peak in units."""
-        unit, tick = self.lattice.scale.unit, self.lattice.scale.tick
-        saved = int(self.forward.saved[chosen])
-        option = self._ordinary.as_good(
-            saved * unit, limit * unit, time * tick, family.unread, rerun_only=family.rerun_only
-        )
+    def _option(
+        self, family: OptionFamily, chosen: int, least: _LeastTimes, decoded: Decoded, way: int
+    ) -> int:
+        """Add the option of one set, unless it is known or a known one is as good; its peak in units."""
+        key = family.rerun_only, chosen, decoded.key(way)
+        option = self._known.get(key) or self._as_good(family, chosen, least)
         if option is None:
             last = len(self.lattice.values) - 1
             axes = (ds for axis, ds in enumerate(self.lattice.values) if chosen >> (last - axis) & 1)
             early = [c for c, runs in self.forward.runs.items() if runs[chosen]]
-            again = recomputations(self.lattice, sweep, chosen, k)
             problem = self.lattice.problem.for_rerun if family.rerun_only else self.lattice.problem
+            again = decoded.recomputations(way, len(problem.steps))
             option = simulate_option(problem, [d for ds in axes for d in ds], early, again)
             self._ordinary.add(option)
+            self._known[key] = option
         return self._peak(option)
 
-    def _solo_peak(self, sweep: Sweep, k: int, limit: int, time: int) -> int:
+    def _as_good(self, family: OptionFamily, chosen: int, least: _LeastTimes) -> Option | None:
+        """A known option that is as good as the one of a set."""
+        unit, tick = self.lattice.scale.unit, self.lattice.scale.tick
+        figures = int(self.forward.saved[chosen]) * unit, least.limit * unit, int(least.times[chosen]) * tick
+        return self._ordinary.as_good(*figures, family.unread, rerun_only=family.rerun_only)
+
+    def _solo_peak(self, least: _LeastTimes, decoded: Decoded, way: int) -> int:
         """Add the solo option, unless a known one is as good; its peak in units."""
         unit, tick = self.lattice.scale.unit, self.lattice.scale.tick
-        option = self._solo.as_good(0, limit * unit, time * tick, frozenset())
+        option = self._solo.as_good(0, least.limit * unit, least.solo * tick, frozenset())
         if option is None:
-            again = recomputations(self.lattice, sweep, 0, k)
+            again = decoded.recomputations(way, len(self.lattice.problem.steps))
             option = simulate_option(self.lattice.problem, (), (), again, solo=True)
             self._solo.add(option)
         return self._peak(option)
