@@ -37,8 +37,11 @@ COARSER: Final = 4
 STRIDE: Final = 16
 """Of so many breakpoints one is simulated where no limit of interest is near."""
 
-BELOW, BEYOND = 0.03, 0.05
-"""How near: shares of a limit below and beyond it. What needs a little more is where exchanges begin."""
+BEYOND: Final = 0.05
+"""The share of the least memory that is near it: what needs a little more is where exchanges begin."""
+
+Ranges = Sequence[tuple[int, int]]
+"""Bytes from … to."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,13 @@ class Wanted:
         Schedules that do not obey them are repaired (:mod:`hybridremat.sequence.repair`).
     needs
         The bytes that a limit is on.
-    around
-        Limits in bytes: near them all that the tables tell apart is looked at, and little elsewhere. None:
-        everywhere.
+    ranges
+        Where all that the tables tell apart is looked at, in bytes, and little elsewhere. None: everywhere.
     """
 
     pins: Pins = NO_PINS
     needs: Needs = peak_alone
-    around: tuple[int, ...] | None = None
+    ranges: Ranges | None = None
 
 
 EVERYTHING: Final = Wanted()
@@ -186,7 +188,7 @@ def frontier(
                 found[decisions] = point
             return found[decisions]
 
-        base += look_near(evenly_spaced(table.breakpoints(), most), point_at, wanted.around)
+        base += look_near(evenly_spaced(table.breakpoints(), most), point_at, wanted.ranges)
     return Fronts.of((plain, *found.values()), base)
 
 
@@ -207,17 +209,17 @@ def chain_tables(problem: ChainProblem, memory: int) -> tuple[ChainTable, ...]:
 def look_near(
     slots: Sequence[int],
     point_at: Callable[[int], SchedulePoint],
-    around: tuple[int, ...] | None,
+    ranges: Ranges | None,
 ) -> list[SchedulePoint]:
-    """Look at every slot near some limits and near the least memory, and at few others.
+    """Look at every slot in some ranges of bytes and near the least memory, and at few others.
 
-    Some slots are looked at first, evenly; then those between two of them between whose bytes a limit, or the
+    Some slots are looked at first, evenly; then those between two of them between whose bytes a range, or the
     least, is. So it does not matter how far a table's bytes are from those that schedules need.
 
     Returns
     -------
     list
-        What is looked at for any limits: the first ones, and those near the least.
+        What is looked at for any ranges: the first ones, and those near the least.
     """
     chosen = sorted({*range(0, len(slots), STRIDE), len(slots) - 1} - {-1})
     base = [point_at(slots[each]) for each in chosen]
@@ -231,10 +233,8 @@ def look_near(
         return [point_at(slots[each]) for first, last in within for each in range(first + 1, last)]
 
     base += between(0, min(needs) * (1 + BEYOND))
-    for limit in around or ():
-        between(limit * (1 - BELOW), limit * (1 + BEYOND))
-    if around is None:
-        between(0, inf)
+    for low, high in ((0, inf),) if ranges is None else ranges:
+        between(low, high)
     return base
 
 

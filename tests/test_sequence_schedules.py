@@ -236,10 +236,12 @@ def test_spread_keeps_the_ends_and_the_speed_for_a_little_more_memory(slots: lis
 
 @given(
     st.lists(st.integers(0, 1000), max_size=300).map(sorted),
-    st.lists(st.integers(1, 1000), min_size=1, max_size=3).map(tuple),
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 100)), max_size=3),
 )
 @examples(100)
-def test_all_is_looked_at_near_limits_and_little_elsewhere(needs: list[int], around: tuple[int, ...]) -> None:
+def test_all_is_looked_at_in_ranges_and_little_elsewhere(
+    needs: list[int], starts: list[tuple[int, int]]
+) -> None:
     """Where more slots need more bytes; whatever they need, the first and the last are asked."""
     asked: list[int] = []
 
@@ -248,14 +250,15 @@ def test_all_is_looked_at_near_limits_and_little_elsewhere(needs: list[int], aro
         return point((needs[slot], 1000 - slot))
 
     slots = range(len(needs))
-    base = look_near(slots, point_at, around)
-    near = {n for n in slots for limit in around if 0.97 * limit <= needs[n] <= 1.05 * limit}
+    ranges = [(low, low + width) for low, width in starts]
+    base = look_near(slots, point_at, ranges)
+    near = {n for n in slots for low, high in ranges if low <= needs[n] <= high}
     least = {n for n in slots if needs[n] <= 1.05 * needs[0]}
     assert near | least <= set(asked)
-    beside = STRIDE * 2 * (len(around) + 1)  # at both ends of what is near
+    beside = STRIDE * 2 * (len(ranges) + 1)  # at both ends of what is near
     assert len(set(asked)) <= len(near | least) + beside + len(needs) // STRIDE + 2
     assert least <= {1000 - each.time for each in base}
-    assert look_near(slots, point_at, (1,)) == base == look_near(slots, point_at, None)
+    assert look_near(slots, point_at, [(0, 1)]) == base == look_near(slots, point_at, None)
     assert set(asked) == set(slots)
 
 

@@ -48,9 +48,20 @@ PROMISING: Final = 0.01
 """The share of its time that a plan has to be from the bound, for it to be polished."""
 
 
+NEAR: Final = (0.03, 0.05)
+"""What is near a limit: shares of it below and beyond."""
+
+
 def higher_limits(limit: int, plain_peak: int) -> tuple[int, ...]:
     """The limits in bytes from which exchanges come down to a limit, the highest first."""
     return tuple(limit + int(share * (plain_peak - limit)) for share in ABOVE)
+
+
+def looked_at(limit: int, plain_peak: int) -> tuple[tuple[int, int], ...]:
+    """The ranges of bytes in which exchanges under a limit begin."""
+    below, beyond = NEAR
+    around = int(limit * (1 - below)), int(limit * (1 + beyond))
+    return around, *((higher, higher) for higher in higher_limits(limit, plain_peak))
 
 
 @dataclass

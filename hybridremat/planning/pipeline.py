@@ -29,7 +29,7 @@ from hybridremat.graph.tracing.rewrites import Rewrites
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
 from hybridremat.planning.choose_lowered import choose_from
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.improvement import higher_limits
+from hybridremat.planning.improvement import looked_at
 from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.planning.option_cache import OPTIONS, OptionCache
 from hybridremat.planning.plan import Plan
@@ -41,6 +41,7 @@ from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.planning.whole_graph import whole_graph_frontier
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
 from hybridremat.plans.policy import Pinned, resolve_policy
+from hybridremat.sequence.frontier import Ranges
 from hybridremat.sequence.strategies import STRATEGIES, Strategy, WholeGraph
 from hybridremat.sequence.strategies.hybrid import HYBRID
 from hybridremat.version import __version__
@@ -199,9 +200,9 @@ def graph_frontier(
     """
     plain_peak = plain_point(graph).peak
     limit = context.settings.limit_bytes(plain_peak)
-    around = None
+    ranges = None
     if for_one_plan and limit is not None and context.settings.overhead_limit() is None:
-        around = (limit, *higher_limits(limit, plain_peak))
+        ranges = looked_at(limit, plain_peak)
     return plan_graph(
         graph,
         cache=OPTIONS,
@@ -213,7 +214,7 @@ def graph_frontier(
         outside=context.settings.outside_memory(),
         strategy=STRATEGIES[context.settings.strategy],
         limit=limit,
-        around=around,
+        ranges=ranges,
         solver=context.settings.block_solver,
     )
 
@@ -270,7 +271,7 @@ def plan_graph(
     outside: OutsideMemory = NO_OUTSIDE_MEMORY,
     strategy: Strategy | WholeGraph = HYBRID,
     limit: int | None = None,
-    around: tuple[int, ...] | None = None,
+    ranges: Ranges | None = None,
     solver: BlockSolver = "auto",
 ) -> StepFrontier:
     """The whole frontier of a joint graph with costs.
@@ -292,8 +293,8 @@ def plan_graph(
         Which schedules are looked at.
     limit
         In bytes: a strategy over the whole graph finds what is the best under this one.
-    around
-        Limits in bytes that the frontier is asked for; it is thin elsewhere. None: all of them.
+    ranges
+        In bytes, where the frontier is asked for; it is thin elsewhere. None: everywhere.
     solver
         What solves the blocks.
 
@@ -318,7 +319,7 @@ def plan_graph(
             chains, cache, workers, progress, reuse=reuse, strategy=strategy, solver=solver
         )
     with timed("compose"):
-        points, base = compose(plans, pinned.pins, progress, outside, strategy, around)  # compose
+        points, base = compose(plans, pinned.pins, progress, outside, strategy, ranges)  # compose
     return StepFrontier(
         graph,
         plans,

@@ -26,7 +26,7 @@ from hybridremat.planning.progress import Progress, Timings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, memory_needs
 from hybridremat.plans.policy import Pinned
-from hybridremat.sequence.frontier import Fronts, SchedulePoint, Wanted, peak_alone, schedule_point
+from hybridremat.sequence.frontier import Fronts, Ranges, SchedulePoint, Wanted, peak_alone, schedule_point
 from hybridremat.sequence.parts import PartsChooser, parts_for_nothing
 from hybridremat.sequence.repair import PinRepair
 from hybridremat.sequence.strategies import Strategy
@@ -129,11 +129,11 @@ def compose(
     progress: Progress,
     outside: OutsideMemory = NO_OUTSIDE_MEMORY,
     strategy: Strategy = HYBRID,
-    around: tuple[int, ...] | None = None,
+    ranges: Ranges | None = None,
 ) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
     """The merged frontier of all chains' points that obey the pins, each with its chain, and its base.
 
-    It is that of the bytes that a step needs with ``outside``; thin where it is not ``around`` given limits.
+    It is that of the bytes that a step needs with ``outside``; thin outside of given ``ranges``.
     The base is what is looked at whatever these are (:class:`~hybridremat.sequence.frontier.Fronts`): nothing
     needs less than the least of it.
 
@@ -149,7 +149,7 @@ def compose(
         progress("composing", index, len(plans))
         graph = plan.chain.graph
         needs = peak_alone if outside.none else partial(memory_needs, graph, outside)
-        wanted = Wanted(pins, needs, around)
+        wanted = Wanted(pins, needs, ranges)
         fronts = strategy.frontier(plan.chain, plan.bindings, plan.option_sets, wanted)
         if any(op.variant for op in graph.ops):
             fronts = fronts.mapped(PartsChooser(graph, needs))
