@@ -39,6 +39,8 @@ def test_it_shows_what_a_plan_leaves_and_deletes_it(folder, capsys):
         "folder": str(folder),
         "plans": 0,
         "plan_bytes": 0,
+        "options": 0,
+        "option_bytes": 0,
         "kernel_files": 0,
         "kernel_bytes": 0,
         "cleared": False,
@@ -49,8 +51,10 @@ def test_it_shows_what_a_plan_leaves_and_deletes_it(folder, capsys):
     plans = {name: size for name, size in there.items() if name.startswith("plans/")}
     shown = content(capsys)
     assert (shown["plans"], shown["plan_bytes"]) == (len(plans), sum(plans.values())) == (1, *plans.values())
-    assert shown["kernel_files"] == len(there) - 1 == 1
-    assert shown["kernel_bytes"] == sum(there.values()) - shown["plan_bytes"]
+    blocks = {name: size for name, size in there.items() if name.startswith("options/")}
+    assert (shown["options"], shown["option_bytes"]) == (len(blocks), sum(blocks.values())) and blocks
+    assert shown["kernel_files"] == len(there) - 1 - len(blocks) == 1
+    assert shown["kernel_bytes"] == sum(there.values()) - shown["plan_bytes"] - shown["option_bytes"]
     assert content(capsys, "--clear") == {**shown, "cleared": True}
     assert files(folder) == {}
     assert content(capsys)["plans"] == 0
@@ -68,6 +72,7 @@ def test_as_text(folder, capsys):
 
 def test_only_our_files_are_counted_and_deleted(folder, capsys):
     ours = [f"plans/{KEY}.json.gz", f"plans/.{KEY}.json.gz.ab_c1.tmp", "kernels-0123456789abcdef.json"]
+    ours += [f"options/{KEY}.json.gz"]
     others = ["plans/mine.json.gz", "plans/notes.txt", "kernels-mine.json", "readme", f"deeper/{KEY}.json.gz"]
     for name in ours + others:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

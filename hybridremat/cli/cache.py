@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from argparse import Namespace
@@ -14,7 +15,7 @@ from hybridremat.files import cache_folder
 from hybridremat.units import format_bytes
 
 # Complete files, and temporary ones of a process killed as it wrote. Nothing else is ever deleted.
-_PLAN = re.compile(r"(?:\.)?[0-9a-f]{32}\.json\.gz(?:\.\w+\.tmp)?")
+_PACKED = re.compile(r"(?:\.)?[0-9a-f]{32}\.json\.gz(?:\.\w+\.tmp)?")
 _KERNELS = re.compile(r"(?:\.)?kernels-[0-9a-f]{16}\.json(?:\.\w+\.tmp)?")
 
 
@@ -25,14 +26,16 @@ class CacheContent:
     folder: str
     plans: int
     plan_bytes: int
+    options: int
+    option_bytes: int
     kernel_files: int
     kernel_bytes: int
 
 
 def cache_content(folder: Path) -> CacheContent:
     """Count our files; a folder that does not exist holds none."""
-    plans, kernels = (tuple(_sizes(files)) for files in _files(folder))
-    return CacheContent(str(folder), len(plans), sum(plans), len(kernels), sum(kernels))
+    figures = [(len(sizes), sum(sizes)) for sizes in (tuple(_sizes(files)) for files in _files(folder))]
+    return CacheContent(str(folder), *itertools.chain(*figures))
 
 
 def clear_cache(folder: Path) -> None:
@@ -61,8 +64,10 @@ def run_cache(options: Namespace) -> int:
     return 0
 
 
-def _files(folder: Path) -> tuple[list[Path], list[Path]]:
-    return list(_matching(folder / "plans", _PLAN)), list(_matching(folder, _KERNELS))
+def _files(folder: Path) -> tuple[list[Path], ...]:
+    """The plans, the options of blocks, the kernels."""
+    where = (folder / "plans", _PACKED), (folder / "options", _PACKED), (folder, _KERNELS)
+    return tuple(list(_matching(*each)) for each in where)
 
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
@@ -85,5 +90,6 @@ def _text(content: CacheContent, *, cleared: bool) -> str:
     return (
         f"folder        {content.folder}\n"
         f"plans         {content.plans} {done}, {format_bytes(content.plan_bytes)}\n"
+        f"blocks        {content.options} {done}, {format_bytes(content.option_bytes)}\n"
         f"kernel files  {content.kernel_files} {done}, {format_bytes(content.kernel_bytes)}\n"
     )

@@ -30,6 +30,7 @@ from hybridremat.graph.tracing.trace import TracedStep, trace_joint
 from hybridremat.planning.choose_lowered import choose_from
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.improvement import looked_at
+from hybridremat.planning.kept_options import KeptOptions
 from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.planning.option_cache import OPTIONS, OptionCache
 from hybridremat.planning.plan import Plan
@@ -205,7 +206,7 @@ def graph_frontier(
         ranges = looked_at(limit, plain_peak)
     return plan_graph(
         graph,
-        cache=OPTIONS,
+        cache=OPTIONS.kept_in(KeptOptions.for_settings(context.settings)),
         workers=context.settings.workers,
         progress=context.progress,
         reuse=reuse,

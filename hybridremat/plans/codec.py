@@ -14,7 +14,7 @@ from cattrs import Converter
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from cattrs.preconf.json import make_converter
 
-from hybridremat.blocks.types import Option
+from hybridremat.blocks.types import Option, OptionSet
 from hybridremat.errors import PlanFormatError
 from hybridremat.files import write_atomic
 from hybridremat.graph.joint import Delivery, Op, Value
@@ -25,10 +25,12 @@ from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardO
 P = TypeVar("P", bound=PlanData)
 
 SCHEMA = 6  # version of what plan_to_dict returns
-_UNREADABLE = (
+UNREADABLE = (
     *(BaseValidationError, ForbiddenExtraKeysError),
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
 )
+"""What structuring raises for data that is not what it should be."""
+
 _ROWS = (Op, Value, Delivery, Option)
 _DECISIONS = {kind.__name__: kind for kind in (Forward, ForwardOption, Backward, Solo)}
 
@@ -62,9 +64,20 @@ def plan_from_dict(data: object, kind: type[P]) -> P:
     try:
         plan = _converter().structure(rest, kind)
         require_sound(plan)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise PlanFormatError(f"the plan is damaged ({type(error).__name__}: {error})") from error
     return plan
+
+
+def options_to_dict(options: OptionSet) -> dict[str, Any]:
+    """The options of a block as JSON types."""
+    data: dict[str, Any] = _converter().unstructure(options)
+    return data
+
+
+def options_from_dict(data: Any) -> OptionSet:
+    """The options that :func:`options_to_dict` was called on; raises one of :data:`UNREADABLE` for others."""
+    return _converter().structure(data, OptionSet)
 
 
 def _checksum(data: Mapping[str, Any]) -> str:

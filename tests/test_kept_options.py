@@ -1,0 +1,99 @@
+"""Options of blocks on disk: read as they were kept, for the same block alone, and made again if damaged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import hybridremat
+from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.solve import solve_blocks
+from hybridremat.planning import kept_options, option_cache, pipeline
+from hybridremat.planning.kept_files import KeptFiles
+from hybridremat.planning.kept_options import KeptOptions, options_key
+from hybridremat.planning.option_cache import OptionCache
+from hybridremat.plans.codec import options_from_dict, options_to_dict
+from support.random_chains import training_chain
+from support.training import small
+from support.wrapping import HOW
+
+
+def blocks(seed):
+    """The blocks of a random chain."""
+    chain = training_chain(seed)
+    return [bind_block(chain, index).problem for index in range(len(chain.blocks))]
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return KeptOptions(KeptFiles(tmp_path / "options", 10**8, "the options of a block"))
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The blocks that were solved since."""
+    solved = []
+
+    def solve(problems, **how):
+        solved.extend(problems)
+        return solve_blocks(problems, **how)
+
+    monkeypatch.setattr(option_cache, "solve_blocks", solve)
+    return solved
+
+
+def solve(problems, kept):
+    return OptionCache().kept_in(kept).solve(problems, 1, lambda *_: None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_options_are_read_as_they_were_kept(kept, counted, seed):
+    problems = blocks(seed)
+    found = solve(problems, kept)
+    assert set(counted) == set(problems)
+    counted.clear()
+    assert solve(problems, kept) == found and not counted
+    for options in found.values():
+        assert options_from_dict(json.loads(json.dumps(options_to_dict(options)))) == options
+
+
+def test_what_is_damaged_is_solved_again(kept, counted, caplog):
+    problem = blocks(1)[0]
+    found, key = solve([problem], kept), options_key(problem, "auto")
+    short_row = b'{"options": [[1]], "solo": [], "solves": 0, "unproved": 0}'
+    for content in (b"no gzip", None, b"{", short_row, b"[]"):
+        path = kept.files.path(key)
+        counted.clear()
+        if content == b"no gzip":
+            path.write_bytes(content)
+        elif content is None:
+            path.write_bytes(path.read_bytes()[:-9])
+        else:
+            kept.files.write(key, content)
+        assert solve([problem], kept) == found and counted == [problem]
+    assert caplog.text.count("cannot be read") == 5
+
+
+def test_what_the_options_depend_on_is_in_the_key(monkeypatch):
+    problem = blocks(1)[0]
+    other = replace(problem, gradient_in=problem.gradient_in + 1)
+    keys = [options_key(problem, "auto"), options_key(problem, "exact"), options_key(other, "auto")]
+    assert options_key(replace(problem), "auto") == keys[0]
+    monkeypatch.setattr(kept_options, "_code", lambda: "other code")
+    keys.append(options_key(problem, "auto"))
+    monkeypatch.setattr(kept_options, "DEFAULT_EFFORT", replace(kept_options.DEFAULT_EFFORT, limits=7))
+    keys.append(options_key(problem, "auto"))
+    assert len(set(keys)) == len(keys)
+
+
+def test_another_limit_in_another_process_solves_nothing(counted, monkeypatch, tmp_path):
+    model, batch = small("transformer")
+    monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path))
+    monkeypatch.setenv("HYBRIDREMAT_CACHE_SIZE", "64MiB")
+    for limit, cache, solves in (("90%", True, True), ("85%", True, False), ("85%", False, True)):
+        monkeypatch.setattr(pipeline, "OPTIONS", OptionCache())
+        hybridremat.plan(model, kwargs=batch, memory_limit=limit, **{**HOW, "cache": cache})
+        assert bool(counted) == solves
+        counted.clear()
