@@ -211,6 +211,18 @@ class MemorySimulator:
         values = versions.value[takeovers.version]
         return dict(zip(takeovers.now.tolist(), values.tolist(), strict=True))
 
+    def alive_beyond(self, schedule: Schedule, now: int) -> list[int]:
+        """The values that are made before an execution and needed after it, ascending.
+
+        Raises
+        ------
+        ScheduleError
+            If an execution reads a value that no earlier execution wrote.
+        """
+        versions = self._lifetimes(np.array(schedule.steps, np.int64), schedule.num_forward)
+        found: list[int] = versions.value[(versions.birth < now) & (now < versions.death)].tolist()
+        return found
+
     def departures(self, schedule: Schedule) -> dict[int, list[Delivery]]:
         """For each execution after which gradients leave, these in order.
 

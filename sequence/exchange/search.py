@@ -154,7 +154,7 @@ class Exchange:
         spare = most - schedule_time(self.graph, schedule)
         moves: list[Schedule] = []
         again: list[tuple[int, int, int, list[int]]] = []
-        for version, reader in self._waiting(versions, top, _SMALL * excess):
+        for version, reader in self._waiting(schedule, versions, top, _SMALL * excess):
             moves += self._moved(schedule, versions, version, top)
             if reader >= schedule.num_forward:
                 ops = self.edits.made_again(versions, version.value, reader)
@@ -165,10 +165,12 @@ class Exchange:
         inserted = [self.edits.inserted(schedule, ops, before) for _, _, before, ops in again[:_TRIED]]
         return [*moves[:_TRIED], *inserted]
 
-    def _waiting(self, versions: Versions, top: int, least: float) -> Iterator[tuple[Version, int]]:
+    def _waiting(
+        self, schedule: Schedule, versions: Versions, top: int, least: float
+    ) -> Iterator[tuple[Version, int]]:
         """The versions of at least so many bytes that wait at a place, each with its first reader there."""
-        for value in self.graph.values:
-            version = versions.at(value.id, top) if value.bytes >= least else None
+        for value in dict.fromkeys(self._simulate.alive_beyond(schedule, top)):
+            version = versions.at(value, top) if self.graph.values[value].bytes >= least else None
             if version is not None and top not in version.reads:
                 later = bisect_right(version.reads, top)
                 if later < len(version.reads):

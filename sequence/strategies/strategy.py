@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.joint import plain_schedule
@@ -100,6 +101,7 @@ class Strategy:
         numbers = {key: _numbers(fewer[key], options) for key, options in distinct.items()}
         fronts = frontier(chain, bindings, [fewer[id(each)] for each in option_sets], wanted)
 
+        @cache  # the schedules of a chain share most of their decisions
         def renumbered(decision: Decision) -> Decision:
             if isinstance(decision, Forward):
                 return decision
