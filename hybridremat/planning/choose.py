@@ -77,7 +77,7 @@ def plan_of_point(
         predicted_peak=point.peak,
         needed=frontier.needs(chosen, outside),
         plain_peak=frontier.plain.peak,
-        least_peak=frontier.needs(frontier.least(outside), outside),
+        least_peak=frontier.least_needs(outside),
         overhead=frontier.overhead(point),
         composed_overhead=_composed_overhead(frontier, point),
         strategy_gap=_strategy_gap(point),

@@ -73,6 +73,7 @@ class Improvement:
     plain_peak: int
     pins: Pins
     _known: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
+    _quick: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
     _polished: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
 
     def under(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
@@ -89,6 +90,13 @@ class Improvement:
             self._known[key] = found
             self._known.setdefault((found, self._needs(found, outside), outside), found)
         return self._known[key]
+
+    def quickly(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
+        """What exchanges find under a limit that the candidate keeps, in a tenth of the time."""
+        key = candidate, limit, outside
+        if key not in self._quick:
+            self._quick[key] = self._quickly(candidate, limit, outside, ())
+        return self._quick[key]
 
     def polished(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
         """The best that CP-SAT finds under a limit that the candidate keeps; itself if nothing is gained.
