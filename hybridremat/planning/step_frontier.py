@@ -79,20 +79,27 @@ class StepFrontier:
         quick = self._quick_least(outside)
         if not self.exchanges:
             return quick
-        least = self.needs(quick, outside)
-        found = self._least_improvement.under(quick, least, outside)
-        return found if self.needs(found, outside) == least else quick  # what is reported is reached
+        reported = self.needs(quick, outside)
+        for start in (self._least_composed(outside), quick):
+            found = self._least_improvement.under(start, self.needs(start, outside), outside)
+            if self.needs(found, outside) == reported:  # and no less: that would not be the least then
+                return min(found, quick, key=lambda each: each.point.time)
+        return quick
 
     def least_needs(self, outside: OutsideMemory) -> int:
         """Bytes that :meth:`least` needs."""
         return self.needs(self._quick_least(outside), outside)
 
     def _quick_least(self, outside: OutsideMemory) -> Candidate:
-        """The point of least memory; of several, the fastest. Exchanges may let it need less, too."""
-        least = min(self.base or self.candidates, key=lambda c: (self.needs(c, outside), c.point.time))
+        """The point of least memory after a quick search, by which it may need less, too."""
+        least = self._least_composed(outside)
         if not self.exchanges:
             return least
         return self._least_improvement.quickly(least, self.needs(least, outside), outside)
+
+    def _least_composed(self, outside: OutsideMemory) -> Candidate:
+        """The point of least memory before exchanges; of several, the fastest."""
+        return min(self.base or self.candidates, key=lambda c: (self.needs(c, outside), c.point.time))
 
     def overhead(self, point: SchedulePoint) -> float:
         """Extra time as a fraction of the plain step's."""
