@@ -120,7 +120,7 @@ class Surface:
             for chosen in (*itertools.chain(*least.kept), 0)  # the empty one for the solo option
         ]
         decoded = decode(self.lattice, sweep, *zip(*sets, strict=True))
-        ways = iter(range(len(sets)))
+        ways = iter(range(len(sets)))  # the sets are gone through in the same order below
         for least in found:
             families = []
             for family, kept in zip(self.families, least.kept, strict=True):
@@ -146,7 +146,7 @@ class Surface:
         self, family: OptionFamily, chosen: int, least: _LeastTimes, decoded: Decoded, way: int
     ) -> int:
         """Add the option of one set, unless it is known or a known one is as good; its peak in units."""
-        key = family.rerun_only, chosen, decoded.key(way)
+        key = family.rerun_only, chosen, decoded.key(way)  # rows are the same in every sweep of a lattice
         option = self._known.get(key) or self._as_good(family, chosen, least)
         if option is None:
             last = len(self.lattice.values) - 1

@@ -37,8 +37,8 @@ COARSER: Final = 4
 STRIDE: Final = 16
 """Of so many breakpoints one is simulated where no limit of interest is near."""
 
-BEYOND: Final = 0.05
-"""The share of the least memory that is near it: what needs a little more is where exchanges begin."""
+NEAR_LEAST: Final = 0.05
+"""The share of the least memory within which schedules are near it: where exchanges at the least begin."""
 
 Ranges = Sequence[tuple[int, int]]
 """Bytes from … to."""
@@ -123,7 +123,8 @@ class Fronts:
     points
         Of all that was looked at.
     base
-        Of what is looked at whatever limits are asked for: what the least memory is, must not depend on them.
+        Of that part of the search which does not depend on :attr:`Wanted.ranges`. What the least memory is,
+        is said by this part alone, so that it is the same for every limit.
     """
 
     points: tuple[SchedulePoint, ...]
@@ -213,13 +214,15 @@ def look_near(
 ) -> list[SchedulePoint]:
     """Look at every slot in some ranges of bytes and near the least memory, and at few others.
 
-    Some slots are looked at first, evenly; then those between two of them between whose bytes a range, or the
-    least, is. So it does not matter how far a table's bytes are from those that schedules need.
+    First every :data:`STRIDE`-th slot is looked at. Where a range lies between the bytes that two of these
+    schedules need, at least in part, all slots between them are looked at, too. So it does not matter how far
+    a table's bytes are from those that schedules need; a slot between them that needs more than both, or less
+    than both, may be missed.
 
     Returns
     -------
     list
-        What is looked at for any ranges: the first ones, and those near the least.
+        What does not depend on the ranges: the first ones, and those near the least.
     """
     chosen = sorted({*range(0, len(slots), STRIDE), len(slots) - 1} - {-1})
     base = [point_at(slots[each]) for each in chosen]
@@ -232,7 +235,7 @@ def look_near(
         within = [places for places, (low, high) in spans if low <= most and least <= high]
         return [point_at(slots[each]) for first, last in within for each in range(first + 1, last)]
 
-    base += between(0, min(needs) * (1 + BEYOND))
+    base += between(0, min(needs) * (1 + NEAR_LEAST))
     for low, high in ((0, inf),) if ranges is None else ranges:
         between(low, high)
     return base

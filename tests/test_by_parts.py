@@ -210,6 +210,18 @@ def test_each_way_by_parts_runs_once_over_each_value_and_beside_them(monkeypatch
     assert parted and not any(each.overwrites for each in parted)
 
 
+def test_the_same_kernel_may_write_over_what_the_step_makes_and_not_over_what_it_is_given():
+    """Whichever comes first, and whatever the store knows."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.2), nn.Linear(256, 256), nn.Dropout(0.2), nn.Linear(256, 1))
+    planner = run_by_parts(model, {"input": torch.randn(512, 256)}, twice=False)
+    step, store = bare(planner.step), KernelStore()
+    first, again = (with_parts(step, store).graph for _ in range(2))
+    assert first == again
+    dropouts = [op for op in first.ops if op.target == "aten.native_dropout.default"]
+    assert [bool(op.variants and op.variants[1].overwrites) for op in dropouts] == [False, True]
+
+
 def test_numbers_repeat_after_a_prime():
     draws = []
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.planning.improvement import looked_at
+from hybridremat.planning.improvement import search_ranges
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.pipeline import plan_graph
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
@@ -42,5 +42,5 @@ def test_a_plan_for_one_limit_looks_at_few_schedules_and_is_the_same(monkeypatch
     for share in (90, 80):
         limit = share * plain // 100
         everywhere, all_ = planned(limit)
-        near, few = planned(limit, ranges=looked_at(limit, plain))
+        near, few = planned(limit, ranges=search_ranges(limit, plain))
         assert near == everywhere and few < 0.7 * all_

@@ -57,8 +57,12 @@ def higher_limits(limit: int, plain_peak: int) -> tuple[int, ...]:
     return tuple(limit + int(share * (plain_peak - limit)) for share in ABOVE)
 
 
-def looked_at(limit: int, plain_peak: int) -> tuple[tuple[int, int], ...]:
-    """The ranges of bytes in which exchanges under a limit begin."""
+def search_ranges(limit: int, plain_peak: int) -> tuple[tuple[int, int], ...]:
+    """The ranges of bytes in which exchanges under a limit begin: near it, and just at the higher limits.
+
+    Bytes as the limit counts them. For a limit beyond the plain peak the higher ones are lower; a plan is
+    found all the same, since the plain step then fits.
+    """
     below, beyond = NEAR
     around = int(limit * (1 - below)), int(limit * (1 + beyond))
     return around, *((higher, higher) for higher in higher_limits(limit, plain_peak))

@@ -29,7 +29,7 @@ from hybridremat.graph.tracing.rewrites import Rewrites
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
 from hybridremat.planning.choose_lowered import choose_from
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.improvement import looked_at
+from hybridremat.planning.improvement import search_ranges
 from hybridremat.planning.kept_options import KeptOptions
 from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.planning.option_cache import OPTIONS, OptionCache
@@ -197,13 +197,14 @@ def graph_frontier(
 ) -> StepFrontier:
     """The frontier of a graph with costs, under the context's policy; ``timings`` of earlier stages.
 
-    ``for_one_plan``: it is asked for the plan of the context's limit alone, and thin elsewhere.
+    ``for_one_plan``: nobody will ask it for anything but the plan of the context's limit, so it is thin
+    elsewhere; unless the overhead is bounded too, which may lead anywhere.
     """
     plain_peak = plain_point(graph).peak
     limit = context.settings.limit_bytes(plain_peak)
     ranges = None
     if for_one_plan and limit is not None and context.settings.overhead_limit() is None:
-        ranges = looked_at(limit, plain_peak)
+        ranges = search_ranges(limit, plain_peak)
     return plan_graph(
         graph,
         cache=OPTIONS.kept_in(KeptOptions.for_settings(context.settings)),
@@ -230,7 +231,8 @@ def step_frontier(
 ) -> StepFrontier | LoweredFrontier:
     """The frontier of a step with costs; of one that is to be compiled, by the memory of its code.
 
-    ``for_one_plan``: see :func:`graph_frontier`; which graph has what code needs, only its code says.
+    ``for_one_plan``: see :func:`graph_frontier`. Of a compiled step all points are looked at: which of them
+    keep the limit, is not known before they are lowered.
     """
     inductor = inductor_for(context.settings)
     if inductor is None:
@@ -275,7 +277,7 @@ def plan_graph(
     ranges: Ranges | None = None,
     solver: BlockSolver = "auto",
 ) -> StepFrontier:
-    """The whole frontier of a joint graph with costs.
+    """The frontier of a joint graph with costs: the whole of it, or what is in some ranges.
 
     Parameters
     ----------

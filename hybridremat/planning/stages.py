@@ -6,7 +6,7 @@ frontiers of the chains are merged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,7 +26,15 @@ from hybridremat.planning.progress import Progress, Timings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, memory_needs
 from hybridremat.plans.policy import Pinned
-from hybridremat.sequence.frontier import Fronts, Ranges, SchedulePoint, Wanted, peak_alone, schedule_point
+from hybridremat.sequence.frontier import (
+    Fronts,
+    Ranges,
+    SchedulePoint,
+    Wanted,
+    pareto_frontier,
+    peak_alone,
+    schedule_point,
+)
 from hybridremat.sequence.parts import PartsChooser, parts_for_nothing
 from hybridremat.sequence.repair import PinRepair
 from hybridremat.sequence.strategies import Strategy
@@ -134,8 +142,8 @@ def compose(
     """The merged frontier of all chains' points that obey the pins, each with its chain, and its base.
 
     It is that of the bytes that a step needs with ``outside``; thin outside of given ``ranges``.
-    The base is what is looked at whatever these are (:class:`~hybridremat.sequence.frontier.Fronts`): nothing
-    needs less than the least of it.
+    The base is the part of the search that does not depend on ``ranges`` (:class:`Fronts`); nothing that is
+    returned needs less than the least of it.
 
     Raises
     ------
@@ -161,12 +169,16 @@ def compose(
                 tuple(point for point in fronts.base if id(point) in obeying),
             )
         )
+
+    def candidates(points: Iterable[SchedulePoint]) -> Iterator[Candidate]:
+        return (Candidate(each, owner[id(each)]) for each in points)
+
     found = Fronts.merged(every)
     if not found.points:
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
-    base = tuple(Candidate(each, owner[id(each)]) for each in found.base or found.points)
-    least = base[0].point.needs
-    return tuple(Candidate(each, owner[id(each)]) for each in found.points if each.needs >= least), base
+    base = found.base or found.points
+    reported = (each for each in (*found.points, *base) if each.needs >= base[0].needs)
+    return tuple(candidates(pareto_frontier(reported))), tuple(candidates(base))
 
 
 def forward_frontier(graph: JointGraph, pinned: Pinned, timings: Timings) -> StepFrontier:

@@ -48,8 +48,8 @@ class StepFrontier:
     pinned
         What is pinned.
     base
-        The frontier of what is looked at whatever limit is asked for, if that is not all: the least memory
-        is found from it alone, so that every plan of the step reports the same.
+        The frontier of that part of the search which does not depend on the limit. The least memory is found
+        from it alone, so that every plan of the step reports the same. Empty where nothing depends on it.
     exchanges
         Whether the schedule that is chosen is improved under its limit
         (:mod:`hybridremat.sequence.exchange`).
@@ -242,14 +242,17 @@ class StepFrontier:
         return found
 
     def improved(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
-        """A candidate after exchanges under a limit that it keeps; itself if they gain nothing."""
-        return self._improvement.under(candidate, limit, outside) if self.exchanges else candidate
-
-    def polished(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
-        """A candidate after searches under a limit that it keeps; itself if they gain nothing.
+        """A candidate after exchanges under a limit that it keeps; itself if they gain nothing.
 
         What needs less than the least that is reported is not taken: that says what is possible.
         """
+        if not self.exchanges:
+            return candidate
+        found = self._improvement.under(candidate, limit, outside)
+        return found if self.needs(found, outside) >= self.least_needs(outside) else candidate
+
+    def polished(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
+        """A candidate after searches under a limit that it keeps, as :meth:`improved`."""
         if not self.exchanges:
             return candidate
         found = self._improvement.polished(candidate, limit, outside)
@@ -272,6 +275,7 @@ class StepFrontier:
 
     @cached_property
     def _least_improvement(self) -> Improvement:
+        """From the base alone: what is found for the least memory must not depend on the limit either."""
         return Improvement(self.graph, self.base or self.candidates, self.plain.peak, self.pinned)
 
     def needs(self, candidate: Candidate, outside: OutsideMemory) -> int:

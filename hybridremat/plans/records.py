@@ -88,7 +88,8 @@ class PlanDetails:
     decisions
         What the chain program chose; empty for the plain step.
     frontier
-        All points that could have been chosen, by rising peak.
+        The points that were looked at and could have been chosen, by rising peak: all near the limit, and
+        few elsewhere where one plan alone was asked for.
     checkpointed
         For comparison: the figures if every block saves only its input, as per-layer checkpointing does.
     """

@@ -85,7 +85,10 @@ class Edits:
         return Versions(self._graph, schedule.steps, self._readers)
 
     def only_for(self, schedule: Schedule, versions: Versions, now: int) -> frozenset[int]:
-        """The place of an execution of the backward, and those of what was only for it."""
+        """The place of an execution of the backward, and those of what was only for it.
+
+        In a schedule without dead executions these are the ones that are dead without it.
+        """
         gone, pending = {now}, [now]
         while pending:
             reader = pending.pop()
@@ -108,10 +111,10 @@ class Edits:
                 return False
             if any(read not in gone for read in version.reads):
                 return True
-        return value in self._graph.gradients
+        return value in self._graph.gradients  # it is the last version, which is returned
 
     def without(self, schedule: Schedule, gone: Collection[int]) -> Schedule:
-        """The schedule without the executions at some places."""
+        """The schedule without the executions at some places (:meth:`only_for`)."""
         steps = list(schedule.steps)
         for now in sorted(gone, reverse=True):
             del steps[now]
