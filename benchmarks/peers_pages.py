@@ -28,7 +28,7 @@ eager's bit for bit, or how many times as far from float64's they are as eager's
 the median of pairs with eager ones. *Prepared*: CPU seconds until the first step is over. *Ours there*: extra
 flops of `hybrid` under that peak, op by op, and time where it ran with that limit (its measured peak was the
 predicted one, its gradients equal); **bold** where extra flops are more than half of a correct peer's and
-more than a point."""
+more than a point. *Compiled*: the same for plans that Inductor compiles, under *inductor*'s peaks."""
 
 
 def number(row: Row, name: str) -> float | None:
@@ -45,12 +45,12 @@ def is_correct(row: Row) -> bool:
     return row["gradients"] == "differ" and near
 
 
-def ours_at(rows: Sequence[Row], peak: float) -> Row | None:
-    """The row of least extra flops of ``hybrid`` at most at a peak, measured ones before planned ones."""
+def ours_at(rows: Sequence[Row], peak: float, method: str = "hybrid") -> Row | None:
+    """The row of least extra flops of a method at most at a peak, measured ones before planned ones."""
     fitting = [
         row
         for row in rows
-        if row["method"] == "hybrid" and (number(row, "predicted_bytes") or peak + 1) <= peak
+        if row["method"] == method and (number(row, "predicted_bytes") or peak + 1) <= peak
     ]
     return min(
         fitting,
@@ -69,13 +69,13 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     """A table of one model."""
     eager = next(number(row, "peak_bytes") for row in rows if row["method"] == "eager")
     assert eager is not None
-    yield "| method | setting | peak | extra flops | gradients | time | prepared | ours there |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| method | setting | peak | extra flops | gradients | time | prepared | ours there | compiled |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     theirs = [row for row in rows if row["method"] not in STRATEGIES and row["method"] != "hybrid, compiled"]
     for row in sorted(theirs, key=lambda each: -(number(each, "peak_bytes") or 0)):
         peak = number(row, "peak_bytes")
         if peak is None:
-            yield f"| {row['method']} | {row['setting']} | | | {row['gradients']} | | | |"
+            yield f"| {row['method']} | {row['setting']} | | | {row['gradients']} | | | | |"
             continue
         yield "| " + " | ".join(cells(row, peak, eager, rows)) + " |"
 
@@ -91,15 +91,18 @@ def cells(row: Row, peak: float, eager: float, rows: Sequence[Row]) -> Iterator[
     yield row["gradients"] if error is None or not plain else f"{error / plain:.1f} ×"
     yield f"{number(row, 'time_ratio') or 0:.2f}"
     yield f"{number(row, 'prepared_seconds') or 0:.0f} s"
-    ours = ours_at(rows, peak)
+    yield beside(ours_at(rows, peak), row)
+    yield beside(ours_at(rows, peak, "hybrid, compiled"), row)
+
+
+def beside(ours: Row | None, peer: Row) -> str:
+    """Extra flops and time of ours."""
     if ours is None:
-        yield "–"
-        return
-    found = number(ours, "extra_flops_percent") or 0.0
-    reached = reaches(ours, row) or not is_correct(row)
+        return "–"
+    found, time = number(ours, "extra_flops_percent") or 0.0, number(ours, "time_ratio")
+    reached = reaches(ours, peer) or not is_correct(peer)
     text = f"{found:.1f} %" if reached else f"**{found:.1f} %**"
-    time = number(ours, "time_ratio")
-    yield text + (f", {time:.2f}" if time is not None else "")
+    return text + (f", {time:.2f}" if time is not None else "")
 
 
 def strategies(rows: Sequence[Row]) -> str:
