@@ -96,10 +96,11 @@ class Improvement:
         return self._known[key]
 
     def quickly(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
-        """What exchanges find under a limit that the candidate keeps, in a tenth of the time."""
+        """What exchanges find under a limit that the candidate keeps, in a third of the time."""
         key = candidate, limit, outside
         if key not in self._quick:
-            self._quick[key] = self._quickly(candidate, limit, outside, ())
+            above = self._from_above(candidate, limit, outside)
+            self._quick[key] = self._quickly(candidate, limit, outside, above)
         return self._quick[key]
 
     def polished(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:

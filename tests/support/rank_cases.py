@@ -31,6 +31,10 @@ class FewOptions(OptionCache):
 
     solved = 0
 
+    def kept_in(self, _):
+        """Itself: nothing is read from disk or kept there."""
+        return self
+
     def solve(self, problems, workers, on_progress, solver="auto"):
         effort = Effort(solves=14, solo_solves=4, deterministic_time=0.05, family_time=0.25)
         for problem in problems:
