@@ -25,6 +25,7 @@ from hybridremat.graph.costs.part_trials import with_part_times, with_parts
 from hybridremat.graph.costs.random_numbers import DRAWN, repeated
 from hybridremat.graph.joint import Phase, Schedule, as_plain, ops_by_parts, plain_schedule
 from hybridremat.graph.memory import step_memory
+from hybridremat.graph.private_torch import FakeTensor
 from hybridremat.graph.tracing import by_parts as kernels
 from hybridremat.graph.tracing.by_parts import KERNELS
 from hybridremat.graph.tracing.rewrites import Rewrites
@@ -220,6 +221,29 @@ def test_the_same_kernel_may_write_over_what_the_step_makes_and_not_over_what_it
     assert first == again
     dropouts = [op for op in first.ops if op.target == "aten.native_dropout.default"]
     assert [bool(op.variants and op.variants[1].overwrites) for op in dropouts] == [False, True]
+
+
+def test_parts_are_timed_on_real_tensors_in_the_middle_of_a_trace(monkeypatch):
+    """Where every tensor that is made without care is a fake one."""
+    timed = []
+
+    class Clock:
+        def least(self, call):
+            timed.extend(each for each in call.args if isinstance(each, torch.Tensor))
+            return 1000
+
+    class TimedPlanner(PartedPlanner):
+        def choose(self, step):
+            made = super().choose(step)
+            with_part_times(with_parts(step, KernelStore()), KernelStore())
+            return made
+
+    monkeypatch.setattr(part_trials, "clock_for", lambda _: Clock())
+    model, batch = net()
+    planner = TimedPlanner(twice=False, worth=inf)
+    backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=Rewrites(lambda _: False)))
+    capture(model, compile_step(model, backend), backend, (), batch)
+    assert timed and not any(isinstance(each, FakeTensor) for each in timed)
 
 
 def test_numbers_repeat_after_a_prime():
