@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ class CpuRecorder:
             )
         # without acc_events it reads its events when they are asked for, which takes seconds for a model
         profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        with _without_notices():
+        with _without_notices(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it keeps the events of one session alone
             profiler.start()
         self._profiler = profiler
         if self._interruptible:
