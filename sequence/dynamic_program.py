@@ -16,9 +16,8 @@ S_o, a_j and pb_o are less where skip values die (:mod:`hybridremat.sequence.ski
 table's peaks were 3–4 % too high in chains whose boundaries hold several values, and a long skip was held in
 vain.
 
-A row costs some microseconds for each option and each checkpoint: 0.7 s for 40 blocks that all differ, with
-150 options each; 0.2 s for 100 equal layers; 3.5 s for 100 blocks that all differ, which is where it stops
-being quick (the rows grow as L², the work as L³).
+Rows are filled by :mod:`hybridremat.sequence.least_times`. Tables with 60 options a block take about 3 s for
+1000 equal blocks and 20 s for 300 that all differ (docs/benchmarks.md): rows grow as L², the work as L³.
 
 Two things beside the formula. Rows count bytes *above* what the blocks after t hold while (s,t) runs
 (their parameter gradients, the tangents), so that equal sub-chains have equal rows, wherever they stand;
@@ -28,16 +27,17 @@ equal rows are computed once: about 3L of the L²/2 in a chain of equal layers. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridremat.sequence.chain_problem import ChainProblem
+from hybridremat.sequence.least_times import CheckpointWays, OptionWays, Row, TimeRows
 from hybridremat.sequence.skip_liveness import NO_SKIPS, SkipSet
-from hybridremat.sequence.states import SubChain, table_rows
+from hybridremat.sequence.states import SubChain, TableRows, table_rows
 from hybridremat.sequence.transitions import Transitions
 
 MOST_SLOTS: Final = 6000
@@ -50,13 +50,14 @@ MOST_ENTRIES: Final = 25_000_000
 LEAST_SLOTS: Final = 1000
 """However many rows."""
 
-Row = NDArray[np.float64]
-"""Times in nanoseconds by slot (whole numbers, exact below 2**53); infinite where nothing fits."""
+EXACT_TICKS: Final = 1 << 22
+"""A table's times count ticks: of so many nanoseconds each that a step in which every block uses its slowest
+option takes at most as many ticks. Times are rounded to the nearest; sums up to four such steps are exact."""
 
 
 @dataclass(frozen=True)
 class ChainTable:
-    """Opt for all (s,t): ``opt[row_of[s,t,dying]][m]``, with m in slots of ``unit`` bytes.
+    """Opt for all (s,t): ``row(s,t,dying)[m]``, m in slots of ``unit`` bytes, times in ticks of ``tick`` ns.
 
     ``dying`` are the skip values that die in (s,t): none in most chains; in the others there is one row for
     each set of them that can come up (:mod:`hybridremat.sequence.skip_liveness`).
@@ -64,17 +65,19 @@ class ChainTable:
 
     problem: ChainProblem
     unit: int
-    opt: tuple[Row, ...]
-    row_of: Mapping[SubChain, int]
+    tick: int
+    opt: TimeRows
+    rows: TableRows
 
-    @property
-    def top(self) -> Row:
-        """Opt[0,L−1,·]: least time of the whole step by slots."""
-        return self.row(0, len(self.problem) - 1)
+    @cached_property
+    def top(self) -> NDArray[np.float64]:
+        """Opt[0,L−1,·]: least time of the whole step by slots, in nanoseconds."""
+        return np.multiply(self.row(0, len(self.problem) - 1), self.tick, dtype=np.float64)
 
     def row(self, s: int, t: int, dying: SkipSet = NO_SKIPS) -> Row:
-        """Opt[s,t,·]."""
-        return self.opt[self.row_of[s, t, dying]]
+        """Opt[s,t,·] in ticks."""
+        row: Row = self.opt.times[self.rows.number(s, t, dying)]
+        return row
 
     def breakpoints(self) -> tuple[int, ...]:
         """Slots at which the whole step becomes feasible or faster, ascending."""
@@ -92,7 +95,7 @@ def chain_table(
     *,
     memory: int,
     slots: int | None = None,
-    row_of: Mapping[SubChain, int] | None = None,
+    rows: TableRows | None = None,
 ) -> ChainTable:
     """Opt for every sub-chain and every limit up to ``memory``.
 
@@ -105,59 +108,56 @@ def chain_table(
     slots
         How finely ``memory`` is cut; by default as finely as the number of rows allows. Sizes are
         rounded up to slots and limits down, so the table never promises less memory than a schedule needs.
-    row_of
+    rows
         Those of another table of the same problem, if there is one.
     """
-    problem, number = table_rows(problem) if row_of is None else (problem, row_of)
+    problem, rows = table_rows(problem) if rows is None else (problem, rows)
     if slots is None:
-        distinct = len(set(number.values()))
-        slots = max(LEAST_SLOTS, min(MOST_SLOTS, MOST_ENTRIES // distinct))
+        slots = max(LEAST_SLOTS, min(MOST_SLOTS, MOST_ENTRIES // len(rows)))
     unit = max(1, -(-memory // slots))
     # every block's sizes are rounded up, so the plain step needs up to one slot more for each
-    count = -(-memory // unit) + len(problem) + 1
-    transitions = Transitions(problem, unit)
-    rows: dict[int, Row] = {}
-    for sub_chain, row in number.items():
-        if row not in rows:
-            rows[row] = _row(transitions, rows, number, sub_chain, count)
-    return ChainTable(problem, unit, tuple(rows[row] for row in range(len(rows))), number)
+    opt = TimeRows(len(rows), -(-memory // unit) + len(problem) + 1)
+    transitions = Transitions(problem, unit, tick_of(problem))
+    for number, (s, t, dying) in enumerate(rows.first):
+        forward = transitions.forward_time(s, t)
+        if s == t:
+            opt.fill(number, _one_block(transitions, s, dying, opt.slots), forward)
+        else:
+            opt.fill_least(number, *_ways(transitions, rows, (s, t, dying)), forward)
+    return ChainTable(problem, unit, transitions.tick, opt, rows)
 
 
-def _row(
-    transitions: Transitions,
-    rows: Mapping[int, Row],
-    row_of: Mapping[SubChain, int],
-    sub_chain: SubChain,
-    count: int,
-) -> Row:
-    """Opt[s,t,·] from the rows of shorter sub-chains."""
+def tick_of(problem: ChainProblem) -> int:
+    """Nanoseconds that times are rounded to (:data:`EXACT_TICKS`)."""
+    slowest = 0
+    for block in problem.blocks:
+        times = [option.time for option in block.options] + [solo.time for solo in block.solo]
+        slowest += block.forward_time + max(times, default=0)
+    return max(1, -(-slowest // EXACT_TICKS))
+
+
+def _one_block(transitions: Transitions, s: int, dying: SkipSet, slots: int) -> Row:
+    """Opt[s,s,·] from the options of block s."""
+    best = np.full(slots, np.inf, np.float32)
+    for found in (transitions.options(s, s, dying), transitions.solos(s, dying)):
+        fits = found.least < slots
+        np.minimum.at(best, found.least[fits], found.time[fits])
+    return np.minimum.accumulate(best)
+
+
+def _ways(
+    transitions: Transitions, rows: TableRows, sub_chain: SubChain
+) -> tuple[OptionWays, CheckpointWays]:
+    """What Opt[s,t,·] is the least of, from the rows of shorter sub-chains."""
     s, t, dying = sub_chain
-    best = np.full(count, np.inf)
-    options = transitions.options(s, t, dying)
-    if s == t:
-        for found in (options, transitions.solos(s, dying)):
-            for least, spent in zip(found.least.tolist(), found.time.tolist(), strict=True):
-                np.minimum(best[least:], spent, out=best[least:])
-        return best
-    splits = transitions.checkpoints(s, t, dying)
-    figures = (options.least, options.saved, options.time)
-    for least, saved, spent, rest in zip(*(c.tolist() for c in figures), options.rest, strict=True):
-        if least < count:
-            later = _with_less(rows[row_of[s + 1, t, rest]], saved, least)
-            np.minimum(best[least:], later + spent, out=best[least:])
-    columns = (splits.at, splits.least, splits.carried, splits.grown, splits.time)
-    for (j, least, carried, grown, spent), after, before in zip(
-        zip(*(c.tolist() for c in columns), strict=True), splits.later, splits.earlier, strict=True
-    ):
-        if least < count:
-            later = rows[row_of[j, t, after]][least - carried : count - carried]
-            earlier = _with_less(rows[row_of[s, j - 1, before]], grown, least)
-            np.minimum(best[least:], later + earlier + spent, out=best[least:])
-    return best
-
-
-def _with_less(row: Row, less: int, least: int) -> Row:
-    """The times from ``least`` slots on of what has ``less`` slots (below zero: more, up to the last)."""
-    if less >= 0:
-        return row[least - less : len(row) - less]
-    return np.concatenate((row[least - less :], np.full(min(-less, len(row) - least), row[-1])))
+    options, splits = transitions.options(s, t, dying), transitions.checkpoints(s, t, dying)
+    return (
+        OptionWays(rows.numbers(s + 1, t, options.rest), options.saved, options.least, options.time),
+        CheckpointWays(
+            rows.numbers(splits.at, t, splits.later),
+            splits.carried,
+            rows.numbers(s, splits.at - 1, splits.earlier),
+            splits.grown,
+            splits.least,
+        ),
+    )

@@ -204,7 +204,7 @@ def chain_tables(problem: ChainProblem, memory: int) -> tuple[ChainTable, ...]:
         return ()
     fine = chain_table(problem, memory=memory)
     slots = max(1, memory // (COARSER * fine.unit))
-    return fine, chain_table(fine.problem, memory=memory, slots=slots, row_of=fine.row_of)
+    return fine, chain_table(fine.problem, memory=memory, slots=slots, rows=fine.rows)
 
 
 def look_near(

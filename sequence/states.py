@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hybridremat.sequence.chain_problem import ChainProblem
 from hybridremat.sequence.skip_liveness import NO_SKIPS, SkipLiveness, SkipSet
@@ -16,45 +19,89 @@ MOST_ROWS: Final = 6000
 MOST_CHECKPOINTS: Final = 2_000_000
 """Checkpoints looked at to find those rows (some 2 s)."""
 
+Numbers = NDArray[np.int64]
+
 SubChain = tuple[int, int, SkipSet]
 """Blocks s…t and the skip values that die there."""
 
 States = dict[tuple[int, int], set[SkipSet]]
 
 
-def table_rows(problem: ChainProblem) -> tuple[ChainProblem, Mapping[SubChain, int]]:
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a table: equal sub-chains share one.
+
+    Attributes
+    ----------
+    first
+        Of each row the first sub-chain that has it; shorter ones come first.
+    by_span
+        Row by s and t, in a chain without skip values.
+    by_state
+        Row by sub-chain, in one with skip values.
+    """
+
+    first: tuple[SubChain, ...]
+    by_span: Numbers | None = None
+    by_state: Mapping[SubChain, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def number(self, s: int, t: int, dying: SkipSet = NO_SKIPS) -> int:
+        """The row of one sub-chain."""
+        return self.by_state[s, t, dying] if self.by_span is None else int(self.by_span[s, t])
+
+    def numbers(self, s: int | Numbers, t: int | Numbers, dying: Sequence[SkipSet]) -> Numbers:
+        """The rows of several sub-chains: one for each set of skip values."""
+        if self.by_span is not None:
+            return np.broadcast_to(self.by_span[s, t], (len(dying),))
+        spans = (np.broadcast_to(ends, (len(dying),)).tolist() for ends in (s, t))
+        return np.array([self.by_state[each] for each in zip(*spans, dying, strict=True)], np.int64)
+
+
+def table_rows(problem: ChainProblem) -> tuple[ChainProblem, TableRows]:
     """The chain and its rows; without skip values if these would make too many."""
     if problem.skip_values:
         states = _states(Transitions(problem, unit=1), len(problem))
-        rows = _row_numbers(problem, states) if states else {}
-        if rows and max(rows.values()) < MOST_ROWS:
+        rows = _rows_of_states(problem, states) if states else None
+        if rows and len(rows) <= MOST_ROWS:
             return problem, rows
         problem = replace(problem, skip_values=())
-    return problem, _row_numbers(problem, _states(Transitions(problem, unit=1), len(problem)) or {})
+    return problem, _rows_of_spans(_row_keys(problem))
 
 
-def _row_numbers(problem: ChainProblem, states: States) -> dict[SubChain, int]:
-    """A row for each sub-chain that can come up, shorter ones first; equal ones share it."""
-    keys = _row_keys(problem)
+def _rows_of_spans(keys: Numbers) -> TableRows:
+    length = len(keys)
+    numbers = np.zeros_like(keys)
+    first: list[SubChain] = []
+    for distance in range(length):
+        s = np.arange(length - distance)
+        _, places, number = np.unique(keys[s, s + distance], return_index=True, return_inverse=True)
+        numbers[s, s + distance] = len(first) + number
+        first += [(place, place + distance, NO_SKIPS) for place in places.tolist()]
+    return TableRows(tuple(first), numbers)
+
+
+def _rows_of_states(problem: ChainProblem, states: States) -> TableRows:
+    keys = _row_keys(problem).tolist()
     skips = SkipLiveness(problem)
     interned: dict[object, int] = {}
-    return {
-        (s, t, dying): interned.setdefault((keys[s][t], skips.signature(s, t, dying)), len(interned))
-        for s in reversed(range(len(problem)))
-        for t in range(s, len(problem))
-        for dying in sorted(states[s, t])
-    }
+    first: list[SubChain] = []
+    numbers: dict[SubChain, int] = {}
+    for s in reversed(range(len(problem))):
+        for t in range(s, len(problem)):
+            for dying in sorted(states[s, t]):
+                key = (t - s, keys[s][t], skips.signature(s, t, dying))
+                numbers[s, t, dying] = number = interned.setdefault(key, len(first))
+                if number == len(first):
+                    first.append((s, t, dying))
+    return TableRows(tuple(first), by_state=numbers)
 
 
 def _states(transitions: Transitions, length: int) -> States | None:
     """The sets of skip values that can die in each (s,t), from the whole chain inwards; None if too many."""
-    states: States = {
-        (s, t): set() if transitions.skips.any else {NO_SKIPS}
-        for s in range(length)
-        for t in range(s, length)
-    }
-    if not transitions.skips.any:
-        return states
+    states: States = {(s, t): set() for s in range(length) for t in range(s, length)}
     states[0, length - 1].add(NO_SKIPS)
     looked_at = 0
     for s in range(length):
@@ -71,23 +118,37 @@ def _states(transitions: Transitions, length: int) -> States | None:
     return states
 
 
-def _row_keys(problem: ChainProblem) -> list[list[int]]:
-    """A number for each (s,t) such that equal numbers have equal rows."""
+def _row_keys(problem: ChainProblem) -> Numbers:
+    """A number for each (s,t) such that equal numbers have equal rows, if t − s is equal, too."""
     length = len(problem)
-    interned: dict[object, int] = {}
-    classes: dict[object, int] = {}
     skips = SkipLiveness(problem)
-    block_class = [
-        classes.setdefault((block, problem.gradient_bytes[i + 1], skips.pattern(i)), len(classes))
-        for i, block in enumerate(problem.blocks)
-    ]
-    keys = [[-1] * length for _ in range(length)]
-    for s in reversed(range(length)):
-        boundary, plain = problem.boundary_bytes[s], problem.plain_peak[s]
-        for t in range(s, length):
-            rest = keys[s + 1][t] if t > s else -1
-            # the first forward (t = L−1) has terms of its own, by position
-            place = s if t == length - 1 else -1
-            key = (block_class[s], rest, place, boundary[s + 1 : t + 1], plain[s:t])
-            keys[s][t] = interned.setdefault(key, len(interned))
+    classes: dict[object, int] = {}
+    block_class = np.array(
+        [
+            classes.setdefault((block, problem.gradient_bytes[i + 1], skips.pattern(i)), len(classes))
+            for i, block in enumerate(problem.blocks)
+        ]
+    )
+    boundary, plain = _numbered(np.array(problem.boundary_bytes)), _numbered(np.array(problem.plain_peak))
+    keys = np.zeros((length, length), np.int64)
+    # of every s, what is told apart by: boundary bytes and plain peaks from s to t, the same chain without s
+    carried = peaks = rest = np.zeros(length, np.int64)
+    for distance in range(length):
+        s = np.arange(length - distance)
+        t = s + distance
+        if distance:
+            carried = _numbered(carried[:-1], boundary[s, t])
+            peaks = _numbered(peaks[:-1], plain[s, t - 1])
+            rest = rest[1:]
+        # the first forward (t = L−1) has terms of its own
+        rest = keys[s, t] = _numbered(block_class[s], rest, carried, peaks, t == length - 1)
     return keys
+
+
+def _numbered(*columns: Numbers) -> Numbers:
+    """A number from 0 on for each entry, equal where the entries of all columns are."""
+    number = np.zeros(columns[0].shape, np.int64)
+    for column in columns:
+        pair = number * (int(column.max(initial=0)) + 1) + column if len(columns) > 1 else column
+        number = np.unique(pair, return_inverse=True)[1].reshape(column.shape)
+    return number

@@ -8,16 +8,15 @@ What is free once a skip value has died (:mod:`hybridremat.sequence.skip_livenes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridremat.sequence.chain_problem import ChainProblem
+from hybridremat.sequence.least_times import Integers, Row
 from hybridremat.sequence.skip_liveness import NO_SKIPS, SkipLiveness, SkipSet, members_of
-
-Integers = NDArray[np.int64]
 
 TOO_MANY_SLOTS: Final = 1 << 40
 """More slots than there are."""
@@ -27,14 +26,13 @@ TOO_MANY_SLOTS: Final = 1 << 40
 class OptionTransitions:
     """Options of one block, one entry each.
 
-    Option ``number`` needs ``least`` slots, leaves all but ``saved`` of them (below zero: more) to the blocks
-    after it, where the values ``rest`` die, and takes ``time`` nanoseconds, the block's forward included.
+    It needs ``least`` slots, leaves all but ``saved`` of them (below zero: more) to the blocks after it,
+    where the values ``rest`` die, and takes ``time`` ticks, the block's forward included.
     """
 
-    number: Integers
     saved: Integers
     least: Integers
-    time: Integers
+    time: Row
     rest: tuple[SkipSet, ...]
 
 
@@ -43,28 +41,23 @@ class CheckpointTransitions:
     """Checkpoints of one sub-chain (s,t), one entry each.
 
     A checkpoint at boundary ``at`` (j) needs ``least`` slots; (j,t) has ``carried`` slots less and the values
-    ``later`` die there; (s,j−1) has ``grown`` less (below zero: more), and ``earlier`` die; running s…j−1
-    takes ``time`` nanoseconds.
+    ``later`` die there; (s,j−1) has ``grown`` less (below zero: more), and ``earlier`` die. Blocks s…j−1 run
+    forward before that.
     """
 
     at: Integers
     least: Integers
     carried: Integers
     grown: Integers
-    time: Integers
     later: tuple[SkipSet, ...]
     earlier: tuple[SkipSet, ...]
 
 
 class SkipUse(NamedTuple):
-    """What an option does with skip values, by rank: which it makes stay unread, which others it reads."""
+    """What an option does with skip values: which it makes stay unread, which others it reads."""
 
-    unread: frozenset[int]
-    read: frozenset[int]
-
-    def covers(self, other: SkipUse) -> bool:
-        """Whether it frees all that another frees."""
-        return self.unread >= other.unread and self.read <= other.read
+    unread: SkipSet
+    read: SkipSet
 
 
 class _After(NamedTuple):
@@ -76,20 +69,28 @@ class _After(NamedTuple):
 
 
 class Transitions:
-    """The transitions of one chain in slots of ``unit`` bytes."""
+    """The transitions of one chain in slots of ``unit`` bytes and ticks of ``tick`` nanoseconds."""
 
-    def __init__(self, problem: ChainProblem, unit: int) -> None:
+    def __init__(self, problem: ChainProblem, unit: int, tick: int = 1) -> None:
         length = len(problem)
-        self.length, self.unit = length, unit
+        self.length, self.unit, self.tick = length, unit, tick
         self.skips = SkipLiveness(problem)
-        self._uses = [_distinct([SkipUse(o.unread, o.read) for o in b.options]) for b in problem.blocks]
-        self._solo_uses = [_distinct([SkipUse(frozenset(), o.read) for o in b.solo]) for b in problem.blocks]
-        self._options = [
-            _columns(b.options, "saved", "forward_peak", "backward_peak", "time") for b in problem.blocks
+        self._uses = [
+            _distinct([self._use(i, o.unread, o.read) for o in block.options])
+            for i, block in enumerate(problem.blocks)
         ]
+        self._solo_uses = [
+            _distinct([self._use(i, frozenset(), o.read) for o in block.solo])
+            for i, block in enumerate(problem.blocks)
+        ]
+        figures = "saved", "forward_peak", "backward_peak"
+        self._options = [_columns(b.options, *figures) for b in problem.blocks]
         self._rerun_only = [np.array([o.rerun_only for o in b.options], bool) for b in problem.blocks]
-        self._solo = [_columns(b.solo, "backward_peak", "time") for b in problem.blocks]
-        self._forward_time = np.array([b.forward_time for b in problem.blocks], np.int64)
+        self._solo_peaks = [_columns(b.solo, "backward_peak")[0] for b in problem.blocks]
+        self._times = [self._ticks([b.forward_time + o.time for o in b.options]) for b in problem.blocks]
+        self._solo_times = [self._ticks([o.time for o in b.solo]) for b in problem.blocks]
+        forwards = self._ticks([b.forward_time for b in problem.blocks])
+        self._forward_ticks = np.concatenate(([0], np.cumsum(forwards, dtype=np.float64)))
         self._boundary = np.array(problem.boundary_bytes, np.int64)
         self._plain_peak = np.array(problem.plain_peak, np.int64)
         self._gradient = problem.gradient_bytes
@@ -100,6 +101,14 @@ class Transitions:
         self._held = self._backward_held.copy()
         self._held[length - 1 :] -= problem.tangent_bytes
 
+    def _ticks(self, times: Sequence[int]) -> Row:
+        """Nanoseconds rounded to ticks."""
+        return np.array([(2 * time + self.tick) // (2 * self.tick) for time in times], np.float32)
+
+    def forward_time(self, s: int, t: int) -> float:
+        """Ticks of one plain forward of blocks s…t."""
+        return float(self._forward_ticks[t + 1] - self._forward_ticks[s])
+
     def _slots(self, size: Integers) -> Integers:
         return -(-size // self.unit)
 
@@ -109,50 +118,55 @@ class Transitions:
         return self._gradient[t + 1] + (released if t == self.length - 1 else np.zeros_like(released))
 
     def options(self, s: int, t: int, dying: SkipSet = NO_SKIPS) -> OptionTransitions:
-        """Ordinary options of block s within (s,t), without those that rounding to slots makes useless."""
-        saved, forward_peak, backward_peak, time = self._options[s]
+        """Ordinary options of block s within (s,t)."""
+        saved, forward_peak, backward_peak = self._options[s]
         use, uses = self._uses[s]
         after = [self._after(s, t, dying, u) for u in uses]
         forward = self._forward_base(t, s, s) + forward_peak
-        backward = (
-            self._backward_held[s]
-            - self._held[t]
-            + backward_peak
-            - _figures_of([a.spared for a in after], use)
-        )
-        saved = self._slots(saved - _figures_of([a.dead for a in after], use))
+        backward = self._backward_held[s] - self._held[t] + backward_peak
+        if self.skips.any:
+            backward = backward - _figures_of([a.spared for a in after], use)
+            saved = saved - _figures_of([a.dead for a in after], use)
+        saved = self._slots(saved)
         least = np.maximum(np.maximum(self._slots(np.maximum(forward, backward)), saved), 0)
         if t == self.length - 1:  # the step's first forward, and what it saves waits for the backward
             least[self._rerun_only[s]] = TOO_MANY_SLOTS
-        time = time + self._forward_time[s]
-        order = np.lexsort((np.arange(len(saved)), saved, least, time))
-        useful = order[_undominated(least[order], saved[order], use[order], uses)]
-        rest = tuple(after[u].rest for u in use[useful].tolist())
-        return OptionTransitions(useful, saved[useful], least[useful], time[useful], rest)
+        rests = [a.rest for a in after]
+        rest = tuple(rests[u] for u in use.tolist()) if self.skips.any else (NO_SKIPS,) * len(use)
+        return OptionTransitions(saved, least, self._times[s], rest)
 
     def solos(self, s: int, dying: SkipSet = NO_SKIPS) -> OptionTransitions:
         """Solo options of block s when it is re-run; the last block is never re-run."""
-        backward_peak, time = self._solo[s]
+        peaks = self._solo_peaks[s]
         use, uses = self._solo_uses[s]
-        if s == self.length - 1:
-            backward_peak = time = use = time[:0]
         spared = _figures_of([self._after(s, s, dying, u).spared for u in uses], use)
-        least = self._slots(self._backward_held[s] - self._held[s] + backward_peak - spared)
-        none = (NO_SKIPS,) * len(time)
-        return OptionTransitions(np.arange(len(time)), np.zeros_like(time), np.maximum(least, 0), time, none)
+        least = self._slots(self._backward_held[s] - self._held[s] + peaks - spared)
+        least = np.maximum(least, TOO_MANY_SLOTS if s == self.length - 1 else 0)
+        return OptionTransitions(np.zeros_like(peaks), least, self._solo_times[s], (NO_SKIPS,) * len(peaks))
+
+    def rest_of(self, s: int, t: int, dying: SkipSet, option: int) -> SkipSet:
+        """What dies in (s+1,t) after one option of block s."""
+        use, uses = self._uses[s]
+        return self._after(s, t, dying, uses[use[option]]).rest
 
     def rests(self, s: int, t: int, dying: SkipSet) -> frozenset[SkipSet]:
         """What can die in (s+1,t) after an option of block s."""
         return frozenset(self._after(s, t, dying, use).rest for use in self._uses[s][1])
+
+    def _use(self, block: int, unread: frozenset[int], read: frozenset[int]) -> SkipUse:
+        """An option's use of skip values, from ranks among those of its block."""
+        if not self.skips.any:
+            return SkipUse(NO_SKIPS, NO_SKIPS)
+        made, entering = self.skips.made_in(block), self.skips.entering(block)
+        return SkipUse(members_of(made[rank] for rank in unread), members_of(entering[rank] for rank in read))
 
     def _after(self, s: int, t: int, dying: SkipSet, use: SkipUse) -> _After:
         """What an option of this use of skip values leaves to the blocks after s."""
         skips = self.skips
         if not skips.any:
             return _After(NO_SKIPS, 0, 0)
-        made, entering = skips.made_in(s), skips.entering(s)
-        spared = dying & ~members_of(entering[rank] for rank in use.read)
-        free = spared | members_of(made[rank] for rank in use.unread)
+        spared = dying & ~use.read
+        free = spared | use.unread
         rest = skips.within(s + 1, t, free)
         return _After(rest, skips.bytes(free & ~rest), skips.bytes(spared))
 
@@ -165,8 +179,7 @@ class Transitions:
         carried = self._slots(self._boundary[s, s + 1 : t + 1] - unread)
         grown = self._slots(self._held[s:t] - self._held[t] - ended)
         least = np.maximum(self._slots(peak), np.maximum(carried, grown))
-        time = np.cumsum(self._forward_time[s:t])
-        return CheckpointTransitions(np.array(at), least, carried, grown, time, later, earlier)
+        return CheckpointTransitions(np.array(at), least, carried, grown, later, earlier)
 
     def _dying(
         self, s: int, t: int, dying: SkipSet
@@ -186,13 +199,14 @@ class Transitions:
         self, s: int, t: int, dying: SkipSet
     ) -> tuple[tuple[SkipSet, ...], tuple[SkipSet, ...]]:
         """For every checkpoint j the skip values that die in (j,t) and in (s,j−1)."""
-        skips, places = self.skips, range(s + 1, t + 1)
-        earlier = tuple(skips.within(s, j - 1, dying) for j in places)
-        later = tuple(
-            skips.within(j, t, dying & ~first | skips.fresh(s, j))
-            for j, first in zip(places, earlier, strict=True)
-        )
+        later, earlier = zip(*(self.dying_around(s, t, dying, j) for j in range(s + 1, t + 1)), strict=True)
         return later, earlier
+
+    def dying_around(self, s: int, t: int, dying: SkipSet, j: int) -> tuple[SkipSet, SkipSet]:
+        """What dies in (j,t) and in (s,j−1) around a checkpoint j."""
+        skips = self.skips
+        earlier = skips.within(s, j - 1, dying)
+        return skips.within(j, t, dying & ~earlier | skips.fresh(s, j)), earlier
 
 
 def _columns(rows: tuple[object, ...], *names: str) -> list[Integers]:
@@ -209,15 +223,3 @@ def _distinct(items: list[SkipUse]) -> tuple[Integers, tuple[SkipUse, ...]]:
 def _figures_of(figures: list[int], use: Integers) -> Integers:
     """The figure of every option, from those of the distinct uses of skip values."""
     return np.array(figures, np.int64)[use]
-
-
-def _undominated(least: Integers, saved: Integers, use: Integers, uses: tuple[SkipUse, ...]) -> Integers:
-    """Indexes of entries that no earlier entry (earlier: not slower) equals or beats in both figures.
-
-    One that frees fewer skip values does not beat.
-    """
-    beats = (least[:, None] <= least[None, :]) & (saved[:, None] <= saved[None, :])
-    if len(uses) > 1:
-        covers = np.array([[own.covers(other) for other in uses] for own in uses])
-        beats &= covers[use[:, None], use[None, :]]
-    return np.flatnonzero(~np.triu(beats, 1).any(axis=0))

@@ -8,8 +8,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import chains
 import generated
 import planning
+import pytest
 
 
 def row(how: str, seconds: float, **stages: float) -> dict[str, str]:
@@ -25,10 +27,11 @@ def test_the_least_of_repeats_is_held_against_what_was_asked_for() -> None:
     assert "| 2.50, 2.5 |" in line
 
 
-def test_the_page_holds_the_rows_that_are_kept() -> None:
-    text = planning.PAGE.read_text(encoding="utf-8")
-    written = text.partition(generated.begin(planning.SCRIPT))[2].partition(generated.END)[0]
-    assert written.strip() == planning.part(generated.read_rows(planning.ROWS))
+@pytest.mark.parametrize("script", [planning, chains])
+def test_the_page_holds_the_rows_that_are_kept(script) -> None:
+    text = script.PAGE.read_text(encoding="utf-8")
+    written = text.partition(generated.begin(script.SCRIPT))[2].partition(generated.END)[0]
+    assert written.strip() == script.part(generated.read_rows(script.ROWS))
 
 
 def test_rows_are_read_as_they_were_written(tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,10 +111,8 @@ def test_equal_sub_chains_share_rows_with_far_values(
     )
     shared = chain_table(problem, memory=60, slots=60)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            rows, "_row_keys", lambda p: [[s * len(p) + t for t in range(len(p))] for s in range(len(p))]
-        )
+        patch.setattr(rows, "_row_keys", lambda p: np.arange(len(p) ** 2).reshape(len(p), len(p)))
         apart = chain_table(problem, memory=60, slots=60)
-    assert shared.row_of.keys() == apart.row_of.keys()
-    for sub_chain in shared.row_of:
+    assert shared.rows.by_state.keys() == apart.rows.by_state.keys()
+    for sub_chain in shared.rows.by_state:
         assert (shared.row(*sub_chain) == apart.row(*sub_chain)).all()
