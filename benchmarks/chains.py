@@ -124,8 +124,8 @@ def described(rows: Sequence[Row]) -> str:
     return (
         f"`python benchmarks/chains.py`: CPU seconds, the least of three runs, "
         f"{max(row['date'] for row in rows)}, numpy {rows[-1]['numpy']}, one core with a load of "
-        f"{min(loads):.1f} to {max(loads):.1f}, {OPTIONS} options a block. *Decisions* is the time to find them again at so many limits, *memory* the most of "
-        "the process."
+        f"{min(loads):.1f} to {max(loads):.1f}, {OPTIONS} options a block. "
+        "*Decisions* is the time to find them again at so many limits, *memory* the most of the process."
     )
 
 

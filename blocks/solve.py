@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
 from hybridremat.blocks.worker import Worker, WorkerError
+from hybridremat.deadline import NO_DEADLINE, Deadline
 
 
 def solve_blocks(
@@ -18,6 +19,7 @@ def solve_blocks(
     workers: int | None = None,
     solver: BlockSolver = "auto",
     on_progress: Callable[[int, int], None] | None = None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> dict[BlockProblem, OptionSet]:
     """Pareto sets of the distinct problems among ``problems``.
 
@@ -32,11 +34,13 @@ def solve_blocks(
         What solves them (:func:`~hybridremat.blocks.pareto.enumerate_options`).
     on_progress
         Called as ``on_progress(done, total)`` in the calling thread, first with ``done = 0``.
+    deadline
+        When to end without the blocks that are not solved yet.
 
     Returns
     -------
     dict
-        Option set of every distinct problem, in order of first appearance.
+        Option set of every distinct problem, in order of first appearance; of those solved by the deadline.
 
     Raises
     ------
@@ -49,17 +53,18 @@ def solve_blocks(
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
     count = min(workers or _processors(), len(distinct))
-    # Largest first, so that no long solve starts when the others are done.
-    order = sorted(distinct, key=lambda p: -len(p.ops) * len(p.steps))
+    # Largest first, so that no long solve starts when the others are done; with a deadline as many as can be.
+    order = sorted(distinct, key=lambda p: -len(p.ops) * len(p.steps), reverse=bool(deadline))
     solved: dict[BlockProblem, OptionSet] = {}
     if on_progress is not None:
         on_progress(0, len(order))
-    found = _solve_here(order, solver) if count <= 1 else _solve_in_processes(order, solver, count)
+    here = count <= 1 and not deadline  # a process can be ended
+    found = _solve_here(order, solver) if here else _solve_in_processes(order, solver, count, deadline)
     for problem, options in found:
         solved[problem] = options
         if on_progress is not None:
             on_progress(len(solved), len(order))
-    return {problem: solved[problem] for problem in distinct}
+    return {problem: solved[problem] for problem in distinct if problem in solved}
 
 
 def _processors() -> int:
@@ -78,7 +83,7 @@ def _solve_here(
 
 
 def _solve_in_processes(
-    order: Sequence[BlockProblem], solver: BlockSolver, count: int
+    order: Sequence[BlockProblem], solver: BlockSolver, count: int, deadline: Deadline
 ) -> Iterator[tuple[BlockProblem, OptionSet]]:
     """One thread for each process, which waits for its answers; idle ones take the next problem."""
     with ExitStack() as stack:
@@ -101,5 +106,8 @@ def _solve_in_processes(
 
         futures = {pool.submit(run, problem): problem for problem in order}
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+        try:
+            for future in as_completed(futures, deadline.left if deadline else None):
+                yield futures[future], future.result()
+        except TimeoutError:  # the processes end with the stack
+            return

@@ -25,6 +25,8 @@ _UNITS: dict[str, int] = {
 }
 _NUMBER = r"([0-9](?:_?[0-9]){0,29}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})"
 _SIZE = re.compile(rf"\s*{_NUMBER}\s*([a-zA-Z]*)\s*")
+_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+_TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|h)", re.IGNORECASE)
 _PERCENT = re.compile(rf"\s*{_NUMBER}\s*%\s*")
 
 _SIZES = 'bytes as a whole number (6442450944) or a size ("6GiB", "512 MiB", "1.5GB")'
@@ -91,6 +93,25 @@ def parse_overhead(overhead: float | str, *, name: str = "max_overhead") -> floa
     if not 0 <= overhead <= sys.float_info.max:
         raise LimitError(f"{name}={overhead!r} is out of range: give {_OVERHEADS}.")
     return float(overhead)
+
+
+def parse_seconds(time: float | str, *, name: str) -> float:
+    """Seconds of a time: ``10``, ``"10s"``, ``"500 ms"``, ``"2min"``, ``"1h"``.
+
+    Raises
+    ------
+    LimitError
+        If it cannot be read, or is not more than zero and finite.
+    """
+    seconds: float | None = None
+    if isinstance(time, str):
+        if (found := _TIME.fullmatch(time.strip())) is not None:
+            seconds = float(found[1]) * _SECONDS[found[2].lower()]
+    elif isinstance(time, int | float) and not isinstance(time, bool):
+        seconds = float(time)
+    if seconds is None or not 0 < seconds <= sys.float_info.max:
+        raise LimitError(f'{name}={time!r} is no time: give seconds (10, "10s"), "500ms", "2min" or "1h".')
+    return seconds
 
 
 def is_count(value: object, least: int = 1) -> TypeGuard[int]:

@@ -112,9 +112,7 @@ def chain_table(
         Those of another table of the same problem, if there is one.
     """
     problem, rows = table_rows(problem) if rows is None else (problem, rows)
-    if slots is None:
-        slots = max(LEAST_SLOTS, min(MOST_SLOTS, MOST_ENTRIES // len(rows)))
-    unit = max(1, -(-memory // slots))
+    unit = slot_bytes(memory, slots_for(rows) if slots is None else slots)
     # every block's sizes are rounded up, so the plain step needs up to one slot more for each
     opt = TimeRows(len(rows), -(-memory // unit) + len(problem) + 1)
     transitions = Transitions(problem, unit, tick_of(problem))
@@ -125,6 +123,16 @@ def chain_table(
         else:
             opt.fill_least(number, *_ways(transitions, rows, (s, t, dying)), forward)
     return ChainTable(problem, unit, transitions.tick, opt, rows)
+
+
+def slots_for(rows: TableRows) -> int:
+    """How finely memory is cut in a table of these rows."""
+    return max(LEAST_SLOTS, min(MOST_SLOTS, MOST_ENTRIES // len(rows)))
+
+
+def slot_bytes(memory: int, slots: int) -> int:
+    """Bytes of a slot where ``memory`` bytes are cut into so many."""
+    return max(1, -(-memory // slots))
 
 
 def tick_of(problem: ChainProblem) -> int:

@@ -6,13 +6,16 @@ figures of flat schedules, to the byte and nanosecond.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
+from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_flops, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins
@@ -20,9 +23,10 @@ from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.sequence.backtrack import Backtracker
 from hybridremat.sequence.chain_problem import ChainProblem, chain_problem
 from hybridremat.sequence.decisions import Decision
-from hybridremat.sequence.dynamic_program import ChainTable, chain_table
+from hybridremat.sequence.dynamic_program import ChainTable, chain_table, slot_bytes, slots_for
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.repair import PinRepair
+from hybridremat.sequence.states import table_rows
 
 MOST_POINTS: Final = 1000
 """Breakpoints of a table that are backtracked and simulated. On T5, Llama and GPT-2 with dropout 1000 lose
@@ -104,11 +108,14 @@ class Wanted:
         The bytes that a limit is on.
     ranges
         Where all that the tables tell apart is looked at, in bytes, and little elsewhere. None: everywhere.
+    deadline
+        When to end with what has been looked at: at least the least memory, and what just fits each range.
     """
 
     pins: Pins = NO_PINS
     needs: Needs = peak_alone
     ranges: Ranges | None = None
+    deadline: Deadline = NO_DEADLINE
 
 
 EVERYTHING: Final = Wanted()
@@ -178,7 +185,7 @@ def frontier(
     found: dict[tuple[Decision, ...], SchedulePoint] = {}
     base = [plain]
     most = max(100, min(MOST_POINTS, MOST_EXECUTIONS // (2 * len(graph.ops) + 1)))
-    for table in chain_tables(problem, plain.peak):
+    for table in chain_tables(problem, plain.peak, wanted.deadline):
         backtrack = Backtracker(table)
 
         def point_at(slot: int, backtrack: Backtracker = backtrack) -> SchedulePoint:
@@ -189,28 +196,39 @@ def frontier(
                 found[decisions] = point
             return found[decisions]
 
-        base += look_near(evenly_spaced(table.breakpoints(), most), point_at, wanted.ranges)
+        slots = evenly_spaced(table.breakpoints(), most)
+        base += look_near(slots, point_at, wanted.ranges, wanted.deadline)
     return Fronts.of((plain, *found.values()), base)
 
 
-def chain_tables(problem: ChainProblem, memory: int) -> tuple[ChainTable, ...]:
+def chain_tables(
+    problem: ChainProblem, memory: int, deadline: Deadline = NO_DEADLINE
+) -> Iterator[ChainTable]:
     """The finest table, and one with coarser slots; none for a chain without blocks.
+
+    With a deadline the coarse one comes first, and the finest if there is time.
 
     The finest is right about the recursion, yet a schedule that it counts as dominated may not be so
     in exact bytes. The coarse one errs otherwise, and found what was lost (up to 1.2 points of time
     on GPT-2, 3 % of the least memory on T5) for a few more simulations.
     """
     if not len(problem):
-        return ()
-    fine = chain_table(problem, memory=memory)
-    slots = max(1, memory // (COARSER * fine.unit))
-    return fine, chain_table(fine.problem, memory=memory, slots=slots, rows=fine.rows)
+        return
+    problem, rows = table_rows(problem)
+    unit = slot_bytes(memory, slots_for(rows))
+    coarse = partial(chain_table, problem, memory=memory, slots=max(1, memory // (COARSER * unit)), rows=rows)
+    fine = partial(chain_table, problem, memory=memory, rows=rows)
+    first, second = (coarse, fine) if deadline else (fine, coarse)
+    yield first()
+    if not deadline.passed:
+        yield second()
 
 
 def look_near(
     slots: Sequence[int],
     point_at: Callable[[int], SchedulePoint],
     ranges: Ranges | None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> list[SchedulePoint]:
     """Look at every slot in some ranges of bytes and near the least memory, and at few others.
 
@@ -224,21 +242,31 @@ def look_near(
     list
         What does not depend on the ranges: the first ones, and those near the least.
     """
-    chosen = sorted({*range(0, len(slots), STRIDE), len(slots) - 1} - {-1})
-    base = [point_at(slots[each]) for each in chosen]
-    if not base:
+    if not slots:
         return []
+    if deadline:
+        for _, limit in ranges or ():
+            _last_fitting(slots, point_at, limit)
+    chosen = sorted({*range(0, len(slots), STRIDE), len(slots) - 1})
+    base = [point_at(slots[each]) for each in chosen if not each or not deadline.passed]
+    chosen = chosen[: len(base)]
     needs = [each.needs for each in base]
     spans = list(zip(pairwise(chosen), map(sorted, pairwise(needs)), strict=True))
 
     def between(least: float, most: float) -> list[SchedulePoint]:
         within = [places for places, (low, high) in spans if low <= most and least <= high]
-        return [point_at(slots[each]) for first, last in within for each in range(first + 1, last)]
+        places = (each for first, last in within for each in range(first + 1, last))
+        return [point_at(slots[each]) for each in places if not deadline.passed]
 
     base += between(0, min(needs) * (1 + NEAR_LEAST))
     for low, high in ((0, inf),) if ranges is None else ranges:
         between(low, high)
     return base
+
+
+def _last_fitting(slots: Sequence[int], point_at: Callable[[int], SchedulePoint], limit: int) -> None:
+    """Look at slots until one is found that needs at most ``limit`` bytes, and the next one more, if any."""
+    bisect_right(slots, limit, key=lambda slot: point_at(slot).needs)
 
 
 def evenly_spaced(slots: Sequence[int], most: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning import step_frontier
 from hybridremat.planning.improvement import Improvement
 from hybridremat.planning.option_cache import OptionCache
-from hybridremat.planning.pipeline import plan_graph
+from hybridremat.planning.planner import plan_graph
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from support.nets import transformer

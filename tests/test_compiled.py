@@ -20,7 +20,7 @@ from hybridremat.graph.memory import step_memory
 from hybridremat.planning.choose_lowered import choose_lowered
 from hybridremat.planning.lowered_frontier import MOST_LOWERINGS, WORTH, LoweredFrontier
 from hybridremat.planning.option_cache import OptionCache
-from hybridremat.planning.pipeline import plan_graph
+from hybridremat.planning.planner import plan_graph
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.origin import Origin
 from support.compiled import compiled, error, gradients, needs_compiler, nothing_kept_by_inductor

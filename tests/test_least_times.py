@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_sequence_table import long_chain
 
 from hybridremat.sequence.dynamic_program import EXACT_TICKS, tick_of
 from hybridremat.sequence.least_times import CheckpointWays, OptionWays, TimeRows
 from support.examples import examples
+from support.long_chains import long_chain
 
 FORWARD = 3
 

@@ -7,7 +7,7 @@ import pytest
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.planning.option_cache import OptionCache
-from hybridremat.planning.pipeline import plan_graph
+from hybridremat.planning.planner import plan_graph
 from hybridremat.plans.outside_memory import OutsideMemory, PhasePeaks, needed_bytes, schedule_needs
 from support.random_steps import small_graph
 

@@ -15,7 +15,7 @@ from hybridremat.graph.pins import Pins, obeys
 from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.segmentation.validate import validate_chain
 from hybridremat.planning.option_cache import OptionCache
-from hybridremat.planning.pipeline import plan_graph
+from hybridremat.planning.planner import plan_graph
 from hybridremat.plans.policy import Pinned
 from hybridremat.sequence.decisions import ForwardOption
 from hybridremat.sequence.flatten import Flattener

@@ -8,7 +8,7 @@ from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning.improvement import search_ranges
 from hybridremat.planning.option_cache import OptionCache
-from hybridremat.planning.pipeline import plan_graph
+from hybridremat.planning.planner import plan_graph
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from hybridremat.sequence import frontier
 from support.nets import transformer

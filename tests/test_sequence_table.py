@@ -17,6 +17,7 @@ from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, Optio
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, Solo, block_decisions
 from hybridremat.sequence.dynamic_program import ChainTable, chain_table
 from support.examples import examples
+from support.long_chains import long_chain
 
 
 @dataclass
@@ -320,17 +321,6 @@ def test_equal_sub_chains_share_rows_and_change_nothing(chain: TinyChain, count:
     for s in range(count):
         for t in range(s, count):
             assert (shared.row(s, t) == apart.row(s, t)).all()
-
-
-def long_chain(count: int) -> ChainProblem:
-    keep, drop = OptionFigures(10, 10, 12, 0), OptionFigures(1, 10, 12, 5)
-    return ChainProblem(
-        blocks=(BlockFigures((keep, drop), (SoloFigures(12, 5),), 5, 1),) * count,
-        boundary_bytes=tuple(tuple(int(j > s) for j in range(count + 1)) for s in range(count)),
-        gradient_bytes=(0, *(1,) * (count - 1), 0),
-        later_gradients=tuple(count - 1 - t for t in range(count)),
-        plain_peak=tuple(tuple(10 + (k > s) for k in range(count)) for s in range(count)),
-    )
 
 
 def test_a_chain_longer_than_half_the_stack_is_rebuilt() -> None:

@@ -110,6 +110,7 @@ def _planning_options() -> Parser:
     group.add_argument(
         "--block-solver", metavar="NAME", default="auto", help="auto (default), exact, or cp-sat"
     )
+    group.add_argument("--planning-budget", metavar="TIME", help="end the search by then: 10s, 2min")
     group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
     group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)
     group.add_argument("--no-cache", action="store_true", help="neither read nor keep plans, kernel figures")

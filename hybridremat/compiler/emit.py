@@ -169,8 +169,12 @@ class _Writer:
         written.meta = dict(old.meta)
         return _make_graph_module(self.step.module, self.graph)
 
-    def saved_nodes(self, backward_roots: list[fx.Node]) -> list[fx.Node]:
-        """Forward nodes that the backward reads, in graph order; it makes views again."""
+    def saved_nodes(self, backward_roots: list[fx.Node], *, views: bool) -> list[fx.Node]:
+        """Forward nodes that the backward reads, in graph order.
+
+        It makes views again; with ``views`` only those that the forward does not read, or whose source is
+        saved, too.
+        """
         found: set[fx.Node] = set()
         seen: set[fx.Node] = set()
         stack = list(backward_roots)
@@ -179,18 +183,33 @@ class _Writer:
             if node in seen:
                 continue
             seen.add(node)
-            if node not in self.forward_nodes:
-                stack.extend(node.all_input_nodes)
-            elif tensors(node.meta.get("val")):
+            if node in self.forward_nodes:
+                found |= {node} if tensors(node.meta.get("val")) else set()
+            elif views and self._is_read_view(node):
                 found.add(node)
-        return [node for node in self.graph.nodes if node in found]
+            else:
+                stack.extend(node.all_input_nodes)
+        again = {node for node in found - self.forward_nodes if node.all_input_nodes[0] in found}
+        return [node for node in self.graph.nodes if node in found - again]
+
+    def _is_read_view(self, node: fx.Node) -> bool:
+        """Whether a node is a view of what the forward computes, and read there."""
+        if not any(user in self.forward_nodes for user in node.users):
+            return False
+        while node.op == "call_function" and node not in self.forward_nodes and node.all_input_nodes:
+            node = node.all_input_nodes[0]
+        return node in self.forward_nodes
 
 
-def emit(step: TracedStep, schedule: Schedule) -> tuple[fx.GraphModule, fx.GraphModule]:
+def emit(
+    step: TracedStep, schedule: Schedule, *, save_views: bool = True
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward GraphModule that execute ``schedule``.
 
     They follow AOTAutograd's contract for a partition function: the forward returns its outputs, then
-    the saved tensors; the backward takes the saved tensors, then the tangents.
+    the saved tensors; the backward takes the saved tensors, then the tangents. With ``save_views`` views that
+    the forward makes are saved in place of what they are views of, where only they are read; a compiler makes
+    them anew at no cost.
 
     Raises
     ------
@@ -212,7 +231,7 @@ def emit(step: TracedStep, schedule: Schedule) -> tuple[fx.GraphModule, fx.Graph
     joint = writer.finish()
     outputs = joint_outputs(joint)
     gradients = [node for node in outputs[step.num_outputs :] if isinstance(node, fx.Node)]
-    saved = writer.saved_nodes(backward_calls + gradients)
+    saved = writer.saved_nodes(backward_calls + gradients, views=save_views)
     primals = [n for n in joint.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
     _exempt_overwritten(primals)
     forward_module, backward_module = _extract_fwd_bwd_modules(

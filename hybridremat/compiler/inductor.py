@@ -148,7 +148,7 @@ class Workspaces:
 
 
 def _lowered(step: TracedStep, schedule: Schedule, *, lean: bool, plain: bool) -> LoweredStep:
-    forward, backward = emit(step, schedule)
+    forward, backward = emit(step, schedule, save_views=False)
     check(step, forward, backward)
     between = StepBuffers(step, forward, backward)
     owned = _owned(step, forward, backward)

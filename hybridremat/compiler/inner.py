@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from hybridremat.compiler.direct_calls import call_directly
 from hybridremat.graph.private_torch import allow_second_backward, aot_autograd, boxed_nop, inductor_config
 
 Compiled = Callable[[list[Any]], Any]
@@ -67,12 +68,17 @@ def run_op_by_op(
 ) -> Callable[..., Any]:
     """Compile nothing: kernels run one by one, as in eager mode. See :class:`InnerCompiler`."""
 
+    def run(graph: fx.GraphModule, given: Sequence[Any], *, backward: bool) -> Compiled:
+        finish = callbacks.begin(graph, backward=backward)
+        call_directly(graph)
+        return finish(boxed_nop(graph, list(given)))
+
     def compile_forward(graph: fx.GraphModule, given: Sequence[Any]) -> Compiled:
         allow_second_backward()
-        return callbacks.begin(graph, backward=False)(boxed_nop(graph, list(given)))
+        return run(graph, given, backward=False)
 
     def compile_backward(graph: fx.GraphModule, given: Sequence[Any]) -> Compiled:
-        return callbacks.begin(graph, backward=True)(boxed_nop(graph, list(given)))
+        return run(graph, given, backward=True)
 
     def compile_inference(graph: fx.GraphModule, given: Sequence[Any]) -> Compiled:
         callbacks.begin_inference(graph)

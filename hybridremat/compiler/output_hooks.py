@@ -83,6 +83,7 @@ class HeldOutputs:
     def __init__(self, *, expected: bool) -> None:
         self._warned = expected
         self._alive: list[weakref.ref[torch.Tensor]] = []
+        self._made: frozenset[int] | None = None  # the outputs that share no memory with an input
 
     def guard(
         self, outputs: Sequence[Any], detached: Sequence[int], inputs: Sequence[object]
@@ -97,10 +98,12 @@ class HeldOutputs:
             self._follow(results, inputs)
         return type(outputs)(results) if isinstance(outputs, tuple) else results
 
-    def _follow(self, outputs: Sequence[object], inputs: Sequence[object]) -> None:
-        made = [output for output in outputs if isinstance(output, torch.Tensor) and output.dim()]
-        given = {_address(value) for value in inputs if isinstance(value, torch.Tensor)} if made else set()
-        self._alive = [weakref.ref(output) for output in made if _address(output) not in given]
+    def _follow(self, outputs: Sequence[Any], inputs: Sequence[object]) -> None:
+        if self._made is None:  # the same in every step: one graph makes them
+            given = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
+            every = {i: o for i, o in enumerate(outputs) if isinstance(o, torch.Tensor) and o.dim()}
+            self._made = frozenset(i for i, output in every.items() if _address(output) not in given)
+        self._alive = [weakref.ref(outputs[index]) for index in self._made]
 
     def warn_once(self) -> None:
         """Warn if an output is still alive when the backward starts."""

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Schedule, ops_by_parts
 from hybridremat.graph.memory import StepMemory
 from hybridremat.graph.pins import Pins, obeys
@@ -70,12 +71,16 @@ def search_ranges(limit: int, plain_peak: int) -> tuple[tuple[int, int], ...]:
 
 @dataclass
 class Improvement:
-    """Improves candidates of one frontier, by rising peak; ``plain_peak`` is the plain step's in bytes."""
+    """Improves candidates of one frontier, by rising peak; ``plain_peak`` is the plain step's in bytes.
+
+    Once the ``deadline`` has passed, what it is asked to improve is its answer.
+    """
 
     graph: JointGraph
     candidates: Sequence[Candidate]
     plain_peak: int
     pins: Pins
+    deadline: Deadline = NO_DEADLINE
     _known: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
     _quick: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
     _polished: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
@@ -118,7 +123,9 @@ class Improvement:
         return self._polished[key]
 
     def _after_polish(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
-        if candidate.chain_index is None or not self._promises(candidate, limit, outside):
+        if candidate.chain_index is None or self.deadline.passed:
+            return candidate
+        if not self._promises(candidate, limit, outside):
             return candidate
         graph = ops_by_parts(self.graph, candidate.point.parted)
 
@@ -126,7 +133,9 @@ class Improvement:
             needs = memory.peak if outside.none else memory_needs(graph, outside, schedule, memory)
             return needs - limit
 
-        polish = Polish(graph, excess, lambda each: obeys(graph, each, self.pins))
+        polish = Polish(
+            graph, excess, lambda each: obeys(graph, each, self.pins), deadline=self.deadline
+        )
         schedule = polish(candidate.point.schedule)
         if schedule == candidate.point.schedule:
             return candidate
@@ -189,7 +198,7 @@ class Improvement:
         simulations: int,
     ) -> Candidate:
         """The candidate that exchanges lead to; itself if they gain nothing, or if it is a forward alone."""
-        if candidate.chain_index is None:
+        if candidate.chain_index is None or self.deadline.passed:
             return candidate
         graph, starts = ops_by_parts(self.graph, candidate.point.parted), [candidate, *beyond]
 
@@ -199,7 +208,14 @@ class Improvement:
             needs = memory_needs(graph, outside, schedule, memory)
             return needs - limit, int(np.argmax(profile_with_outside(graph, outside, schedule, memory)))
 
-        exchange = Exchange(graph, fit, lambda each: obeys(graph, each, self.pins), Edits(graph), simulations)
+        exchange = Exchange(
+            graph,
+            fit,
+            lambda each: obeys(graph, each, self.pins),
+            Edits(graph),
+            simulations,
+            self.deadline,
+        )
         schedules = [each.point.schedule for each in starts]
         schedule, origin = exchange(schedules[0], schedules[1:])
         if schedule == schedules[0]:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import copy
 
 from hybridremat.blocks.pareto import block_structure, reuse_options
+from hybridremat.blocks.quick_options import quick_options
 from hybridremat.blocks.solve import solve_blocks
 from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
+from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.planning.kept_options import KeptOptions
 
 
@@ -31,20 +33,25 @@ class OptionCache:
         workers: int | None,
         on_progress: Callable[[int, int], None],
         solver: BlockSolver = "auto",
+        deadline: Deadline = NO_DEADLINE,
     ) -> dict[BlockProblem, OptionSet]:
-        """Options of each problem; only new ones are solved."""
+        """Options of each problem; only new ones are solved.
+
+        Those that are not solved by the deadline have some quick ones, which are not kept.
+        """
         known = self._known
         missing = [problem for problem in dict.fromkeys(problems) if (problem, solver) not in known]
         found = self._read(missing, solver)
         if unsolved := [problem for problem in missing if problem not in found]:
-            solved = solve_blocks(unsolved, workers=workers, solver=solver, on_progress=on_progress)
+            solved = _solved(unsolved, workers, on_progress, solver, deadline)
             found.update(solved)
             if self._kept is not None:
                 for problem, options in solved.items():
                     self._kept.write(problem, solver, options)
         known.update({(problem, solver): options for problem, options in found.items()})
-        self._by_structure.update(((block_structure(problem), solver), problem) for problem in missing)
-        return {problem: known[problem, solver] for problem in problems}
+        self._by_structure.update(((block_structure(problem), solver), problem) for problem in found)
+        quick = {problem: quick_options(problem) for problem in missing if problem not in found}
+        return {problem: quick.get(problem) or known[problem, solver] for problem in problems}
 
     def _read(self, problems: Sequence[BlockProblem], solver: BlockSolver) -> dict[BlockProblem, OptionSet]:
         """What is kept on disk of some blocks."""
@@ -63,6 +70,21 @@ class OptionCache:
             if (problem, solver) not in self._known and solved is not None:
                 found[problem] = reuse_options(problem, self._known[solved, solver])
         return found
+
+
+def _solved(
+    problems: Sequence[BlockProblem],
+    workers: int | None,
+    on_progress: Callable[[int, int], None],
+    solver: BlockSolver,
+    deadline: Deadline,
+) -> dict[BlockProblem, OptionSet]:
+    """Options of new problems; by the deadline, or at all where there are no quick ones."""
+    found = solve_blocks(
+        problems, workers=workers, solver=solver, on_progress=on_progress, deadline=deadline
+    )
+    needed = [each for each in problems if each not in found and quick_options(each) is None]
+    return found | (solve_blocks(needed, workers=workers, solver=solver) if needed else {})
 
 
 OPTIONS = OptionCache()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
-from hybridremat.blocks.types import BlockSolver
 from hybridremat.compiler.backend import Backend, Partition
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.compiler.check import check
@@ -22,8 +21,9 @@ from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import run_op_by_op
 from hybridremat.compiler.model_checks import require_capturable
+from hybridremat.deadline import Deadline
 from hybridremat.graph.costs.slice_trials import slices_tried
-from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
+from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.rewrites import Rewrites
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
@@ -32,19 +32,18 @@ from hybridremat.planning.context import PlanContext
 from hybridremat.planning.improvement import search_ranges
 from hybridremat.planning.kept_options import KeptOptions
 from hybridremat.planning.lowered_frontier import LoweredFrontier
-from hybridremat.planning.option_cache import OPTIONS, OptionCache
+from hybridremat.planning.option_cache import OPTIONS
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
+from hybridremat.planning.planner import plan_graph
+from hybridremat.planning.progress import Stopwatch, Timings
 from hybridremat.planning.settings import OnInfeasible, Settings
-from hybridremat.planning.stages import compose, forward_frontier, plain_point, segment_graph, solve_options
+from hybridremat.planning.stages import plain_point
 from hybridremat.planning.step_costs import with_costs
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.planning.whole_graph import whole_graph_frontier
-from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
-from hybridremat.plans.policy import Pinned, resolve_policy
-from hybridremat.sequence.frontier import Ranges
-from hybridremat.sequence.strategies import STRATEGIES, Strategy, WholeGraph
-from hybridremat.sequence.strategies.hybrid import HYBRID
+from hybridremat.plans.certify import certificate_of
+from hybridremat.plans.policy import resolve_policy
+from hybridremat.sequence.bounds.certificate import QUICK
+from hybridremat.sequence.strategies import STRATEGIES
 from hybridremat.version import __version__
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ class PlannedPartition:
             rewrites=self.rewrites,
         )
         chosen = self.choose(traced)  # an existing plan, or make_plan
-        forward, backward = emit(chosen.step, chosen.schedule)  # emit
+        forward, backward = emit(chosen.step, chosen.schedule, save_views=self.inductor is None)  # emit
         memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
         chosen.accept(memory)
         if self.inductor is None or (accept := chosen.accept_code) is None:
@@ -218,6 +217,7 @@ def graph_frontier(
         limit=limit,
         ranges=ranges,
         solver=context.settings.block_solver,
+        deadline=Deadline(context.settings.budget_seconds()),
     )
 
 
@@ -259,79 +259,8 @@ def make_plan(
     """
     frontier = step_frontier(step, timings, context, reuse=reuse, for_one_plan=True)
     context.progress("improving", 0, 1)
-    return choose_from(frontier, context.settings, context.origin, on_infeasible=on_infeasible)  # choose
-
-
-def plan_graph(
-    graph: JointGraph,
-    *,
-    cache: OptionCache,
-    workers: int | None = None,
-    progress: Progress = no_progress,
-    reuse: bool = False,
-    pinned: Pinned | None = None,
-    timings: Timings | None = None,
-    outside: OutsideMemory = NO_OUTSIDE_MEMORY,
-    strategy: Strategy | WholeGraph = HYBRID,
-    limit: int | None = None,
-    ranges: Ranges | None = None,
-    solver: BlockSolver = "auto",
-) -> StepFrontier:
-    """The frontier of a joint graph with costs: the whole of it, or what is in some ranges.
-
-    Parameters
-    ----------
-    workers
-        Processes that solve blocks; None for one a core. The result is the same for any number.
-    reuse
-        Whether to reuse options of blocks that differ in sizes alone (:mod:`hybridremat.blocks.pareto`).
-    pinned
-        What a policy pins in this graph.
-    timings
-        Seconds of earlier stages.
-    outside
-        What is alive around the step: a schedule is left out if another needs no more with it, and no more
-        time.
-    strategy
-        Which schedules are looked at.
-    limit
-        In bytes: a strategy over the whole graph finds what is the best under this one.
-    ranges
-        In bytes, where the frontier is asked for; it is thin elsewhere. None: everywhere.
-    solver
-        What solves the blocks.
-
-    Raises
-    ------
-    PolicyError
-        If no schedule that was found obeys the pins.
-    GraphSizeError
-        If the graph is too large for the strategy, or a block for the solver.
-    """
-    pinned, timed = pinned or Pinned(), Stopwatch(timings or {})
-    if not any(op.phase is Phase.BACKWARD for op in graph.ops):
-        return forward_frontier(graph, pinned, timed.timings)
-    if isinstance(strategy, WholeGraph):
-        return whole_graph_frontier(
-            graph, strategy, pinned=pinned, timed=timed, outside=outside, limit=limit, progress=progress
-        )
-    with timed("segment"):
-        chains = segment_graph(graph, pinned.pins, progress, outside)  # segment
-    with timed("solve blocks"):
-        plans, reused = solve_options(  # solve
-            chains, cache, workers, progress, reuse=reuse, strategy=strategy, solver=solver
-        )
-    with timed("compose"):
-        points, base = compose(plans, pinned.pins, progress, outside, strategy, ranges)  # compose
-    return StepFrontier(
-        graph,
-        plans,
-        points,
-        plain_point(graph),
-        timed.timings,
-        reused,
-        pinned.records,
-        pinned=pinned.pins,
-        base=base,
-        exchanges=strategy.exchanges,
-    )
+    plan = choose_from(frontier, context.settings, context.origin, on_infeasible=on_infeasible)  # choose
+    if context.settings.planning_budget is None or plan.details is None or inductor_for(context.settings):
+        return plan
+    context.progress("bounding", 0, 1)
+    return replace(plan, certificate=certificate_of(plan, QUICK))

@@ -17,7 +17,7 @@ from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import Policy, policy_of, validated_policy
 from hybridremat.plans.records import Request
-from hybridremat.units import parse_bytes, parse_overhead, require_count, resolve_limit
+from hybridremat.units import parse_bytes, parse_overhead, parse_seconds, require_count, resolve_limit
 
 GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
@@ -54,6 +54,7 @@ class CommonSettings(TypedDict, total=False):
     outputs: Outputs
     strategy: StrategyName
     block_solver: BlockSolver
+    planning_budget: float | str | None
 
 
 class BatchSettings(CommonSettings, total=False):
@@ -125,6 +126,7 @@ class Settings:
     outputs: Outputs = field(default="all", metadata=_OF_PLAN)
     strategy: StrategyName = field(default="hybrid", metadata=_OF_PLAN)
     block_solver: BlockSolver = field(default="auto", metadata=_DECIDES)
+    planning_budget: float | str | None = field(default=None, metadata=_DECIDES)
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
@@ -170,6 +172,7 @@ class Settings:
         _one_of("outputs", self.outputs, get_args(Outputs))
         _one_of("strategy", self.strategy, get_args(StrategyName))
         _one_of("block_solver", self.block_solver, get_args(BlockSolver))
+        self._require_one_clock()
         self._require_early_gradients()
         self._require_one_loss()
         self._require_chunks()
@@ -180,6 +183,14 @@ class Settings:
                 "model that takes both inputs, or remove the breaks"
             )
         return self if self.device_spec is None else self._for_device(device_spec(self.device_spec))
+
+    def _require_one_clock(self) -> None:
+        """Refuse what a search that ends by the clock cannot be combined with."""
+        if self.budget_seconds() is not None and self.graph_breaks == "plan":
+            raise LimitError(
+                'planning_budget= and graph_breaks="plan" cannot be combined: the graphs of a step are '
+                "planned together, by counts of work. Leave one of them out"
+            )
 
     def _require_early_gradients(self) -> None:
         """Refuse what cannot be combined with gradients that leave in the backward."""
@@ -304,6 +315,12 @@ class Settings:
     def outside_memory(self) -> OutsideMemory:
         """``reserve`` and ``forwards``."""
         return OutsideMemory(self.reserve_bytes(), self.forwards)
+
+    def budget_seconds(self) -> float | None:
+        """``planning_budget`` in seconds."""
+        if self.planning_budget is None:
+            return None
+        return parse_seconds(self.planning_budget, name="planning_budget")
 
     def overhead_limit(self) -> float | None:
         """``max_overhead`` as a fraction."""

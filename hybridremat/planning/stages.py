@@ -13,6 +13,7 @@ from functools import partial
 from hybridremat.blocks.pareto import is_solved_exactly
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.types import BlockBinding, BlockSolver
+from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.errors import GraphSizeError, PolicyError
 from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.pins import Pins, obeys
@@ -88,11 +89,13 @@ def solve_options(
     reuse: bool,
     strategy: Strategy,
     solver: BlockSolver = "auto",
+    deadline: Deadline = NO_DEADLINE,
 ) -> tuple[tuple[ChainPlan, ...], bool]:
     """The chains with the options of their blocks that the strategy takes, and whether some were reused.
 
     ``reuse`` allows options of blocks that differ in sizes alone (:mod:`hybridremat.blocks.pareto`). The
-    exact ``solver`` leaves chains out whose blocks are too large for it.
+    exact ``solver`` leaves chains out whose blocks are too large for it. Blocks that are not solved by the
+    ``deadline`` have quick options.
 
     Raises
     ------
@@ -107,6 +110,7 @@ def solve_options(
         workers,
         lambda done, total: progress("solving blocks", done, total),
         solver,
+        deadline,
     )
     taken = {problem: strategy.restrict(found) for problem, found in options.items()}
     plans = tuple(
@@ -138,6 +142,7 @@ def compose(
     outside: OutsideMemory = NO_OUTSIDE_MEMORY,
     strategy: Strategy = HYBRID,
     ranges: Ranges | None = None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
     """The merged frontier of all chains' points that obey the pins, each with its chain, and its base.
 
@@ -154,10 +159,12 @@ def compose(
     every: list[Fronts] = []
     owner: dict[int, int] = {}
     for index, plan in enumerate(plans):
+        if every and deadline.passed:
+            break
         progress("composing", index, len(plans))
         graph = plan.chain.graph
         needs = peak_alone if outside.none else partial(memory_needs, graph, outside)
-        wanted = Wanted(pins, needs, ranges)
+        wanted = Wanted(pins, needs, ranges, deadline)
         fronts = strategy.frontier(plan.chain, plan.bindings, plan.option_sets, wanted)
         if any(op.variant for op in graph.ops):
             fronts = fronts.mapped(PartsChooser(graph, needs))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
+from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.errors import PolicyError
 from hybridremat.graph.joint import JointGraph, ops_by_parts
 from hybridremat.graph.pins import NO_PINS, Pins
@@ -55,6 +56,8 @@ class StepFrontier:
         (:mod:`hybridremat.sequence.exchange`).
     under
         More candidates for a limit in bytes, of a strategy that looks for each limit anew.
+    deadline
+        When searches end with what they have.
     """
 
     graph: JointGraph
@@ -68,6 +71,7 @@ class StepFrontier:
     base: tuple[Candidate, ...] = ()
     exchanges: bool = False
     under: Callable[[int], Sequence[Candidate]] | None = field(default=None, compare=False)
+    deadline: Deadline = field(default=NO_DEADLINE, compare=False)
 
     @property
     def searches(self) -> bool:
@@ -271,12 +275,15 @@ class StepFrontier:
 
     @cached_property
     def _improvement(self) -> Improvement:
-        return Improvement(self.graph, self.candidates, self.plain.peak, self.pinned)
+        return self._improvement_of(self.candidates)
 
     @cached_property
     def _least_improvement(self) -> Improvement:
         """From the base alone: what is found for the least memory must not depend on the limit either."""
-        return Improvement(self.graph, self.base or self.candidates, self.plain.peak, self.pinned)
+        return self._improvement_of(self.base or self.candidates)
+
+    def _improvement_of(self, candidates: Sequence[Candidate]) -> Improvement:
+        return Improvement(self.graph, candidates, self.plain.peak, self.pinned, self.deadline)
 
     def needs(self, candidate: Candidate, outside: OutsideMemory) -> int:
         """Bytes of the step at a point, outside memory included."""

@@ -12,7 +12,7 @@ from hybridremat.sequence.bounds.certificate import THOROUGH, BoundEffort, least
 from hybridremat.sequence.bounds.relaxation import PhaseLimits
 
 
-def certificate_of(plan: PlanData) -> Certificate:
+def certificate_of(plan: PlanData, effort: BoundEffort = THOROUGH) -> Certificate:
     """The certificate of a plan; nothing is planned again.
 
     Raises
@@ -30,11 +30,12 @@ def certificate_of(plan: PlanData) -> Certificate:
     graph = plan.details.graph
     require_backward(graph)
     limit = plan.needed if plan.memory_limit is None else plan.memory_limit
+    outside = OutsideMemory(plan.reserve, plan.forwards)
     return Certificate(
         limit=limit,
         time=schedule_time(graph, plan.schedule),
-        lower_bound=bound_under(graph, limit, OutsideMemory(plan.reserve, plan.forwards), plan.schedule),
-        least_bound=least_peak_bound(graph, plan.schedule),
+        lower_bound=bound_under(graph, limit, outside, plan.schedule, effort),
+        least_bound=least_peak_bound(graph, plan.schedule, effort),
     )
 
 

@@ -74,15 +74,15 @@ def time_bound(
     return max(bound, integer_bound(program(INTEGER_MOMENTS), INTEGER_EFFORT))
 
 
-def least_peak_bound(graph: JointGraph, schedule: Schedule) -> int:
+def least_peak_bound(graph: JointGraph, schedule: Schedule, effort: BoundEffort = THOROUGH) -> int:
     """Bytes of step memory that no schedule goes below; ``schedule`` is one of little memory.
 
     Moments are where it takes most, and where the plain step does: now these and now those prove more.
     """
     known = MemorySimulator(graph)(schedule).peak
     going_by = {schedule, plain_schedule(graph)}
-    proven = (peak_program(graph, _moments(graph, each, MOMENTS), known).lower_bound() for each in going_by)
-    return max(_most_alone(graph), *proven)
+    programs = (peak_program(graph, _moments(graph, each, effort.moments), known) for each in going_by)
+    return max(_most_alone(graph), *(each.lower_bound(effort.iterations) for each in programs))
 
 
 def time_once(graph: JointGraph) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
 from hybridremat.sequence.exchange.edits import Edits, Version, Versions
@@ -66,6 +67,8 @@ class Exchange:
         Changes of schedules.
     simulations
         How many more may be simulated.
+    deadline
+        When to end with the best so far.
     """
 
     graph: JointGraph
@@ -73,6 +76,7 @@ class Exchange:
     obeys: Obeys
     edits: Edits
     simulations: int = LEAST_SIMULATIONS
+    deadline: Deadline = NO_DEADLINE
 
     def __post_init__(self) -> None:
         self._simulate = MemorySimulator(self.graph)
@@ -95,18 +99,24 @@ class Exchange:
         best, origin, time = start, 0, schedule_time(self.graph, start)
         least = max(1, int(WORTH * time))
         for number, schedule in enumerate(beyond, 1):
+            if self.deadline.passed:
+                break
             if (found := self._fitting(schedule, time - least)) is not None:
                 best, origin, time = found, number, schedule_time(self.graph, found)
         while (found := self._exchanged(best, time - least)) is not None:
             best, time = found, schedule_time(self.graph, found)
         return best, origin
 
+    @property
+    def _spent(self) -> bool:
+        return self.simulations <= 0 or self.deadline.passed
+
     def _exchanged(self, schedule: Schedule, most: int) -> Schedule | None:
         """A schedule that takes at most ``most``, one exchange away."""
         seen: set[Schedule] = set()
         now = schedule_time(self.graph, schedule)
         for saved, gone in sorted(self._left_out(schedule), key=lambda each: -each[0]):
-            if now - saved > most or self.simulations <= 0:
+            if now - saved > most or self._spent:
                 return None
             faster = self.edits.without(schedule, gone)
             if faster not in seen:
@@ -129,7 +139,7 @@ class Exchange:
         """The schedule with room made until it fits, in at most ``most`` nanoseconds."""
         excess, top = self._counted(schedule)
         for _ in range(_ROOMS):
-            if excess <= 0 or self.simulations <= 0:
+            if excess <= 0 or self._spent:
                 break
             best = None
             for changed in self._with_room(schedule, top, excess, most):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
 from hybridremat.sequence.bounds.integer import integer_model, single_solver
@@ -47,12 +48,15 @@ class Polish:
         Whether a schedule keeps the user's pins.
     effort
         Deterministic seconds for one schedule, :data:`EFFORT` if None.
+    deadline
+        When to end with the best so far, by the clock.
     """
 
     graph: JointGraph
     excess: Excess
     obeys: Callable[[Schedule], bool]
     effort: float | None = None
+    deadline: Deadline = NO_DEADLINE
 
     def __post_init__(self) -> None:
         self._left = 0.0
@@ -65,7 +69,7 @@ class Polish:
         in_vain = 0  # windows, one after the other
         number = 0
         found = self._windows(schedule)
-        while found and in_vain < len(found) and self._left > 0:
+        while found and in_vain < len(found) and self._left > 0 and not self.deadline.passed:
             faster = self._searched(schedule, found[number % len(found)])
             if faster is None:
                 in_vain, number = in_vain + 1, number + 1
@@ -111,6 +115,8 @@ class Polish:
         model.add(cp_model.LinearExpr.weighted_sum(variables, built.program.cost) <= most)
         solver = single_solver(min(self._left, EFFORT_AT_ONCE))
         solver.parameters.absolute_gap_limit = worth
+        if self.deadline:
+            solver.parameters.max_time_in_seconds = self.deadline.left
         status = solver.solve(model)
         self._left -= solver.response_proto.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -70,7 +70,8 @@ class Strategy:
         """The Pareto set of its schedules of a chain, restricted options given; see :func:`frontier`."""
         if self.decided is None:
             own = frontier(chain, bindings, option_sets, wanted)
-            others = (self._rival(each, chain, bindings, option_sets, wanted) for each in self.rivals)
+            rivals = (each for each in self.rivals if not wanted.deadline.passed)
+            others = (self._rival(each, chain, bindings, option_sets, wanted) for each in rivals)
             return Fronts.merged((own, *others))
         graph, needs = chain.graph, wanted.needs
         simulate, repair = MemorySimulator(graph), PinRepair(graph, wanted.pins, chain.rebuilt)

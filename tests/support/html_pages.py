@@ -5,8 +5,8 @@ import re
 from dataclasses import replace
 
 from hybridremat.planning.choose import plan_of_point
-from hybridremat.planning.pipeline import plan_graph
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.planner import plan_graph
 from hybridremat.plans.origin import Origin, TensorSpec
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from support.nets import transformer

@@ -35,7 +35,7 @@ class FewOptions(OptionCache):
         """Itself: nothing is read from disk or kept there."""
         return self
 
-    def solve(self, problems, workers, on_progress, solver="auto"):
+    def solve(self, problems, workers, on_progress, solver="auto", *_):
         effort = Effort(solves=14, solo_solves=4, deterministic_time=0.05, family_time=0.25)
         for problem in problems:
             if (problem, solver) not in self._known:

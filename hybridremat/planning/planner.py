@@ -1,0 +1,110 @@
+"""From a joint graph with costs to its frontier: segment, solve, compose."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hybridremat.blocks.types import BlockSolver
+from hybridremat.deadline import NO_DEADLINE, Deadline
+from hybridremat.graph.joint import JointGraph, Phase
+from hybridremat.planning.option_cache import OptionCache
+from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
+from hybridremat.planning.stages import compose, forward_frontier, plain_point, segment_graph, solve_options
+from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.planning.whole_graph import whole_graph_frontier
+from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
+from hybridremat.plans.policy import Pinned
+from hybridremat.sequence.frontier import Ranges
+from hybridremat.sequence.strategies import Strategy, WholeGraph
+from hybridremat.sequence.strategies.hybrid import HYBRID
+
+SHARES: Final = {"solve": 0.5, "compose": 0.7, "improve": 0.9}
+"""Of the time of a budget: when each stage ends with what it has. The rest is for the bound."""
+
+
+def plan_graph(
+    graph: JointGraph,
+    *,
+    cache: OptionCache,
+    workers: int | None = None,
+    progress: Progress = no_progress,
+    reuse: bool = False,
+    pinned: Pinned | None = None,
+    timings: Timings | None = None,
+    outside: OutsideMemory = NO_OUTSIDE_MEMORY,
+    strategy: Strategy | WholeGraph = HYBRID,
+    limit: int | None = None,
+    ranges: Ranges | None = None,
+    solver: BlockSolver = "auto",
+    deadline: Deadline = NO_DEADLINE,
+) -> StepFrontier:
+    """The frontier of a joint graph with costs: the whole of it, or what is in some ranges.
+
+    Parameters
+    ----------
+    workers
+        Processes that solve blocks; None for one a core. The result is the same for any number.
+    reuse
+        Whether to reuse options of blocks that differ in sizes alone (:mod:`hybridremat.blocks.pareto`).
+    pinned
+        What a policy pins in this graph.
+    timings
+        Seconds of earlier stages.
+    outside
+        What is alive around the step: a schedule is left out if another needs no more with it, and no more
+        time.
+    strategy
+        Which schedules are looked at.
+    limit
+        In bytes: a strategy over the whole graph finds what is the best under this one.
+    ranges
+        In bytes, where the frontier is asked for; it is thin elsewhere. None: everywhere.
+    solver
+        What solves the blocks.
+    deadline
+        When to end with what has been found: each stage has a part of the time (:data:`SHARES`).
+
+    Raises
+    ------
+    PolicyError
+        If no schedule that was found obeys the pins.
+    GraphSizeError
+        If the graph is too large for the strategy, or a block for the solver.
+    """
+    pinned, timed = pinned or Pinned(), Stopwatch(timings or {})
+    if not any(op.phase is Phase.BACKWARD for op in graph.ops):
+        return forward_frontier(graph, pinned, timed.timings)
+    if isinstance(strategy, WholeGraph):
+        return whole_graph_frontier(
+            graph, strategy, pinned=pinned, timed=timed, outside=outside, limit=limit, progress=progress
+        )
+    with timed("segment"):
+        chains = segment_graph(graph, pinned.pins, progress, outside)  # segment
+    with timed("solve blocks"):
+        plans, reused = solve_options(  # solve
+            chains,
+            cache,
+            workers,
+            progress,
+            reuse=reuse,
+            strategy=strategy,
+            solver=solver,
+            deadline=deadline.share(SHARES["solve"]),
+        )
+    with timed("compose"):
+        points, base = compose(  # compose
+            plans, pinned.pins, progress, outside, strategy, ranges, deadline.share(SHARES["compose"])
+        )
+    return StepFrontier(
+        graph,
+        plans,
+        points,
+        plain_point(graph),
+        timed.timings,
+        reused,
+        pinned.records,
+        pinned=pinned.pins,
+        base=base,
+        exchanges=strategy.exchanges,
+        deadline=deadline.share(SHARES["improve"]),
+    )
