@@ -109,10 +109,10 @@ def wrap(
         enough for it, else CP-SAT. ``"exact"``: that program alone, on chains of blocks that it can hold
         (else a GraphSizeError). ``"cp-sat"``: CP-SAT alone.
     planning_budget
-        **How long the search may take**: ``"10s"``, ``"2min"``, or seconds, by the clock, from when the step is
-        captured and its costs are known. The plan is the best found by then: its memory is exact and under
-        the limit as ever, ``plan.optimality_gap`` says what is proven about its time, and another run may find
-        another one. None: until what is worth a search has been searched, the same on any machine.
+        **How long the search may take**: ``"10s"``, ``"2min"``, or seconds, by the clock, from when the step
+        is captured and its costs are known. The plan is the best found by then: its memory is exact and
+        under the limit as ever, ``plan.optimality_gap`` says what is proven about its time, and another run
+        may find another one. None: until what is worth a search has been searched, the same everywhere.
     cost_model, workers, cache, progress
         **How it is planned.** ``cost_model`` is the source of times: ``"profile"`` (measured here),
         ``"roofline"``, ``"flops"`` (the same everywhere). ``workers``: processes that solve blocks; None: one

@@ -87,6 +87,43 @@ def test_a_model_without_memory_can_be_planned():
     assert next(model.parameters()).is_meta
 
 
+class Tied(nn.Module):
+    """A language model whose head is its embedding, with attention, a buffer and a loss inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(64, 32), nn.Linear(32, 64, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.ones(32))
+
+    def forward(self, tokens):
+        x = (self.embedding(tokens) * self.scale).unflatten(2, (2, 16)).transpose(1, 2)
+        x = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).transpose(1, 2).flatten(2)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def test_a_model_without_memory_is_planned_as_the_one_that_has_some():
+    tokens = torch.randint(0, 64, (2, 24))
+    how = {"memory_limit": "100%", "device_spec": "h100-80g", **HERE}
+    there = hybridremat.plan(Tied(), (tokens,), **how)
+    model = Tied().to("meta")
+    model.head.weight = model.embedding.weight
+    plan = hybridremat.plan(model, (tokens.to("meta"),), **how)
+    assert len(plan.schedule.steps) > 12 and plan.fingerprint == there.fingerprint
+    assert plan == replace(there, origin=plan.origin)
+    assert model.head.weight is model.embedding.weight and model.scale.is_meta
+    assert hybridremat.frontier(model, (tokens.to("meta"),), device_spec="h100", **HERE).plain_peak > 0
+
+
+def test_what_has_no_memory_runs_nowhere():
+    model, batch = Product().to("meta"), (torch.randn(64, 32, device="meta"),)
+    for ask in (hybridremat.wrap, hybridremat.plan):
+        with pytest.raises(hybridremat.ModelError, match=r"meta device.*to_empty.*device_spec"):
+            ask(model, batch, memory_limit="90%", **HERE)
+    with pytest.raises(hybridremat.ModelError, match="meta device"):
+        hybridremat.frontier(model, batch, **HERE)
+
+
 @pytest.mark.slow
 def test_other_cost_models_keep_their_times_and_the_sizes_of_the_device():
     model, batch = small("transformer")

@@ -12,6 +12,8 @@ import chains
 import generated
 import planning
 import pytest
+import scale
+import step_times
 
 
 def row(how: str, seconds: float, **stages: float) -> dict[str, str]:
@@ -27,7 +29,7 @@ def test_the_least_of_repeats_is_held_against_what_was_asked_for() -> None:
     assert "| 2.50, 2.5 |" in line
 
 
-@pytest.mark.parametrize("script", [planning, chains])
+@pytest.mark.parametrize("script", [planning, chains, scale, step_times])
 def test_the_page_holds_the_rows_that_are_kept(script) -> None:
     text = script.PAGE.read_text(encoding="utf-8")
     written = text.partition(generated.begin(script.SCRIPT))[2].partition(generated.END)[0]

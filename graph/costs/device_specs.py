@@ -95,6 +95,8 @@ _SPECS = (
 #: Known devices by name.
 DEVICE_SPECS = {spec.name: spec for spec in _SPECS}
 
+_OTHER_NAMES = {"h100-80g": "h100", "h100-sxm": "h100", "h200-141g": "h200"}
+
 
 _FIELDS = {item.name: item for item in fields(DeviceSpec)}
 _WHOLE = ("memory", "allocation")
@@ -121,7 +123,8 @@ def device_spec(given: str | Path | DeviceSpec) -> DeviceSpec:
         return _checked(f"{given.name!r}", asdict(given))
     if not isinstance(given, str | Path):
         raise DeviceSpecError(f"device_spec={given!r}: give a name, a file or a DeviceSpec")
-    known = DEVICE_SPECS.get(str(given).lower())
+    name = str(given).lower()
+    known = DEVICE_SPECS.get(_OTHER_NAMES.get(name, name))
     if known is not None:
         return known
     path = Path(given)

@@ -11,6 +11,7 @@ from torch import nn
 
 from hybridremat.compiler.capture import no_backward
 from hybridremat.compiler.model_checks import require_capturable, require_matching_inputs, require_trainable
+from hybridremat.compiler.unread_memory import on_unread_memory, require_memory
 from hybridremat.errors import LimitError, ModelError, PolicyError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
@@ -70,6 +71,10 @@ def make_planned_call(
         given = None if plan is None else given_plan(plan, settings)
         settings = settings if given is None else settings.following(given)
         settings = with_auto_limit(settings, model).validated(need_limit=True)
+        if settings.spec is None:
+            require_memory(model)
+        else:
+            model, args, kwargs = on_unread_memory(model, args, kwargs or {})
         context = PlanContext.of(settings, given=given, ranks=ranks, build=build)
         call = _new_call(model, context, progress=progress)
         require_matching_inputs(model, args, kwargs or {})
@@ -94,6 +99,10 @@ def model_frontier(
         As :func:`hybridremat.frontier`.
     """
     settings = settings.validated(need_limit=False)
+    if settings.spec is None:
+        require_memory(model)
+    else:
+        model, args, kwargs = on_unread_memory(model, args, kwargs or {})
     found: list[StepFrontier | LoweredFrontier] = []
     with planning_progress(show=progress) as shown:
         context = replace(PlanContext.of(settings), progress=shown)

@@ -1,0 +1,80 @@
+"""A model on the ``meta`` device as one on a CPU whose memory nobody touches.
+
+PyTorch captures a step on ``meta`` tensors otherwise than on any device: attention is decomposed, and the
+backward of ``cross_entropy`` is empty. On CPU it captures what runs. Memory that is allocated and never
+written takes address space alone, and planning for another device runs no kernel.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hybridremat.errors import ModelError
+from hybridremat.graph.private_torch import tree_leaves, tree_map
+
+
+def on_unread_memory(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[nn.Module, Sequence[Any], Mapping[str, Any]]:
+    """A copy of a model and its inputs with CPU tensors in place of those on ``meta``; the same without any.
+
+    Tensors that are one in the model are one in the copy. What they hold is undefined.
+    """
+    held = _on_meta(_tensors(model))
+    if held:
+        with _untouched():
+            model = copy.deepcopy(model, {id(tensor): _like(tensor) for tensor in held})
+    if _on_meta(tree_leaves((args, kwargs))):
+        with _untouched():
+            args, kwargs = tree_map(_input_like, (args, kwargs))
+    return model, args, kwargs
+
+
+def require_memory(model: nn.Module) -> None:
+    """Refuse a model on the ``meta`` device where its step is to run, or to be tried.
+
+    Raises
+    ------
+    ModelError
+    """
+    if _on_meta(_tensors(model)):
+        raise ModelError(
+            f"this {type(model).__name__} is on the meta device, where nothing can run. Give it memory "
+            '(model.to_empty(device=…)), or plan for a device that is not here: device_spec="h100"'
+        )
+
+
+def _tensors(model: nn.Module) -> Iterable[torch.Tensor]:
+    return (*model.parameters(), *model.buffers())
+
+
+def _on_meta(items: Iterable[object]) -> list[torch.Tensor]:
+    return [item for item in items if isinstance(item, torch.Tensor) and item.is_meta]
+
+
+@contextmanager
+def _untouched() -> Iterator[None]:
+    """Where memory is not filled as it is allocated, which PyTorch can be told to do."""
+    settings: Any = torch.utils.deterministic
+    fill, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
+    try:
+        yield
+    finally:
+        settings.fill_uninitialized_memory = fill
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty.requires_grad_(tensor.requires_grad)
+
+
+def _input_like(item: object) -> object:
+    return _like(item) if isinstance(item, torch.Tensor) and item.is_meta else item
