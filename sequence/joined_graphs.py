@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hybridremat.sequence.solving import solved
+
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntVar
 
@@ -122,7 +124,8 @@ def choose_points(
     model.minimize(memory if limit is None else time)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    solver.parameters.catch_sigint_signal = False
+    if solved(solver, model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return tuple(next(p for p, var in enumerate(group) if solver.value(var)) for group in taken)
 

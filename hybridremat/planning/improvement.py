@@ -18,6 +18,7 @@ from hybridremat.graph.joint import JointGraph, Schedule, ops_by_parts
 from hybridremat.graph.memory import StepMemory
 from hybridremat.graph.pins import Pins, obeys
 from hybridremat.planning.candidates import Candidate
+from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.plans.certify import bound_under
 from hybridremat.plans.outside_memory import (
     NO_OUTSIDE_MEMORY,
@@ -81,6 +82,7 @@ class Improvement:
     plain_peak: int
     pins: Pins
     deadline: Deadline = NO_DEADLINE
+    progress: Progress = no_progress
     _known: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
     _quick: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
     _polished: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
@@ -134,7 +136,11 @@ class Improvement:
             return needs - limit
 
         polish = Polish(
-            graph, excess, lambda each: obeys(graph, each, self.pins), deadline=self.deadline
+            graph,
+            excess,
+            lambda each: obeys(graph, each, self.pins),
+            deadline=self.deadline,
+            report=lambda spent: self.progress("polishing", round(100 * spent), 100),
         )
         schedule = polish(candidate.point.schedule)
         if schedule == candidate.point.schedule:

@@ -107,4 +107,5 @@ def plan_graph(
         base=base,
         exchanges=strategy.exchanges,
         deadline=deadline.share(SHARES["improve"]),
+        progress=progress,
     )

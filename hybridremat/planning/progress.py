@@ -47,6 +47,8 @@ def planning_progress(*, show: bool = True) -> Iterator[Progress]:
         bars.BarColumn(),
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(compact=True),
+        bars.TextColumn("left"),
         console=console,
         transient=True,
         disable=not (show and console.is_terminal),
@@ -56,7 +58,8 @@ def planning_progress(*, show: bool = True) -> Iterator[Progress]:
 
         def move(stage: str, done: int, total: int) -> None:
             nonlocal shown
-            # a new stage is drawn at once: the next update may be far away
+            if stage != shown:  # drawn at once, with clocks of its own: the next update may be far away
+                bar.reset(task)
             bar.update(task, description=stage, completed=done, total=total, refresh=stage != shown)
             shown = stage
 

@@ -14,6 +14,7 @@ from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.planning.candidates import Candidate, ChainPlan
 from hybridremat.planning.improvement import Improvement
 from hybridremat.planning.limit_errors import infeasible, too_slow
+from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, schedule_needs
 from hybridremat.plans.records import FrontierPoint, PinRecord
 from hybridremat.sequence.frontier import SchedulePoint, pareto_frontier
@@ -58,6 +59,8 @@ class StepFrontier:
         More candidates for a limit in bytes, of a strategy that looks for each limit anew.
     deadline
         When searches end with what they have.
+    progress
+        Called with (stage, done, total) by searches that take long.
     """
 
     graph: JointGraph
@@ -72,6 +75,7 @@ class StepFrontier:
     exchanges: bool = False
     under: Callable[[int], Sequence[Candidate]] | None = field(default=None, compare=False)
     deadline: Deadline = field(default=NO_DEADLINE, compare=False)
+    progress: Progress = field(default=no_progress, compare=False)
 
     @property
     def searches(self) -> bool:
@@ -283,7 +287,7 @@ class StepFrontier:
         return self._improvement_of(self.base or self.candidates)
 
     def _improvement_of(self, candidates: Sequence[Candidate]) -> Improvement:
-        return Improvement(self.graph, candidates, self.plain.peak, self.pinned, self.deadline)
+        return Improvement(self.graph, candidates, self.plain.peak, self.pinned, self.deadline, self.progress)
 
     def needs(self, candidate: Candidate, outside: OutsideMemory) -> int:
         """Bytes of the step at a point, outside memory included."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hybridremat.sequence.bounds.linear_program import LinearProgram
+from hybridremat.sequence.solving import solved
 
 if TYPE_CHECKING:  # takes a third of a second, and most plans need no search
     from ortools.sat.python.cp_model import CpModel, CpSolver, IntVar
@@ -28,12 +29,12 @@ def integer_bound(program: LinearProgram, effort: float) -> int:
     model, _ = integer_model(program)
     solver = single_solver(effort)
     solver.parameters.optimize_with_lb_tree_search = True  # for the bound alone, whatever solutions there are
-    status = solver.solve(model)
+    status = solved(solver, model)
     if status == cp_model.INFEASIBLE:
         raise ValueError("no solution satisfies every row")
     if status == cp_model.MODEL_INVALID:  # its numbers are too large
         return program.lower_bound()
-    return solver.response_proto.inner_objective_lower_bound
+    return int(solver.response_proto.inner_objective_lower_bound)
 
 
 def integer_model(program: LinearProgram) -> tuple[CpModel, list[IntVar]]:

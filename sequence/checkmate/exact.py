@@ -9,6 +9,7 @@ from typing import Final
 from hybridremat.graph.joint import Schedule
 from hybridremat.sequence.bounds.integer import integer_model
 from hybridremat.sequence.checkmate.program import CheckmateProgram
+from hybridremat.sequence.solving import solved
 
 EFFORT: Final = 10.0
 """Deterministic seconds of CP-SAT for one limit: up to four times as long on the clock."""
@@ -56,7 +57,7 @@ def solve(built: CheckmateProgram, hint: Schedule | None = None, effort: float =
         for decided, names in ((runs, built.runs), (kept, built.kept)):
             for each, variable in names.items():
                 model.add_hint(variables[variable], int(each in decided))
-    status = solver.solve(model)
+    status = solved(solver, model)
     proved = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Solved(None, max(0, ceil(solver.best_objective_bound - 0.5)), proved)

@@ -20,6 +20,7 @@ from hybridremat.sequence.checkmate.stages import Stages, stages_of
 from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.polish.program import PolishProgram, Runs
 from hybridremat.sequence.polish.windows import SIZES, Window, windows
+from hybridremat.sequence.solving import solved
 
 EFFORT: Final = 6.0
 """Deterministic seconds of all searches for one plan: three to five times as many on the clock."""
@@ -50,6 +51,8 @@ class Polish:
         Deterministic seconds for one schedule, :data:`EFFORT` if None.
     deadline
         When to end with the best so far, by the clock.
+    report
+        Called with the share of the effort that is spent.
     """
 
     graph: JointGraph
@@ -57,6 +60,7 @@ class Polish:
     obeys: Callable[[Schedule], bool]
     effort: float | None = None
     deadline: Deadline = NO_DEADLINE
+    report: Callable[[float], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._left = 0.0
@@ -65,11 +69,12 @@ class Polish:
 
     def __call__(self, schedule: Schedule) -> Schedule:
         """A faster schedule that fits as well, or ``schedule``, which fits and has no dead executions."""
-        self._left = EFFORT if self.effort is None else self.effort
+        self._left = most = EFFORT if self.effort is None else self.effort
         in_vain = 0  # windows, one after the other
         number = 0
         found = self._windows(schedule)
         while found and in_vain < len(found) and self._left > 0 and not self.deadline.passed:
+            self.report(1 - self._left / most)
             faster = self._searched(schedule, found[number % len(found)])
             if faster is None:
                 in_vain, number = in_vain + 1, number + 1
@@ -117,7 +122,7 @@ class Polish:
         solver.parameters.absolute_gap_limit = worth
         if self.deadline:
             solver.parameters.max_time_in_seconds = self.deadline.left
-        status = solver.solve(model)
+        status = solved(solver, model)
         self._left -= solver.response_proto.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
