@@ -9,6 +9,7 @@ figures are counted anew by the simulator, so they are exact; only a better opti
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -70,6 +71,14 @@ def is_solved_exactly(
 ) -> bool:
     """Whether the exact program solves a block."""
     return solver != "cp-sat" and _fits(_lattice(problem, effort), effort, solver)
+
+
+def exact_work(problem: BlockProblem, solver: BlockSolver = "auto") -> float:
+    """Array entries of one sweep of the exact program; infinite where CP-SAT solves a block."""
+    if solver == "cp-sat":
+        return inf
+    lattice = _lattice(problem, DEFAULT_EFFORT)
+    return lattice.work if _fits(lattice, DEFAULT_EFFORT, solver) else inf
 
 
 def _lattice(problem: BlockProblem, effort: Effort) -> Lattice:

@@ -1,16 +1,23 @@
-"""Solve every distinct block of a chain once, in parallel processes."""
+"""Solve every distinct block of a chain once: small ones in this process, large ones in others beside it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from queue import SimpleQueue
+from typing import Final
 
 from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
 from hybridremat.blocks.worker import Worker, WorkerError
 from hybridremat.deadline import NO_DEADLINE, Deadline
+
+LIGHT: Final = 4_000_000
+"""Entries of one sweep of all blocks together: a second, where to start a process takes a quarter of one."""
+
+SMALL: Final = LIGHT // 16
+"""The same of one block that is solved in this process in any case."""
 
 
 def solve_blocks(
@@ -28,8 +35,8 @@ def solve_blocks(
     problems
         Blocks; equal ones are solved once.
     workers
-        Processes; default: one for each processor that this process may use. With 1 everything runs here.
-        The result is the same for any number.
+        Processes; default: one for each processor that this process may use. With 1, and if no block takes
+        long, everything runs here. The result is the same for any number.
     solver
         What solves them (:func:`~hybridremat.blocks.pareto.enumerate_options`).
     on_progress
@@ -52,19 +59,32 @@ def solve_blocks(
     distinct = list(dict.fromkeys(problems))
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
-    count = min(workers or _processors(), len(distinct))
     # Largest first, so that no long solve starts when the others are done; with a deadline as many as can be.
     order = sorted(distinct, key=lambda p: -len(p.ops) * len(p.steps), reverse=bool(deadline))
+    large = _large(order, solver, deadline) if workers != 1 or deadline else set()
+    count = min(workers or _processors(), len(large))
+    here = _solve_here([problem for problem in order if problem not in large], solver, deadline)
+    there = [problem for problem in order if problem in large]
     solved: dict[BlockProblem, OptionSet] = {}
     if on_progress is not None:
         on_progress(0, len(order))
-    here = count <= 1 and not deadline  # a process can be ended
-    found = _solve_here(order, solver) if here else _solve_in_processes(order, solver, count, deadline)
-    for problem, options in found:
+    for problem, options in _solve_in_processes(there, here, solver, count, deadline) if there else here:
         solved[problem] = options
         if on_progress is not None:
             on_progress(len(solved), len(order))
     return {problem: solved[problem] for problem in distinct if problem in solved}
+
+
+def _large(
+    problems: Sequence[BlockProblem], solver: BlockSolver, deadline: Deadline
+) -> set[BlockProblem]:
+    """The blocks for other processes, which can be ended: none if starting some would take as long as all."""
+    from hybridremat.blocks.pareto import exact_work
+
+    work = {problem: exact_work(problem, solver) for problem in problems}
+    if sum(work.values()) <= LIGHT and not deadline:
+        return set()
+    return {problem for problem in problems if work[problem] > SMALL}
 
 
 def _processors() -> int:
@@ -74,18 +94,27 @@ def _processors() -> int:
 
 
 def _solve_here(
-    order: Sequence[BlockProblem], solver: BlockSolver
+    order: Iterable[BlockProblem], solver: BlockSolver, deadline: Deadline = NO_DEADLINE
 ) -> Iterator[tuple[BlockProblem, OptionSet]]:
     from hybridremat.blocks.pareto import enumerate_options
 
     for problem in order:
+        if deadline.passed:
+            return
         yield problem, enumerate_options(problem, solver=solver)
 
 
 def _solve_in_processes(
-    order: Sequence[BlockProblem], solver: BlockSolver, count: int, deadline: Deadline
+    order: Sequence[BlockProblem],
+    here: Iterable[tuple[BlockProblem, OptionSet]],
+    solver: BlockSolver,
+    count: int,
+    deadline: Deadline,
 ) -> Iterator[tuple[BlockProblem, OptionSet]]:
-    """One thread for each process, which waits for its answers; idle ones take the next problem."""
+    """One thread for each process, which waits for its answers; idle ones take the next problem.
+
+    Meanwhile ``here`` is solved in this one.
+    """
     with ExitStack() as stack:
         idle: SimpleQueue[Worker] = SimpleQueue()
         pool = stack.enter_context(ThreadPoolExecutor(count))
@@ -106,6 +135,7 @@ def _solve_in_processes(
 
         futures = {pool.submit(run, problem): problem for problem in order}
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        yield from here
         try:
             for future in as_completed(futures, deadline.left if deadline else None):
                 yield futures[future], future.result()

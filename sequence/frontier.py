@@ -109,7 +109,8 @@ class Wanted:
     ranges
         Where all that the tables tell apart is looked at, in bytes, and little elsewhere. None: everywhere.
     deadline
-        When to end with what has been looked at: at least the least memory, and what just fits each range.
+        When to end with what has been looked at: at least the least memory, and what just fits at the ends of
+        each range.
     """
 
     pins: Pins = NO_PINS
@@ -245,7 +246,7 @@ def look_near(
     if not slots:
         return []
     if deadline:
-        for _, limit in ranges or ():
+        for limit in dict.fromkeys(end for ends in ranges or () for end in ends):
             _last_fitting(slots, point_at, limit)
     chosen = sorted({*range(0, len(slots), STRIDE), len(slots) - 1})
     base = [point_at(slots[each]) for each in chosen if not each or not deadline.passed]

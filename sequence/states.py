@@ -34,7 +34,7 @@ class TableRows:
     Attributes
     ----------
     first
-        Of each row the first sub-chain that has it; shorter ones come first.
+        Of each row a sub-chain that has it; what a row is made of comes before it.
     by_span
         Row by s and t, in a chain without skip values.
     by_state

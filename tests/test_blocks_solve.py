@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from math import inf
 from typing import get_args
 
 import pytest
 
-from hybridremat.blocks.pareto import enumerate_options, is_solved_exactly
+from hybridremat.blocks import solve
+from hybridremat.blocks.pareto import enumerate_options, exact_work, is_solved_exactly
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.solve import solve_blocks
 from hybridremat.blocks.types import BackwardStep, BlockProblem, BlockSolver, Effort, ForwardOp, OptionSet
+from hybridremat.blocks.worker import Worker
 from hybridremat.errors import GraphSizeError
 from hybridremat.graph.joint import JointGraph, Op, Phase, Value
 from hybridremat.graph.segmentation.chain import Block, Chain
@@ -29,19 +32,49 @@ def layer(width: int) -> BlockProblem:
 PROBLEMS = [layer(4), layer(9), layer(4), layer(6)]
 
 
-def test_same_result_for_any_number_of_workers() -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[BlockProblem]:
+    """The problems that processes are asked for."""
+    given: list[BlockProblem] = []
+    answer = Worker.solve
+
+    def watched(self: Worker, problem: BlockProblem, solver: BlockSolver = "auto") -> OptionSet:
+        given.append(problem)
+        return answer(self, problem, solver)
+
+    monkeypatch.setattr(Worker, "solve", watched)
+    return given
+
+
+def test_same_result_for_any_number_of_workers_wherever_blocks_are_solved(
+    asked: list[BlockProblem], monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = solve_blocks(PROBLEMS, workers=1)
     assert list(alone) == [layer(4), layer(9), layer(6)]
     assert all(found.options and found.solo for found in alone.values())
-    assert solve_blocks(PROBLEMS, workers=2) == alone
-    assert solve_blocks(PROBLEMS, workers=1) == alone
+    assert solve_blocks(PROBLEMS, workers=2) == alone and not asked  # small ones
+    most = exact_work(layer(4))
+    monkeypatch.setattr(solve, "LIGHT", most)
+    assert solve_blocks(PROBLEMS, workers=2) == alone and not asked  # still small, each
+    monkeypatch.setattr(solve, "SMALL", most - 1)
+    assert solve_blocks(PROBLEMS, workers=1) == alone and not asked
+    assert solve_blocks(PROBLEMS, workers=2) == alone and set(asked) == set(alone)
+    asked.clear()
+    long = replace(layer(4), ops=layer(4).ops[:3], steps=layer(4).steps[3:], outputs=frozenset({2}))
+    assert exact_work(long) < most
+    assert solve_blocks([*PROBLEMS, long], workers=2) == alone | solve_blocks([long], workers=1)
+    assert set(asked) == set(alone)
+
+
+def test_blocks_beyond_the_exact_program_are_endless_work() -> None:
+    assert exact_work(layer(4), "cp-sat") == inf and 0 < exact_work(layer(4)) < inf
 
 
 def figures(options: OptionSet) -> list[tuple[int, int, int, int]]:
     return [(o.time, o.saved_bytes, o.backward_peak, o.forward_peak) for o in options.options]
 
 
-def test_each_solver_solves_and_the_exact_one_misses_nothing() -> None:
+def test_each_solver_solves_and_the_exact_one_misses_nothing(asked: list[BlockProblem]) -> None:
     found = {solver: solve_blocks(PROBLEMS, workers=1, solver=solver) for solver in get_args(BlockSolver)}
     assert found["auto"] == found["exact"]  # small blocks
     for problem in PROBLEMS:
@@ -51,6 +84,7 @@ def test_each_solver_solves_and_the_exact_one_misses_nothing() -> None:
     assert solve_blocks(PROBLEMS[:2], workers=2, solver="cp-sat") == {
         problem: found["cp-sat"][problem] for problem in PROBLEMS[:2]
     }
+    assert set(asked) == set(PROBLEMS[:2])
 
 
 def test_the_exact_solver_refuses_what_it_cannot_hold() -> None:
@@ -78,7 +112,7 @@ def test_a_script_without_main_guard_can_use_processes() -> None:
         "import sys; from hybridremat.blocks.solve import *; from hybridremat.blocks.types import *\n"
         "def p(w): return BlockProblem((w,), (ForwardOp((), (0,), 1, 0),),"
         " (BackwardStep((0,), 1, 0, 0),), frozenset(), 0)\n"
-        "print(len(solve_blocks([p(1), p(2)], workers=2)), 'torch' in sys.modules)"
+        "print(len(solve_blocks([p(1), p(2)], workers=2, solver='cp-sat')), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2", "False"]

@@ -68,7 +68,7 @@ def test_while_the_model_is_captured(slow, delay):
 )
 def test_while_blocks_are_solved(slow, everybody):
     """A terminal sends the signal to the solver processes too: they must not write their tracebacks."""
-    with planning("--cost-model", "flops", "--workers", "2") as process:
+    with planning("--cost-model", "flops", "--workers", "2", "--block-solver", "cp-sat") as process:
         assert process.stdout.readline() == "made\n"
         until = time.monotonic() + PATIENCE
         while not (solvers := children(process.pid)):

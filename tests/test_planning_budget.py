@@ -117,7 +117,7 @@ def test_in_no_time_the_least_memory_and_what_just_fits_are_looked_at() -> None:
     looked = Looked(200)
     base = look_near(range(200), looked, [(990, 1004)], AT_ONCE)
     assert [point.needs for point in base] == [0]
-    assert {0, 100, 101} <= set(looked.slots) and len(looked.slots) <= 12
+    assert {0, 99, 100, 101} <= set(looked.slots) and len(looked.slots) <= 20
 
 
 @pytest.mark.parametrize("name", ["transformer", "running"])

@@ -84,7 +84,7 @@ class Plan(PlanData):
         proves that. ``"checkmate"`` does, among schedules that keep the limit by its own count of memory, in
         which nothing is written in place; 0.0: none is faster.
     certificate
-        How near the plan is to the best there is, if it was certified; ``lower_bound`` and
+        How near the plan is to the best there is, if it was certified or had a budget; ``lower_bound`` and
         ``optimality_gap`` are its figures.
     """
 
