@@ -34,7 +34,7 @@ TORCH ?= $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1.0/p' pyproject.toml)
 TORCH_INDEX ?=
 OTHER := .torch/$(TORCH)
 # What a release of torch could break: the graphs that are captured, their numbers, Inductor's lowering
-OLDEST := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py compiled*.py lowered_memory.py))
+OLDEST := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py direct_calls.py compiled*.py lowered_memory.py))
 
 .PHONY: help demo test test-slow test-all test-torch test-oldest lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
