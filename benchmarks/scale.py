@@ -142,7 +142,7 @@ def table_of(rows: Sequence[Row]) -> Iterator[str]:
         seconds = [f"{each:.1f} ({1000 * each / ops:.1f})" for each in (stages[stage] for stage in STAGES)]
         figures = [row["model"], row["ops"], row["blocks"], row["limit"], f"{row['overhead']} %"]
         cells = [*figures, f"{float(row['planning']):.0f} s", *seconds, f"{row['MiB']} MiB"]
-        yield "| " + " | ".join(cells) + " |"
+        yield "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main() -> None:

@@ -7,13 +7,19 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hybridremat.blocks.types import BackwardStep, BlockBinding, BlockProblem, ForwardOp
 from hybridremat.graph.joint import JointGraph, Phase
 from hybridremat.graph.segmentation.chain import Block, Chain
-from hybridremat.graph.segmentation.skip_values import skip_values
+from hybridremat.graph.segmentation.skip_values import SkipValue, skip_values
+
+
+def bind_blocks(chain: Chain) -> tuple[BlockBinding, ...]:
+    """Describe every block of ``chain``: :func:`bind_block`."""
+    skips = skip_values(chain)
+    return tuple(_bound(chain, index, skips) for index in range(len(chain.blocks)))
 
 
 def bind_block(chain: Chain, index: int) -> BlockBinding:
@@ -30,6 +36,10 @@ def bind_block(chain: Chain, index: int) -> BlockBinding:
         If an op of the block reads a forward value that is neither made in the block, nor among its inputs,
         nor always alive.
     """
+    return _bound(chain, index, skip_values(chain))
+
+
+def _bound(chain: Chain, index: int, skips: Sequence[SkipValue]) -> BlockBinding:
     graph, block = chain.graph, chain.blocks[index]
     ops = _ordered_ops(chain, block)
     made = {v for op in ops for v in graph.ops[op].writes} - chain.always
@@ -48,7 +58,7 @@ def bind_block(chain: Chain, index: int) -> BlockBinding:
         outputs=frozenset(local[v] for v in leaving & local.keys()),
         gradient_in=side.gradient_in,
         held_forward=frozenset(local[v] for v in released - leaving),
-        skip_values=frozenset(local[f.value] for f in skip_values(chain) if f.producer == index),
+        skip_values=frozenset(local[f.value] for f in skips if f.producer == index),
         never_saved=frozenset(local[v] for v in chain.remade & local.keys()),
     )
     return BlockBinding(problem, ops, values, tuple(tuple(step.ops) for step in merged))

@@ -13,7 +13,7 @@ PLACES = [
     (pipeline, "trace_joint"),
     (pipeline, "with_costs"),
     (planner, "segment_graph"),
-    (stages, "bind_block"),
+    (stages, "bind_blocks"),
     (planner, "solve_options"),
     (planner, "compose"),
     (Exchange, "__call__"),

@@ -58,9 +58,12 @@ def _candidates(chain: Chain) -> list[SkipValue]:
             readers.setdefault(value, []).append(index)
             if value not in backward:
                 unread.add(value)
+    first: dict[int, int] = {}
+    for place, boundary in enumerate(chain.boundary):
+        first.update(dict.fromkeys(boundary - first.keys(), place))
     found = []
     for value, blocks in readers.items():
-        producer = next(i for i, boundary in enumerate(chain.boundary) if value in boundary) - 1
+        producer = first[value] - 1
         if value in unread or any(b - a > 1 for a, b in pairwise((producer, *blocks))):
             found.append(SkipValue(value, chain.graph.values[value].bytes, producer, tuple(blocks)))
     return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hybridremat.blocks.pareto import is_solved_exactly
-from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.problem import bind_blocks
 from hybridremat.blocks.types import BlockBinding, BlockSolver
 from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.errors import GraphSizeError, PolicyError
@@ -72,12 +72,8 @@ def segment_graph(
     bare = replace(optimistic, ops=tuple(replace(op, overwrites=()) for op in optimistic.ops))
     views = (optimistic, bare) if outside.forwards > 1 and bare != optimistic else (optimistic,)
     return tuple(
-        BoundChain(chain, _bindings(replace(chain, graph=view))) for view in views for chain in chains
+        BoundChain(chain, bind_blocks(replace(chain, graph=view))) for view in views for chain in chains
     )
-
-
-def _bindings(chain: Chain) -> tuple[BlockBinding, ...]:
-    return tuple(bind_block(chain, index) for index in range(len(chain.blocks)))
 
 
 def solve_options(

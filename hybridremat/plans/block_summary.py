@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.problem import bind_blocks
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.types import BlockBinding, Option, OptionSet
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
@@ -36,11 +36,12 @@ def planned_blocks(
     """What a schedule does with each block of a chain; ``option_sets`` has one entry a block."""
     ran = _Executions.of(chain.graph, schedule)
     decided = {decision.block: decision for decision in block_decisions(tuple(decisions))}
+    bindings = bind_blocks(chain) if len(decided) < len(chain.blocks) else ()
 
     def planned(index: int) -> PlannedBlock:
         decision = decided.get(index)
         if decision is None:
-            option = option_of_schedule(bind_block(chain, index), schedule, ran.crossing)
+            option = option_of_schedule(bindings[index], schedule, ran.crossing)
             return _planned_block(ran, chain, index, None, option, option_sets[index].options)
         family = option_sets[index].solo if decision.solo else option_sets[index].options
         return _planned_block(ran, chain, index, decision, family[decision.option], family)

@@ -5,7 +5,7 @@ Explanations and reports are computed from these without the model, and rely on 
 
 from __future__ import annotations
 
-from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.problem import bind_blocks
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.types import BlockProblem, OptionSet
 from hybridremat.graph.memory import step_memory
@@ -32,7 +32,7 @@ def require_sound(plan: PlanData) -> None:
 def _require_sound_details(plan: PlanData, details: PlanDetails) -> None:
     chain = details.chain
     validate_chain(chain)
-    problems = [bind_block(chain, index).problem for index in range(len(chain.blocks))]
+    problems = [binding.problem for binding in bind_blocks(chain)]
     option_sets = details.block_options
     for problem, options in set(zip(problems, option_sets, strict=True)):
         _require_options_run(problem, options)

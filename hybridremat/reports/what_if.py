@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from hybridremat.blocks.problem import bind_block
+from hybridremat.blocks.problem import bind_blocks
 from hybridremat.blocks.types import Option
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.memory import MemorySimulator, schedule_time
@@ -78,7 +78,7 @@ class WhatIf:
         self._in_place = Counter[int | None](steps[now] for now in overwritten)
         chain = details.chain
         self._sets = details.block_options
-        bindings = [bind_block(chain, index) for index in range(len(chain.blocks))]
+        bindings = bind_blocks(chain)
         self._flatten = Flattener(chain, bindings, self._sets)
         self._mend = PinRepair(self._graph, resolve_policy(self._graph, policy_of(plan)).pins, chain.rebuilt)
         self._remove_dead = DeadCodeElimination(self._graph, chain.rebuilt)
