@@ -16,7 +16,7 @@ from torch import nn
 import hybridremat
 from hybridremat.blocks.pareto import block_structure, enumerate_options
 from hybridremat.graph.costs.kernel_store import device_description
-from hybridremat.planning import pipeline
+from hybridremat.planning import option_cache, pipeline
 from hybridremat.planning.plan_cache import PlanCache, plan_key
 from hybridremat.planning.settings import Settings
 from support.quick_planning import LITTLE
@@ -37,7 +37,7 @@ def solved(monkeypatch):
     """How often blocks have been solved; nothing that was solved is remembered."""
     calls = []
 
-    class Forgetful(pipeline.OptionCache):
+    class Forgetful(option_cache.OptionCache):
         def solve(self, problems, *_):
             calls.append(1)
             for problem in problems:

@@ -71,14 +71,11 @@ def make_planned_call(
         given = None if plan is None else given_plan(plan, settings)
         settings = settings if given is None else settings.following(given)
         settings = with_auto_limit(settings, model).validated(need_limit=True)
-        if settings.spec is None:
-            require_memory(model)
-        else:
-            model, args, kwargs = on_unread_memory(model, args, kwargs or {})
+        model, args, kwargs = _with_memory(model, args, kwargs or {}, settings)
         context = PlanContext.of(settings, given=given, ranks=ranks, build=build)
         call = _new_call(model, context, progress=progress)
-        require_matching_inputs(model, args, kwargs or {})
-        made = call.prepare(args, kwargs or {})
+        require_matching_inputs(model, args, kwargs)
+        made = call.prepare(args, kwargs)
         ranks.finish(plan_digest(made) if made is not None else "")
     return call
 
@@ -99,10 +96,7 @@ def model_frontier(
         As :func:`hybridremat.frontier`.
     """
     settings = settings.validated(need_limit=False)
-    if settings.spec is None:
-        require_memory(model)
-    else:
-        model, args, kwargs = on_unread_memory(model, args, kwargs or {})
+    model, args, kwargs = _with_memory(model, args, kwargs or {}, settings)
     found: list[StepFrontier | LoweredFrontier] = []
     with planning_progress(show=progress) as shown:
         context = replace(PlanContext.of(settings), progress=shown)
@@ -112,9 +106,9 @@ def model_frontier(
             found.append(step_frontier(step, timings, context))
             return Chosen(step, plain_schedule(step.graph))
 
-        capture_only(model, args, kwargs or {}, settings, choose)
+        capture_only(model, args, kwargs, settings, choose)
         found[-1].points()  # a compiled step's are lowered here
-    return found[-1], settings, origin_of(model, args, kwargs or {}, settings.spec)
+    return found[-1], settings, origin_of(model, args, kwargs, settings.spec)
 
 
 def capture_only(
@@ -134,6 +128,17 @@ def capture_only(
         captured_call(model, args, kwargs, backend)
     if not backend.captured:
         raise no_backward(model)
+
+
+def _with_memory(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], settings: Settings
+) -> tuple[nn.Module, Sequence[Any], Mapping[str, Any]]:
+    """The model and its inputs as they are captured."""
+    _require_plannable(model)
+    if settings.spec is not None:
+        return on_unread_memory(model, args, kwargs)
+    require_memory(model)
+    return model, args, kwargs
 
 
 def _new_call(model: nn.Module, context: PlanContext, *, progress: bool) -> PlannedCall:
