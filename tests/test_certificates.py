@@ -86,6 +86,7 @@ def test_a_wrapped_models_plan_can_be_certified(step) -> None:
     assert hybridremat.get_plan(model).certified().lower_bound is not None
 
 
+@pytest.mark.slow
 def test_more_is_proven_for_what_the_caller_keeps(step) -> None:
     """A reserve, and further forwards: the backward has less than the limit."""
     model, batch = step
