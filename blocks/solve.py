@@ -11,7 +11,7 @@ from typing import Final
 
 from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
 from hybridremat.blocks.worker import Worker, WorkerError
-from hybridremat.deadline import NO_DEADLINE, Deadline
+from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 
 LIGHT: Final = 4_000_000
 """Entries of one sweep of all blocks together: a second, where to start a process takes a quarter of one."""

@@ -15,7 +15,7 @@ from math import inf
 from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
-from hybridremat.deadline import NO_DEADLINE, Deadline
+from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_flops, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 # alone. What stands in one line does not know of each other.
 ORDER = (
     ("errors",),
-    ("files", "units", "deadline", "version"),
+    ("files", "units", "version"),
     ("graph",),  # joint, memory, pins, private_torch, private_inductor, private_inductor_code, generated_code
     ("graph.segmentation", "graph.tracing"),
     ("graph.costs",),

@@ -13,8 +13,8 @@ from hybridremat.blocks.quick_options import quick_options
 from hybridremat.blocks.solve import solve_blocks
 from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
 from hybridremat.cli import main as cli
-from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.errors import LimitError
+from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.sequence.frontier import look_near
 from hybridremat.units import parse_seconds

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from hybridremat.deadline import NO_DEADLINE, Deadline
+from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Schedule, ops_by_parts
 from hybridremat.graph.memory import StepMemory
 from hybridremat.graph.pins import Pins, obeys

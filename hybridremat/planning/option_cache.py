@@ -9,7 +9,7 @@ from hybridremat.blocks.pareto import block_structure, reuse_options
 from hybridremat.blocks.quick_options import quick_options
 from hybridremat.blocks.solve import solve_blocks
 from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
-from hybridremat.deadline import NO_DEADLINE, Deadline
+from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.planning.kept_options import KeptOptions
 
 

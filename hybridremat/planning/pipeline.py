@@ -21,8 +21,8 @@ from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import run_op_by_op
 from hybridremat.compiler.model_checks import require_capturable
-from hybridremat.deadline import Deadline
 from hybridremat.graph.costs.slice_trials import slices_tried
+from hybridremat.graph.deadline import Deadline
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.rewrites import Rewrites

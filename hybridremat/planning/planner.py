@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from hybridremat.blocks.types import BlockSolver
-from hybridremat.deadline import NO_DEADLINE, Deadline
+from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Phase
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress

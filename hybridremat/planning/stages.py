@@ -13,8 +13,8 @@ from functools import partial
 from hybridremat.blocks.pareto import is_solved_exactly
 from hybridremat.blocks.problem import bind_blocks
 from hybridremat.blocks.types import BlockBinding, BlockSolver
-from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.errors import GraphSizeError, PolicyError
+from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.pins import Pins, obeys
 from hybridremat.graph.segmentation.chain import Chain

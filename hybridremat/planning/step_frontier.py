@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from hybridremat.deadline import NO_DEADLINE, Deadline
 from hybridremat.errors import PolicyError
+from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, ops_by_parts
 from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.planning.candidates import Candidate, ChainPlan
