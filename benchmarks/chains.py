@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from generated import Row, read_rows, write_part, write_rows
+from generated import Row, in_a_process, loads, read_rows, write_part, write_rows
 
 from hybridremat.sequence.backtrack import Backtracker
 from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures
@@ -100,17 +98,8 @@ def measured(chain: str) -> Row:
 
 def best_of(chain: str, repeats: int) -> Row:
     """The figures of one chain: of several runs that of the least time."""
-    rows = [in_a_process(chain) for _ in range(repeats)]
+    rows: list[Row] = [in_a_process(__file__, "--here", chain) for _ in range(repeats)]
     return min(rows, key=lambda row: float(row["table"]))
-
-
-def in_a_process(chain: str) -> Row:
-    """The figures of one chain, measured in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, "--here", chain], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{chain}: {done.stderr[-2000:]}")
-    row: Row = json.loads(done.stdout)
-    return row
 
 
 def part(rows: Sequence[Row]) -> str:
@@ -120,11 +109,10 @@ def part(rows: Sequence[Row]) -> str:
 
 def described(rows: Sequence[Row]) -> str:
     """What stands above the table."""
-    loads = [float(row["load"]) for row in rows]
     return (
         f"`python benchmarks/chains.py`: CPU seconds, the least of three runs, "
-        f"{max(row['date'] for row in rows)}, numpy {rows[-1]['numpy']}, one core with a load of "
-        f"{min(loads):.1f} to {max(loads):.1f}, {OPTIONS} options a block. "
+        f"{max(row['date'] for row in rows)}, numpy {rows[-1]['numpy']}, one core with {loads(rows)}, "
+        f"{OPTIONS} options a block. "
         "*Decisions* is the time to find them again at so many limits, *memory* the most of the process."
     )
 

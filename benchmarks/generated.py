@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -30,6 +35,29 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_atomic(path, content.getvalue())
+
+
+def in_a_process(script: str, *arguments: str) -> Any:
+    """What a script prints as JSON in its last line, run with an empty cache and one thread.
+
+    Raises
+    ------
+    RuntimeError
+        If it fails, with the end of what it said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "HYBRIDREMAT_CACHE": folder, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, script, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def loads(rows: Sequence[Row]) -> str:
+    """The load of the machine while rows were measured."""
+    found = [float(row["load"]) for row in rows]
+    return f"a load of {min(found):.1f} to {max(found):.1f}"
 
 
 def begin(script: str) -> str:

@@ -13,16 +13,13 @@ import argparse
 import json
 import os
 import resource
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from generated import Row, read_rows, write_part, write_rows
+from generated import Row, in_a_process, loads, read_rows, write_part, write_rows
 
 SCRIPT: Final = "scale.py"
 ROWS: Final = Path(__file__).with_name("data") / "scale.csv"
@@ -103,18 +100,6 @@ def measured(name: str) -> Row:
     }
 
 
-def in_a_process(name: str) -> Row:
-    """The figures of one model, with an empty cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "HYBRIDREMAT_CACHE": folder, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "--here", name]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
-    row: Row = json.loads(done.stdout.splitlines()[-1])
-    return row
-
-
 def part(rows: Sequence[Row]) -> str:
     """What the script writes into the page."""
     return "\n".join((described(rows), "", *table_of(rows)))
@@ -122,10 +107,9 @@ def part(rows: Sequence[Row]) -> str:
 
 def described(rows: Sequence[Row]) -> str:
     """What stands above the table."""
-    loads = [float(row["load"]) for row in rows]
     return (
         f"`python benchmarks/scale.py`: CPU seconds, {max(row['date'] for row in rows)}, torch "
-        f"{rows[-1]['torch']}, one thread, 2 cores with a load of {min(loads):.1f} to {max(loads):.1f}, "
+        f"{rows[-1]['torch']}, one thread, 2 cores with {loads(rows)}, "
         "empty cache, cost model `flops`; the Llama in bfloat16 with 4096 tokens, for `h100-80g`. In "
         "brackets: milliseconds an op. *Memory* is the most of the process."
     )
@@ -157,7 +141,7 @@ def main() -> None:
         parser.error(f"there is no {unknown[0]!r}; there are {', '.join(MODELS)}")
     rows = {row["model"]: row for row in read_rows(ROWS)}
     for name in () if options.pages else options.names or MODELS:
-        rows[name] = in_a_process(name)
+        rows[name] = in_a_process(__file__, "--here", name)
         kept = [rows[each] for each in MODELS if each in rows]
         write_rows(ROWS, COLUMNS, kept)
     write_part(PAGE, SCRIPT, part([rows[each] for each in MODELS if each in rows]))

@@ -15,16 +15,13 @@ import copy
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from generated import Row, read_rows, write_part, write_rows
+from generated import Row, in_a_process, loads, read_rows, write_part, write_rows
 from rich.console import Console
 
 SCRIPT: Final = "step_times.py"
@@ -121,18 +118,6 @@ def measured(name: str, rounds: int) -> list[Row]:
     ]
 
 
-def in_a_process(name: str, rounds: int) -> list[Row]:
-    """The rows of one model, with an empty cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "HYBRIDREMAT_CACHE": folder, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "--here", name, "--rounds", str(rounds)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
-    rows: list[Row] = json.loads(done.stdout.splitlines()[-1])
-    return rows
-
-
 def part(rows: Sequence[Row]) -> str:
     """What the script writes into the page."""
     return "\n".join((described(rows), "", *whole(rows), "", *lower(rows)))
@@ -140,10 +125,9 @@ def part(rows: Sequence[Row]) -> str:
 
 def described(rows: Sequence[Row]) -> str:
     """What stands above the tables."""
-    loads = [float(row["load"]) for row in rows]
     return (
         f"`python benchmarks/step_times.py`: CPU time, {max(row['date'] for row in rows)}, torch "
-        f"{rows[-1]['torch']}, one thread, 2 cores with a load of {min(loads):.1f} to {max(loads):.1f}, "
+        f"{rows[-1]['torch']}, one thread, 2 cores with {loads(rows)}, "
         f"medians of {rows[-1]['rounds']} rounds, cost model `profile`. At 100 % of the plain peak, as a "
         "multiple of plain eager's time:"
     )
@@ -199,7 +183,7 @@ def main() -> None:
         parser.error(f"there is no {unknown[0]!r}; there are {', '.join(MODELS)}")
     rows, console = read_rows(ROWS), Console(stderr=True)
     for name in () if options.pages else options.names or MODELS:
-        found = in_a_process(name, options.rounds)
+        found = in_a_process(__file__, "--here", name, "--rounds", str(options.rounds))
         console.print(*(f"{row['limit']}: {row['predicted']}, {row['measured']}" for row in found), sep="\n")
         rows = [row for row in rows if row["model"] != name] + found
         rows.sort(key=lambda row: [*MODELS].index(row["model"]))

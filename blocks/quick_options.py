@@ -42,7 +42,7 @@ def _choices(problem: BlockProblem) -> Iterator[frozenset[int]]:
         if value not in problem.never_saved
     }
     levels = sorted(set(worth.values()))
-    for level in levels[:: max(1, len(levels) // THRESHOLDS)]:
+    for level in levels[:: max(1, -(-len(levels) // THRESHOLDS))]:
         yield frozenset(value for value, each in worth.items() if each >= level)
     yield frozenset()
 
