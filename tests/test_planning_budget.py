@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -147,3 +148,9 @@ def test_the_command_line_takes_a_budget(capsys: pytest.CaptureFixture[str]) -> 
     how = ["--limit", "70%", "--cost-model", "flops", "--json", "--planning-budget", "2s"]
     assert cli.main(["plan", "gpt2", *small_gpt, *how]) == 0
     assert json.loads(capsys.readouterr().out)["certificate"]["limit"] > 0
+
+
+def test_quick_options_serve_a_block_that_must_not_save_everything() -> None:
+    problem = replace(CHAIN, never_saved=frozenset({0}))
+    found = quick_options(problem)
+    assert found is not None and not any(problem.rerun_only(option) for option in found.options)
