@@ -25,7 +25,6 @@ from generated import Row, in_a_process, loads, read_rows, write_part, write_row
 from hybridremat.sequence.backtrack import Backtracker
 from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures, SoloFigures
 from hybridremat.sequence.dynamic_program import chain_table
-from hybridremat.sequence.frontier import MOST_POINTS, STRIDE
 
 SCRIPT: Final = "chains.py"
 ROWS: Final = Path(__file__).with_name("data") / "chains.csv"
@@ -33,6 +32,8 @@ PAGE: Final = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 COLUMNS: Final = ("chain", "table", "decisions", "points", "MiB", "load", "date", "numpy")
 CHAINS: Final = ("100:1", "100:100", "300:300", "1000:1", "1000:2")
 OPTIONS: Final = 60
+LIMITS: Final = 64
+"""About as many limits have their decisions found."""
 
 
 def random_block(random: np.random.Generator) -> BlockFigures:
@@ -78,9 +79,8 @@ def measured(chain: str) -> Row:
     started = time.process_time()
     table = chain_table(problem, memory=memory)
     filled = time.process_time()
-    # as many limits as are looked at where none is of interest
     slots = table.breakpoints()
-    slots = slots[:: max(1, len(slots) // MOST_POINTS)][::STRIDE]
+    slots = slots[:: max(1, len(slots) // LIMITS)]
     backtrack = Backtracker(table)
     for slot in slots:
         backtrack(slot)

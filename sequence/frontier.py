@@ -9,8 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from functools import cache, partial
 from math import inf
 from typing import Final
 
@@ -38,8 +37,11 @@ MOST_EXECUTIONS: Final = 4_000_000
 COARSER: Final = 4
 """Slots of the second table against those of the finest."""
 
-STRIDE: Final = 16
-"""Of so many breakpoints one is simulated where no limit of interest is near."""
+SPREAD: Final = 24
+"""Intervals between the breakpoints of a table that are simulated wherever the limits are."""
+
+BESIDE: Final = 16
+"""Slots from the beginning of a range that are looked at, however short it is."""
 
 NEAR_LEAST: Final = 0.05
 """The share of the least memory within which schedules are near it: where exchanges at the least begin."""
@@ -111,12 +113,15 @@ class Wanted:
     deadline
         When to end with what has been looked at: at least the least memory, and what just fits at the ends of
         each range.
+    finest
+        Whether the finest table is wanted as well as the coarse one.
     """
 
     pins: Pins = NO_PINS
     needs: Needs = peak_alone
     ranges: Ranges | None = None
     deadline: Deadline = NO_DEADLINE
+    finest: bool = True
 
 
 EVERYTHING: Final = Wanted()
@@ -186,9 +191,10 @@ def frontier(
     found: dict[tuple[Decision, ...], SchedulePoint] = {}
     base = [plain]
     most = max(100, min(MOST_POINTS, MOST_EXECUTIONS // (2 * len(graph.ops) + 1)))
-    for table in chain_tables(problem, plain.peak, wanted.deadline):
+    for table in chain_tables(problem, plain.peak, wanted.deadline, finest=wanted.finest):
         backtrack = Backtracker(table)
 
+        @cache
         def point_at(slot: int, backtrack: Backtracker = backtrack) -> SchedulePoint:
             decisions = backtrack(slot)
             if decisions not in found:
@@ -203,9 +209,9 @@ def frontier(
 
 
 def chain_tables(
-    problem: ChainProblem, memory: int, deadline: Deadline = NO_DEADLINE
+    problem: ChainProblem, memory: int, deadline: Deadline = NO_DEADLINE, *, finest: bool = True
 ) -> Iterator[ChainTable]:
-    """The finest table, and one with coarser slots; none for a chain without blocks.
+    """The finest table, if it is asked for, and one with coarser slots; none for a chain without blocks.
 
     With a deadline the coarse one comes first, and the finest if there is time.
 
@@ -219,9 +225,9 @@ def chain_tables(
     unit = slot_bytes(memory, slots_for(rows))
     coarse = partial(chain_table, problem, memory=memory, slots=max(1, memory // (COARSER * unit)), rows=rows)
     fine = partial(chain_table, problem, memory=memory, rows=rows)
-    first, second = (coarse, fine) if deadline else (fine, coarse)
+    first, second = (coarse, fine) if deadline or not finest else (fine, coarse)
     yield first()
-    if not deadline.passed:
+    if finest and not deadline.passed:
         yield second()
 
 
@@ -233,41 +239,48 @@ def look_near(
 ) -> list[SchedulePoint]:
     """Look at every slot in some ranges of bytes and near the least memory, and at few others.
 
-    First every :data:`STRIDE`-th slot is looked at. Where a range lies between the bytes that two of these
-    schedules need, at least in part, all slots between them are looked at, too. So it does not matter how far
-    a table's bytes are from those that schedules need; a slot between them that needs more than both, or less
-    than both, may be missed.
+    Where a range begins and ends is found by bisection, so it does not matter how far a table's bytes are
+    from those that schedules need. Where these do not rise with the slots, some in a range may be missed.
 
     Returns
     -------
     list
-        What does not depend on the ranges: the first ones, and those near the least.
+        What does not depend on the ranges: some slots evenly spread, and those near the least.
     """
     if not slots:
         return []
     if deadline:
         for limit in dict.fromkeys(end for ends in ranges or () for end in ends):
-            _last_fitting(slots, point_at, limit)
-    chosen = sorted({*range(0, len(slots), STRIDE), len(slots) - 1})
-    base = [point_at(slots[each]) for each in chosen if not each or not deadline.passed]
-    chosen = chosen[: len(base)]
+            _place_beyond(slots, point_at, limit)
+    places = list(dict.fromkeys(round(n * (len(slots) - 1) / SPREAD) for n in range(SPREAD + 1)))
+    base = [point_at(slots[each]) for each in places if not each or not deadline.passed]
     needs = [each.needs for each in base]
-    spans = list(zip(pairwise(chosen), map(sorted, pairwise(needs)), strict=True))
 
-    def between(least: float, most: float) -> list[SchedulePoint]:
-        within = [places for places, (low, high) in spans if low <= most and least <= high]
-        places = (each for first, last in within for each in range(first + 1, last))
+    def looked(places: range) -> list[SchedulePoint]:
         return [point_at(slots[each]) for each in places if not deadline.passed]
 
-    base += between(0, min(needs) * (1 + NEAR_LEAST))
+    def beyond(limit: float) -> int:
+        """The place of a slot that needs more than a limit, after one that does not; or of the last."""
+        span = bisect_right(needs, limit)
+        begin, end = places[max(0, span - 1)], places[min(span, len(needs) - 1)]
+        return begin if deadline.passed else _place_beyond(slots, point_at, limit, begin, end)
+
+    base += looked(range(beyond(min(needs) * (1 + NEAR_LEAST))))
     for low, high in ((0, inf),) if ranges is None else ranges:
-        between(low, high)
+        first = max(0, beyond(low) - 1)
+        looked(range(first, min(len(slots), max(first + BESIDE, beyond(high)))))
     return base
 
 
-def _last_fitting(slots: Sequence[int], point_at: Callable[[int], SchedulePoint], limit: int) -> None:
-    """Look at slots until one is found that needs at most ``limit`` bytes, and the next one more, if any."""
-    bisect_right(slots, limit, key=lambda slot: point_at(slot).needs)
+def _place_beyond(
+    slots: Sequence[int],
+    point_at: Callable[[int], SchedulePoint],
+    limit: float,
+    begin: int = 0,
+    end: int | None = None,
+) -> int:
+    """The place of a slot that needs more than ``limit`` bytes, after one that does not; ``end`` if none."""
+    return bisect_right(slots, limit, begin, end, key=lambda slot: point_at(slot).needs)
 
 
 def evenly_spaced(slots: Sequence[int], most: int) -> tuple[int, ...]:

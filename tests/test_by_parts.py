@@ -184,6 +184,21 @@ def test_trials_are_kept(monkeypatch):
     assert with_parts(step, store).graph == first.graph
 
 
+def test_what_cannot_pay_is_not_tried(monkeypatch):
+    """A kernel without workspace, whose result goes over nothing that it reads."""
+    step, tried = planned_net().step, []
+    monkeypatch.setattr(part_trials, "laid_out_alike", lambda *_: ())
+    monkeypatch.setattr(part_trials, "_compared", lambda trial, *_: tried.append(trial.node) or ())
+
+    def nodes(temp):
+        tried.clear()
+        ops = tuple(replace(op, temp=temp, overwrites=()) for op in bare(step).graph.ops)
+        with_parts(replace(step, graph=replace(step.graph, ops=ops)), KernelStore())
+        return set(tried)
+
+    assert not nodes(0) and len(nodes(10**9)) >= 4
+
+
 def test_each_way_by_parts_runs_once_over_each_value_and_beside_them(monkeypatch):
     """And an input that refuses to be written over leaves the way as it is without."""
     step, ran = planned_net().step, []

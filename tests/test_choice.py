@@ -8,6 +8,7 @@ import pytest
 
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning import step_frontier
+from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.improvement import Improvement
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
@@ -32,18 +33,27 @@ def test_a_plan_is_never_slower_than_the_one_of_least_memory(monkeypatch):
     least = found.least(NO_OUTSIDE_MEMORY)
     fast, asked = replace(least, point=replace(least.point, time=1)), []
     monkeypatch.setattr(StepFrontier, "least", lambda *_: asked.append(1) or fast)
-    assert found.choose(found.least_needs(NO_OUTSIDE_MEMORY) + 1, None) is fast and asked
+    needs = found.least_composed_needs(NO_OUTSIDE_MEMORY)
+    assert found.choose(needs + 1, None) is fast and asked
     asked.clear()
-    monkeypatch.setattr(step_frontier, "CLEARLY", 1.0)
-    assert found.choose(found.plain.peak - 1, None) is not fast and not asked
+    assert found.choose(int(step_frontier.NEAR_LEAST * needs) + 1, None) is not fast and not asked
 
 
-def test_the_least_that_is_reported_is_what_its_plan_needs(monkeypatch):
-    """Even where a thorough search finds a plan that needs less."""
+def test_what_is_below_the_blocks_least_is_feasible_if_a_search_reaches_it(monkeypatch):
+    """And no plan says that the least is more than it needs itself."""
     found = plan_graph(transformer(2), cache=OptionCache(), workers=1)
-    quick = found.least(NO_OUTSIDE_MEMORY)
-    needs = found.least_needs(NO_OUTSIDE_MEMORY)
-    assert found.needs(quick, NO_OUTSIDE_MEMORY) == needs
-    smaller = replace(quick, point=replace(quick.point, peak=needs - 1, needs=needs - 1, time=1))
+    composed = found.least_composed_needs(NO_OUTSIDE_MEMORY)
+    least = found.least(NO_OUTSIDE_MEMORY)
+    assert found.needs(least, NO_OUTSIDE_MEMORY) <= composed
+    smaller = replace(least, point=replace(least.point, peak=composed - 9, needs=composed - 9))
     monkeypatch.setattr(Improvement, "under", lambda *_: smaller)
-    assert found.needs(found.least(NO_OUTSIDE_MEMORY), NO_OUTSIDE_MEMORY) == needs
+    monkeypatch.setattr(Improvement, "polished", lambda _, candidate, *__: candidate)
+    assert found.choose(composed - 9, None) is smaller
+    with pytest.raises(InfeasibleLimitError, match=f"{composed - 9} bytes"):
+        found.choose(composed - 10, None)
+
+    def reported(chosen):
+        how = {"limit": None, "asked": None, "outside": NO_OUTSIDE_MEMORY, "cost_model": "flops"}
+        return plan_of_point(found, chosen, **how).least_peak
+
+    assert reported(smaller) == composed - 9 and reported(found.candidates[-1]) == composed

@@ -56,7 +56,8 @@ def test_one_block(saved, capsys):
 
 def test_one_module(saved, capsys):
     plan, path = saved
-    module = next(record.module for record in plan.blocks[0].freed if "." in record.module)
+    freed = (record.module for block in plan.blocks for record in block.freed)
+    module = next(name for name in freed if "." in name)
     assert printed(capsys, path, "--explain", module).rstrip("\n") == str(plan.explain(module))
     data = json.loads(printed(capsys, path, "--explain", module, "--json"))
     assert data["module"] == module and len(data["values"]) == len(plan.explain(module).values)

@@ -302,7 +302,7 @@ def forged(path, change):
     "change",
     [
         lambda data: data["details"]["chain"]["blocks"][0]["forward"].reverse(),
-        lambda data: data["details"]["chain"]["blocks"][0]["backward"].pop(),
+        lambda data: next(b["backward"] for b in data["details"]["chain"]["blocks"] if b["backward"]).pop(),
         lambda data: data["details"]["option_set_of"].__setitem__(0, 10**30),
         lambda data: data["details"]["option_sets"][0]["options"][0][6].pop(),
         lambda data: data["details"]["decisions"].pop(),

@@ -26,7 +26,8 @@ from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, blo
 from hybridremat.sequence.dynamic_program import chain_table
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import (
-    STRIDE,
+    BESIDE,
+    SPREAD,
     Fronts,
     SchedulePoint,
     evenly_spaced,
@@ -255,8 +256,8 @@ def test_all_is_looked_at_in_ranges_and_little_elsewhere(
     near = {n for n in slots for low, high in ranges if low <= needs[n] <= high}
     least = {n for n in slots if needs[n] <= 1.05 * needs[0]}
     assert near | least <= set(asked)
-    beside = STRIDE * 2 * (len(ranges) + 1)  # at both ends of what is near
-    assert len(set(asked)) <= len(near | least) + beside + len(needs) // STRIDE + 2
+    beside = (BESIDE + 2 * 9) * (len(ranges) + 1)  # at both ends of what is near, and by bisection of 300
+    assert len(set(asked)) <= len(near | least) + beside + SPREAD + 1
     assert least <= {1000 - each.time for each in base}
     assert look_near(slots, point_at, [(0, 1)]) == base == look_near(slots, point_at, None)
     assert set(asked) == set(slots)

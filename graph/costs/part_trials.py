@@ -70,17 +70,26 @@ def with_parts(step: TracedStep, store: KernelStore) -> TracedStep:
 
 
 def _forms(step: TracedStep, op: Op, key: str) -> list[_Form]:
-    """The ways to run an op by parts, as far as its sizes tell."""
+    """The ways to run an op by parts that may pay, as far as its sizes tell."""
     node = step.op_nodes[op.id]
     if not key:
         return []
+    takes, written = _own_bytes(step, op)
     alike = list(laid_out_alike(step, op.id, node.all_input_nodes))
     forms = []
     for kernel, parts in parted_kernels(node):
         name = f"{key} of {distinct_arguments(node)} by {parts} {kernel.run.__name__}"
         places = {f"{name} over {node.all_input_nodes.index(each[1])}": each for each in alike}
-        forms.append(_Form(name, kernel, parts, places if kernel.exact else {}))
+        over = places if kernel.exact else {}
+        if over or written < WORTH * takes:  # at best a form takes no workspace
+            forms.append(_Form(name, kernel, parts, over))
     return forms
+
+
+def _own_bytes(step: TracedStep, op: Op) -> tuple[int, int]:
+    """What an op's own kernel takes with its results, if it writes them over nothing, and these alone."""
+    written = sum(step.graph.values[value].bytes for value in op.writes)
+    return op.temp + written * (not op.overwrites), written
 
 
 def _missing(step: TracedStep, forms: Mapping[int, list[_Form]], store: KernelStore) -> Iterator[_Trial]:
@@ -122,9 +131,9 @@ def _with_variant(step: TracedStep, op: Op, forms: Sequence[_Form], store: Kerne
         return op
     own = Variant("", 1, op.time, op.temp, op.overwrites)
     best = min(found, key=lambda each: (each.temp, not each.overwrites))
-    written = sum(step.graph.values[value].bytes for value in op.writes)
-    takes = (best.temp + written * (not best.overwrites), op.temp + written * (not op.overwrites))
-    return replace(op, variants=(own, best)) if takes[0] < WORTH * takes[1] else op
+    takes, written = _own_bytes(step, op)
+    pays = best.temp + written * (not best.overwrites) < WORTH * takes
+    return replace(op, variants=(own, best)) if pays else op
 
 
 def with_part_times(step: TracedStep, store: KernelStore) -> TracedStep:

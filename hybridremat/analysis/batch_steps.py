@@ -148,7 +148,7 @@ class Batches:
         if isinstance(frontier, LoweredFrontier):
             return frontier.least(most).needs
         if most is None:
-            return frontier.least_needs(outside)
+            return frontier.needs(frontier.least(outside), outside)
         return frontier.needs(frontier.smallest(most, outside), outside)
 
     def _step(self, batch: int) -> BatchStep:

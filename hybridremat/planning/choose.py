@@ -68,16 +68,16 @@ def plan_of_point(
 ) -> Plan:
     """The plan of a point of the frontier."""
     graph, point = frontier.graph_of(chosen), chosen.point
-    memory = step_memory(graph, point.schedule)
+    memory, needed = step_memory(graph, point.schedule), frontier.needs(chosen, outside)
     return Plan(
         memory_limit=limit,
         asked_limit=asked,
         reserve=outside.reserve,
         forwards=outside.forwards,
         predicted_peak=point.peak,
-        needed=frontier.needs(chosen, outside),
+        needed=needed,
         plain_peak=frontier.plain.peak,
-        least_peak=frontier.least_needs(outside),
+        least_peak=min(needed, frontier.least_composed_needs(outside)),
         overhead=frontier.overhead(point),
         composed_overhead=_composed_overhead(frontier, point),
         strategy_gap=_strategy_gap(point),

@@ -50,8 +50,8 @@ PROMISING: Final = 0.01
 """The share of its time that a plan has to be from the bound, for it to be polished."""
 
 
-NEAR: Final = (0.03, 0.05)
-"""What is near a limit: shares of it below and beyond."""
+NEAR: Final = 0.05
+"""What is near a limit: a share of it, beyond it. What is below is slower."""
 
 
 def higher_limits(limit: int, plain_peak: int) -> tuple[int, ...]:
@@ -60,14 +60,13 @@ def higher_limits(limit: int, plain_peak: int) -> tuple[int, ...]:
 
 
 def search_ranges(limit: int, plain_peak: int) -> tuple[tuple[int, int], ...]:
-    """The ranges of bytes in which exchanges under a limit begin: near it, and just at the higher limits.
+    """The ranges of bytes in which exchanges under a limit begin: just beyond it, and at the higher limits.
 
     Bytes as the limit counts them. For a limit beyond the plain peak the higher ones are lower; a plan is
     found all the same, since the plain step then fits.
     """
-    below, beyond = NEAR
-    around = int(limit * (1 - below)), int(limit * (1 + beyond))
-    return around, *((higher, higher) for higher in higher_limits(limit, plain_peak))
+    higher = higher_limits(limit, plain_peak)
+    return (limit, int(limit * (1 + NEAR))), *((each, each) for each in higher)
 
 
 @dataclass
@@ -84,7 +83,6 @@ class Improvement:
     deadline: Deadline = NO_DEADLINE
     progress: Progress = no_progress
     _known: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
-    _quick: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
     _polished: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
 
     def under(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
@@ -103,16 +101,8 @@ class Improvement:
         return self._known[key]
 
     def quickly(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
-        """What needs least of all that exchanges find under a limit, in half of the time.
-
-        They begin at the candidate, and at what they lead to under higher limits.
-        """
-        key = candidate, limit, outside
-        if key not in self._quick:
-            above = self._from_above(candidate, limit, outside)
-            found = [self._quickly(candidate, limit, outside, first) for first in ((), above)]
-            self._quick[key] = min(found, key=lambda each: (self._needs(each, outside), each.point.time))
-        return self._quick[key]
+        """The best of a quick search under a limit, begun at what exchanges lead to under higher ones."""
+        return self._quickly(candidate, limit, outside, self._from_above(candidate, limit, outside))
 
     def polished(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
         """The best that CP-SAT finds under a limit that the candidate keeps; itself if nothing is gained.
