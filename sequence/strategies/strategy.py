@@ -97,14 +97,15 @@ class Strategy:
     ) -> Fronts:
         """The frontier with fewer options, its decisions by the numbers of all.
 
-        Of the coarse table alone: at 27 limits of nine models the plans were those of both.
+        For a plan under one limit, of the coarse table alone: at 27 limits of nine models that made no other
+        plan. A whole frontier is to be nowhere above that of the strategy with those options.
         """
         # by identity: sets of options are large to hash, and blocks that are equal share one
         distinct = {id(options): options for options in option_sets}
         fewer = {key: restrict(options) for key, options in distinct.items()}
         numbers = {key: _numbers(fewer[key], options) for key, options in distinct.items()}
         few = [fewer[id(each)] for each in option_sets]
-        fronts = frontier(chain, bindings, few, replace(wanted, finest=False))
+        fronts = frontier(chain, bindings, few, replace(wanted, finest=wanted.ranges is None))
 
         @cache  # the schedules of a chain share most of their decisions
         def renumbered(decision: Decision) -> Decision:
