@@ -36,7 +36,7 @@ def test_a_plan_is_never_slower_than_the_one_of_least_memory(monkeypatch):
     needs = found.least_composed_needs(NO_OUTSIDE_MEMORY)
     assert found.choose(needs + 1, None) is fast and asked
     asked.clear()
-    assert found.choose(int(step_frontier.NEAR_LEAST * needs) + 1, None) is not fast and not asked
+    assert found.choose(int(step_frontier.AROUND_LEAST * needs) + 1, None) is not fast and not asked
 
 
 def test_what_is_below_the_blocks_least_is_feasible_if_a_search_reaches_it(monkeypatch):

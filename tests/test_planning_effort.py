@@ -44,3 +44,15 @@ def test_a_plan_for_one_limit_looks_at_few_schedules_and_is_the_same(monkeypatch
         everywhere, all_ = planned(limit)
         near, few = planned(limit, ranges=search_ranges(limit, plain))
         assert near == everywhere and few < 0.65 * all_
+
+
+def test_a_plan_for_one_limit_fills_three_tables_a_chain_and_a_frontier_four(monkeypatch):
+    """Fewer options need no table of the finest slots; a frontier has one, so that theirs is never below it."""
+    fill, filled = frontier.chain_table, []
+    monkeypatch.setattr(frontier, "chain_table", lambda *a, **how: filled.append(1) or fill(*a, **how))
+    graph, options = uneven(10), OptionCache()
+    chains = len(plan_graph(graph, cache=options, workers=1).chains)
+    assert len(filled) == 4 * chains
+    filled.clear()
+    plan_graph(graph, cache=options, workers=1, ranges=[(1, 2)])
+    assert len(filled) == 3 * chains

@@ -39,7 +39,7 @@ class Plan(PlanData):
         (:mod:`hybridremat.plans.outside_memory`); the same as ``predicted_peak`` without.
     plain_peak, least_peak
         Bytes: the plain step's, and the least ``memory_limit`` that is feasible with ``reserve`` and
-        ``forwards``, as far as no search for it tells: asked for less, one may find up to 1 % less.
+        ``forwards``, as far as composing blocks tells; under a lower one a search may find up to 1 % less.
     overhead, extra_flops
         Fractions of the plain step's time (by the cost model) and flops.
     saved_bytes
