@@ -47,7 +47,7 @@ def test_a_plan_for_one_limit_looks_at_few_schedules_and_is_the_same(monkeypatch
 
 
 def test_a_plan_for_one_limit_fills_three_tables_a_chain_and_a_frontier_four(monkeypatch):
-    """Fewer options need no table of the finest slots; a frontier has one, so that theirs is never below it."""
+    """Fewer options need no table of the finest slots; a frontier has one, to be nowhere above theirs."""
     fill, filled = frontier.chain_table, []
     monkeypatch.setattr(frontier, "chain_table", lambda *a, **how: filled.append(1) or fill(*a, **how))
     graph, options = uneven(10), OptionCache()
