@@ -116,4 +116,4 @@ def test_training_is_bit_equal_in_the_memory_that_was_promised(name):
         assert plain.differences(trained) == [], share
         assert max(trained.peaks) <= limit, share
         assert all(abs(peak - plan.predicted_peak) <= 0.001 * peak for peak in trained.peaks), share
-        assert limit < plan.plain_peak and (share != "least" or plan.predicted_peak == limit)
+        assert limit < plan.plain_peak and (share != "least" or limit <= 1.01 * plan.predicted_peak)
