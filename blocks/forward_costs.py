@@ -6,13 +6,14 @@ Vectors over all sets at once, in the order of the flat sets of :class:`~hybridr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridremat.blocks.lattice import Lattice
 
-Sizes = NDArray[np.int64]
+Sizes = NDArray[Any]
 Marks = NDArray[np.bool_]
 
 
@@ -43,13 +44,17 @@ def forward_costs(lattice: Lattice) -> ForwardCosts:
     for d, chosen in bits.items():
         if d not in problem.outputs:
             saved += scale.value_units[d] * chosen
-    peak = np.zeros(len(sets), np.int64)
+    kind = lattice.units_kind
+    peak, level, part = np.zeros(len(sets), kind), np.empty(len(sets), kind), np.empty(len(sets), kind)
     for k, op in enumerate(problem.ops):
-        level = scale.temp_units[k] * (runs[k] if op.optional else np.ones(len(sets), np.int64))
+        level[:] = kind(scale.temp_units[k]) * runs[k] if op.optional else scale.temp_units[k]
         for d, c in lattice.producer.items():
             if c <= k:
-                level = level + scale.value_units[d] * _alive(lattice, d, k, bits, runs, len(sets))
-        level = level - _overwritten(lattice, k, bits, runs, len(sets))
+                alive = _alive(lattice, d, k, bits, runs, len(sets))
+                level += np.multiply(alive, kind(scale.value_units[d]), out=part)
+        if op.overwrites:
+            over = _writes_over(lattice, k, bits, runs, len(sets))
+            level -= np.multiply(over, kind(scale.value_units[op.overwrites[0]]), out=part)
         np.maximum(peak, level, out=peak)
     time = np.zeros(len(sets), np.int64)
     for c, chosen in runs.items():
@@ -72,18 +77,14 @@ def _runs(lattice: Lattice, bits: dict[int, Marks], size: int) -> dict[int, Mark
     return runs
 
 
-def _overwritten(
+def _writes_over(
     lattice: Lattice, k: int, bits: dict[int, Marks], runs: dict[int, Marks], size: int
-) -> Sizes | int:
-    """Units of what op k writes its output over, where it runs."""
-    ops = lattice.problem.ops
-    if not ops[k].overwrites:
-        return 0
+) -> Marks:
+    """In which sets op k runs and writes its output over something."""
     over = np.zeros(size, bool)
-    for d in ops[k].overwrites:
+    for d in lattice.problem.ops[k].overwrites:
         over |= ~np.broadcast_to(_alive(lattice, d, k + 1, bits, runs, size), size)
-    units: int = lattice.scale.value_units[ops[k].overwrites[0]]
-    return units * (over & runs.get(k, True))
+    return over & runs.get(k, True)
 
 
 def _alive(

@@ -16,10 +16,8 @@ one step to another for its own sake is lost.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridremat.blocks.scale import Scale
 from hybridremat.blocks.types import BlockProblem
@@ -114,13 +112,10 @@ class Lattice:
         """Whether sets know if a value is alive."""
         return value in self._place
 
-    @cached_property
-    def bytes_by_set(self) -> NDArray[np.int64]:
-        """Units of every set of values."""
-        total = np.zeros((2,) * len(self.values), np.int64)
-        for axis, ds in enumerate(self.values):
-            total[at(total.ndim, {axis: 1})] += sum(self.scale.value_units[d] for d in ds)
-        return total
+    @property
+    def units_kind(self) -> type[np.int32] | type[np.int64]:
+        """Numbers that hold what is alive, and how far it is over a limit."""
+        return np.int32 if 2 * self.scale.most_units < 2**31 else np.int64
 
 
 def at(bits: int, fixed: dict[int, int]) -> tuple[slice, ...]:

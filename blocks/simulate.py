@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from hybridremat.blocks.types import BlockProblem, Option
 
@@ -109,14 +110,15 @@ def _check_runs_once(
     problem: BlockProblem, optional_forward: Collection[int], recompute: Sequence[Sequence[int]]
 ) -> None:
     """A solo option comes after the block's first forward, so a forward op counts as run there too."""
+    once = [c for c, op in enumerate(problem.ops) if not op.recomputable]
     again = [c for cs in recompute for c in cs]
-    for c, op in enumerate(problem.ops):
-        runs = again.count(c) + (not op.optional or c in optional_forward)
-        if not op.recomputable and runs > 1:
+    for c in once:
+        runs = again.count(c) + (not problem.ops[c].optional or c in optional_forward)
+        if runs > 1:
             raise ValueError(f"op {c} must not run more than once, but would run {runs} times")
 
 
-@dataclass
+@dataclass(slots=True)
 class _Version:
     """One run's copy of a value, alive at events ``birth`` to ``last``; ``stays``: to the forward's end."""
 
@@ -185,16 +187,16 @@ class _Simulation:
 
     def levels(self) -> list[int]:
         """Bytes at every event; a step's tail runs when the values that only it still needed are gone."""
-        alive = [0] * len(self.extra)
-        beyond = [0] * len(self.extra)
+        born = [0] * len(self.extra)  # bytes of versions that are alive from an event on
+        dying = [0] * len(self.extra)  # of those that are alive up to it
         for version in self.versions:
             size = self.problem.value_bytes[version.value]
-            for now in range(version.birth, version.last + 1):
-                alive[now] += size
-                beyond[now] += size if now < version.last else 0
+            born[version.birth] += size
+            dying[version.last] += size
+        alive = list(accumulate(born[now] - (dying[now - 1] if now else 0) for now in range(len(born))))
         levels = [a + e for a, e in zip(alive, self.extra, strict=True)]
         for now, size in self._overwritten().items():
             levels[now] -= size
         for now, tail in self.tails.items():
-            levels[now] = max(levels[now], beyond[now] + tail)
+            levels[now] = max(levels[now], alive[now] - dying[now] + tail)
         return levels

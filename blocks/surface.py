@@ -15,15 +15,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridremat.blocks.decode import Decoded, Integers, decode
 from hybridremat.blocks.forward_costs import forward_costs
 from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.simulate import simulate_option
-from hybridremat.blocks.sweep import INFEASIBLE, Decoded, Integers, Sweep, decode, run_sweep
-from hybridremat.blocks.tradeoff import FamilyTradeoff, Tradeoff
+from hybridremat.blocks.sweep import Sweep, Sweeper, Times, Word
+from hybridremat.blocks.tradeoff import INFEASIBLE, FamilyTradeoff, Tradeoff
 from hybridremat.blocks.types import BlockProblem, Option
 
-MOST_ENTRIES: Final = 2**19
-"""Sets times limits of one sweep: keeps its arrays within the processor's caches."""
+MOST_ENTRIES: Final = 2**21
+"""Sets times limits of one sweep: 4 MB for each of its arrays of times."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class _LeastTimes:
     """
 
     limit: int
-    times: Integers
+    times: Times
     solo: int
     kept: tuple[Integers, ...]
 
@@ -70,6 +71,7 @@ class Surface:
 
     def __post_init__(self) -> None:
         self.forward = forward_costs(self.lattice)
+        self._sweeper = Sweeper(self.lattice)
         self.families = tuple(_families(self.lattice, self.forward.saved))
         problem = self.lattice.problem
         self._ordinary, self._solo = (
@@ -94,23 +96,27 @@ class Surface:
         found: list[Tradeoff] = []
         for first in range(0, len(limits), self.batch):
             some = limits[first : first + self.batch]
-            sweep = run_sweep(self.lattice, np.array(some, np.int64))
+            sweep = self._sweeper.sweep(np.array(some, np.int64))
             table = np.ascontiguousarray(sweep.times.reshape(-1, len(some)).T)
-            found += self._decoded(sweep, [self._least(*each) for each in zip(table, some, strict=True)])
+            least = [self._least(*each, sweep.word) for each in zip(table, some, strict=True)]
+            found += self._decoded(sweep, least)
         self.sweeps += len(limits)
         return found
 
-    def _least(self, backward: NDArray[np.int32], limit: int) -> _LeastTimes:
-        times = backward + self.forward.time
-        times[(self.forward.peak > limit) | (times >= INFEASIBLE)] = INFEASIBLE
-        kept = tuple(self._kept(family, times) for family in self.families)
-        return _LeastTimes(limit, times, int(backward[0]), kept)
+    def _least(self, backward: Times, limit: int, word: Word) -> _LeastTimes:
+        times = backward + self.forward.time.astype(word.kind)
+        np.maximum(times, np.multiply(self.forward.peak > limit, word(word.infeasible)), out=times)
+        kept = tuple(self._kept(family, times, word.infeasible) for family in self.families)
+        solo = int(backward[0])
+        return _LeastTimes(limit, times, INFEASIBLE if solo >= word.infeasible else solo, kept)
 
-    def _kept(self, family: OptionFamily, times: Integers) -> Integers:
+    def _kept(self, family: OptionFamily, times: Times, infeasible: int) -> Integers:
         """The sets of a family whose options are worth having."""
         best = np.minimum.accumulate(times[family.order])
-        falls = np.flatnonzero(best < np.concatenate(([INFEASIBLE], best[:-1])))
-        return family.order[self._worth(falls, best)]
+        falls = np.flatnonzero(best[1:] < best[:-1]) + 1
+        falls = np.concatenate(([0], falls))
+        falls = falls[best[falls] < infeasible]
+        return family.order[falls[self._worth(best[falls].tolist())]]
 
     def _decoded(self, sweep: Sweep, found: Sequence[_LeastTimes]) -> Iterator[Tradeoff]:
         """The trade-off at each limit, from the decisions behind its times."""
@@ -125,22 +131,23 @@ class Surface:
             families = []
             for family, kept in zip(self.families, least.kept, strict=True):
                 peaks = [self._option(family, c, least, decoded, next(ways)) for c in kept.tolist()]
+                times = least.times[kept].astype(np.int64)
                 families.append(
-                    FamilyTradeoff(self.forward.saved[kept], least.times[kept], np.array(peaks, np.int64))
+                    FamilyTradeoff(self.forward.saved[kept], times, np.array(peaks, np.int64))
                 )
             way = next(ways)
             solo_peak = self._solo_peak(least, decoded, way) if least.solo < INFEASIBLE else 0
             yield Tradeoff(least.limit, tuple(families), least.solo, solo_peak)
 
-    def _worth(self, falls: NDArray[np.int64], best: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _worth(self, falling: Sequence[int]) -> list[int]:
         """The leanest, those that gain more than the tolerance on the one before, and the fastest."""
         kept: list[int] = []
-        for place in falls:
-            if not kept or best[kept[-1]] - best[place] > self.tolerance:
-                kept.append(int(place))
-        if len(falls) and best[falls[-1]] < best[kept[-1]]:
-            kept.append(int(falls[-1]))
-        return np.array(kept, np.int64)
+        for place, time in enumerate(falling):
+            if not kept or falling[kept[-1]] - time > self.tolerance:
+                kept.append(place)
+        if kept and falling[-1] < falling[kept[-1]]:
+            kept.append(len(falling) - 1)
+        return kept
 
     def _option(
         self, family: OptionFamily, chosen: int, least: _LeastTimes, decoded: Decoded, way: int

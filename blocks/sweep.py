@@ -1,24 +1,51 @@
-"""One sweep of a lattice from the last backward step to the first, and the decisions behind its times."""
+"""One sweep of a lattice from the last backward step to the first, and the decisions behind its times.
+
+All is done on whole arrays, in memory that is kept from one sweep to the next, and without numpy's masks and
+broadcasts along the short axis of the limits, which take ten times as long as the arithmetic: ``over`` holds
+for each set and limit how much is alive beyond the limit, so that one number is compared with all of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridremat.blocks.lattice import Lattice, at
+from hybridremat.blocks.lattice import Lattice
+from hybridremat.blocks.scratch import Scratch
+from hybridremat.blocks.sweep_program import OpProgram, RowProgram, StepProgram, sweep_programs
 
-Times = NDArray[np.int32]
+Times = NDArray[Any]
 Flags = NDArray[np.bool_]
-Integers = NDArray[np.int64]
+Over = NDArray[Any]
+"""Units that are alive beyond a limit, by set and limit."""
+
 Drop = tuple[int, Flags]
 """An axis (a value) and where it pays to drop that value."""
 
-INFEASIBLE: Final = 2**29
-"""Time units of what is impossible."""
+
+@dataclass(frozen=True)
+class Word:
+    """Numbers for times: those from ``infeasible`` on stand for what is impossible.
+
+    Ops that take up to ``room`` time units may be added to that.
+    """
+
+    kind: type[np.generic]
+    infeasible: int
+    room: int
+
+    def __call__(self, number: int) -> Any:
+        """A number of this kind."""
+        return self.kind(number)
+
+
+NARROW: Final = Word(np.uint16, 3 * 2**14, 2**14 - 1)
+"""Enough for some five forwards of a block, and twice as fast as the wide ones."""
+
+WIDE: Final = Word(np.int32, 2**29, 2**29)
 
 
 @dataclass(frozen=True)
@@ -42,170 +69,139 @@ class Sweep:
         Backward time units by set of saved values (an axis of length 2 for each) and limit (last axis).
     stages
         For each step, its reruns in order and the values that go after it.
+    word
+        What ``times`` consists of.
     """
 
     times: Times
     stages: tuple[tuple[tuple[Rerun, ...], tuple[Drop, ...]], ...]
+    word: Word
 
 
-def run_sweep(lattice: Lattice, limits: NDArray[np.int64]) -> Sweep:
-    """Least backward times within each of ``limits`` (units at the peak of the backward)."""
-    sizes = lattice.bytes_by_set
-    times = np.zeros(len(limits), np.int32)
-    stages = []
-    for j in reversed(range(len(lattice.members))):
-        used = sizes[(0,) * (len(lattice.values) - lattice.width[j])]
-        times, gone = _step(lattice, j, times, used, limits)
-        reruns = [_rerun(lattice, j, row, times, used, limits) for row in reversed(lattice.members[j])]
-        stages.append((tuple(reversed(reruns)), gone))
-    return Sweep(times, tuple(reversed(stages)))
+class Sweeper:
+    """Sweeps of one lattice, each valid until the next: they share their memory."""
+
+    def __init__(self, lattice: Lattice, words: tuple[Word, ...] = (NARROW, WIDE)) -> None:
+        self._lattice, self._scratch, self._steps = lattice, Scratch(), sweep_programs(lattice)
+        self._words = [word for word in words if sum(lattice.scale.time_units) <= word.room]
+
+    def sweep(self, limits: NDArray[np.int64]) -> Sweep:
+        """Least backward times within each of ``limits`` (units at the peak of the backward)."""
+        over, again = self._over(limits), sum(self._lattice.scale.time_units)
+        for word in self._words:
+            found = _Run(self._steps, self._scratch, over, word).sweep(again)
+            if found is not None:
+                return found
+        raise OverflowError("times of a block beyond 29 bits")
+
+    def _over(self, limits: NDArray[np.int64]) -> Over:
+        """What every set has alive beyond each limit."""
+        lattice, count = self._lattice, len(limits)
+        over = self._scratch.array("over", (count << len(lattice.values),), lattice.units_kind)
+        over[:count] = -limits
+        for twins in reversed(lattice.values):
+            units = sum(lattice.scale.value_units[d] for d in twins)
+            np.add(over[:count], units, out=over[count : 2 * count])
+            count *= 2
+        return over.reshape((2,) * len(lattice.values) + (len(limits),))
 
 
-def _step(
-    lattice: Lattice, j: int, after: Times, used: NDArray[np.int64], limits: NDArray[np.int64]
-) -> tuple[Times, tuple[Drop, ...]]:
-    """From the sets that stay after step j to the sets before it."""
-    step, bits = lattice.scale.steps[j], lattice.width[j]
-    fresh = bits - (after.ndim - 1)
-    stay = used[(0,) * fresh]
-    after = np.where(stay[..., None] + step.tail > limits, np.int32(INFEASIBLE), after)
-    times = np.full((2,) * bits + (len(limits),), INFEASIBLE, np.int32)
-    reads = lattice.axes(j, step.reads)
-    times[tuple(int(axis in reads) for axis in range(fresh))] = after
-    gone = []
-    for axis in (axis for axis in reads if axis >= fresh):
-        kept, dropped = times[at(bits, {axis: 1})], times[at(bits, {axis: 0})]
-        gone.append((axis, dropped < kept))
-        np.minimum(kept, dropped, out=kept)
-    for axis in reads:
-        times[at(bits, {axis: 0})] = INFEASIBLE
-    np.copyto(times, INFEASIBLE, where=used[..., None] + step.during > limits)
-    return times, tuple(gone)
+@dataclass
+class _Run:
+    """One sweep in times of one kind."""
 
+    steps: tuple[StepProgram, ...]
+    scratch: Scratch
+    over: Over
+    word: Word
+    turns: dict[str, int] = field(default_factory=dict)
 
-def _rerun(
-    lattice: Lattice,
-    j: int,
-    row: tuple[int, ...],
-    times: Times,
-    used: NDArray[np.int64],
-    limits: NDArray[np.int64],
-) -> Rerun:
-    """Before step j, a row may run where all that it reads is alive and nothing that it writes."""
-    ops, units, bits = lattice.problem.ops, lattice.scale.value_units, lattice.width[j]
-    writes = lattice.axes(j, ops[row[-1]].writes)
-    before = lattice.scale.steps[j - 1].after if j else lattice.scale.gradient_in_units
-    best, drops, reads = times, [], dict[int, int]()
-    if len(writes) == 1:
-        best = best[at(bits, {writes[0]: 1})]
-    for c in reversed(row):
-        inner = {d for k in row[:-1] for d in ops[k].writes if not lattice.has_axis(d)}
-        fresh = [axis for axis in lattice.axes(j, ops[c].reads) if axis not in reads]
-        made = dict.fromkeys(writes, int(c == row[-1]))
-        aside = sum(units[d] for d in ops[c].writes if not lattice.axes(j, (d,)))
-        aside += sum(units[d] for d in ops[c].reads if d in inner)
-        aside -= max((units[d] for d in ops[c].overwrites if d in inner), default=0)  # it dies here
-        room = limits - lattice.scale.temp_units[c] - aside - before
-        level = used[at(bits, reads | dict.fromkeys(fresh, 1) | made)][..., None]
-        over = _takeovers(lattice, j, c, fresh)
-        if over:
-            best = _where_it_fits(best, level, room, over)
-        for axis in (*(writes if c == row[-1] and len(writes) > 1 else ()), *fresh):
-            kept, dropped = best[at(bits, {axis: 1})], best[at(bits, {axis: 0})]
-            drops.append((axis, dropped < kept))
-            best = np.minimum(kept, dropped)
-        reads |= dict.fromkeys(fresh, 1)
-        best = best + np.int32(lattice.scale.time_units[c])
-        if not over:
-            np.copyto(best, INFEASIBLE, where=level > room)
-    target = times[at(bits, reads | dict.fromkeys(writes, 0))]
-    runs = best < target
-    np.minimum(target, best, out=target)
-    return Rerun(row, tuple(reads), writes, runs, tuple(drops))
+    def sweep(self, again: int) -> Sweep | None:
+        """The sweep; None if there may be times beyond what the word can tell.
 
+        ``again``: what the reruns before one step take at most, where each op runs once.
+        """
+        word = self.word
+        times = self._array("times", self.over.shape[-1:])
+        times[...] = 0
+        stages, most = [], 0
+        for j, step in reversed([*enumerate(self.steps)]):
+            over = self.over[step.within]
+            times, gone = self._step(j, step, times, over)
+            if most + again >= word.infeasible:
+                most = int(np.where(times < word.infeasible, times, 0).max())
+            most += again
+            if most >= word.infeasible:
+                return None
+            reruns = [self._rerun(j, row, times, over) for row in step.rows]
+            stages.append((tuple(reversed(reruns)), gone))
+        return Sweep(times, tuple(reversed(stages)), word)
 
-def _takeovers(lattice: Lattice, j: int, c: int, fresh: list[int]) -> dict[int, int]:
-    """The axes of what op c may write its output over, if that goes with it, and the units that this saves.
+    def _step(self, j: int, step: StepProgram, after: Times, over: Over) -> tuple[Times, tuple[Drop, ...]]:
+        """From the sets that stay after step j to the sets before it."""
+        self._bar(after, over[(0,) * step.fresh], step.tail)
+        times = after
+        if step.fresh:
+            times = self._array("times", over.shape)
+            times[...] = self.word.infeasible
+            times[step.stays] = after
+        gone = []
+        for drop in step.drops:
+            kept, dropped = times[drop.kept], times[drop.dropped]
+            gone.append((drop.axis, self._less(dropped, kept, (j, drop.axis))))
+            np.minimum(kept, dropped, out=kept)
+        for missing in step.missing:
+            times[missing] = self.word.infeasible
+        self._bar(times, over, step.during)
+        return times, tuple(gone)
 
-    That it dies there is taken for granted: the simulator knows.
-    """
-    units = lattice.scale.value_units
-    over = ((axis, units[d]) for d in lattice.problem.ops[c].overwrites for axis in lattice.axes(j, (d,)))
-    return {axis: size for axis, size in over if axis in fresh}
+    def _rerun(self, j: int, program: RowProgram, times: Times, over: Over) -> Rerun:
+        """Before step j, a row may run where all that it reads is alive and nothing that it writes."""
+        best, drops = times[program.after], []
+        for op in program.ops:
+            level = over[op.level]
+            if op.takeovers:
+                best = self._where_it_fits(best, level, op)
+            for drop in op.drops:
+                kept, dropped = best[drop.kept], best[drop.dropped]
+                drops.append((drop.axis, self._less(dropped, kept, (j, op.op, drop.axis))))
+                best = np.minimum(kept, dropped, out=self._array("best", kept.shape))
+            best = np.add(best, self.word(op.time), out=self._array("best", best.shape))
+            if not op.takeovers:
+                self._bar(best, level, op.room)
+        target = times[program.before]
+        runs = self._less(best, target, (j, program.row))
+        np.minimum(target, best, out=target)
+        return Rerun(program.row, program.reads, program.writes, runs, tuple(drops))
 
+    def _where_it_fits(self, best: Times, level: Over, op: OpProgram) -> Times:
+        """Times from the sets after an op, where what is alive meanwhile fits.
 
-def _where_it_fits(
-    best: Times, level: NDArray[np.int64], room: NDArray[np.int64], over: dict[int, int]
-) -> Times:
-    """Times from the sets after an op, where what is alive meanwhile fits.
+        That is less where the op writes over what is gone then.
+        """
+        barred = self.scratch.array("barred", best.shape, np.bool_)
+        np.greater(level, op.room, out=barred)
+        for gone, units in op.takeovers:
+            np.greater(level, op.room + units, out=barred[gone])
+        return np.maximum(best, self._barrier(barred), out=self._array("best", best.shape))
 
-    ``level`` is alive with all that the op reads and makes; less, where it writes over what is gone then.
-    """
-    fits = np.broadcast_to(level <= room, best.shape).copy()
-    for axis, units in over.items():
-        fits[at(best.ndim - 1, {axis: 0})] = level - units <= room
-    return np.where(fits, best, np.int32(INFEASIBLE))
+    def _bar(self, times: Times, over: Over, room: int) -> None:
+        """Times become infeasible where more is alive than fits."""
+        barred = np.greater(over, room, out=self.scratch.array("barred", over.shape, np.bool_))
+        np.maximum(times, self._barrier(barred), out=times)
 
+    def _barrier(self, barred: Flags) -> Times:
+        """What raises times to the infeasible."""
+        barrier = self.scratch.array("barrier", barred.shape, self.word.kind)
+        np.multiply(barred, self.word(self.word.infeasible), out=barrier)
+        return barrier
 
-@dataclass(frozen=True)
-class Decoded:
-    """What runs again in many ways to run a block: ``runs[i, way]`` says whether row i of ops does.
+    def _less(self, one: Times, other: Times, decision: tuple[object, ...]) -> Flags:
+        """Where one is less than the other, remembered as a decision."""
+        flags: Flags = np.less(one, other, out=self.scratch.array(decision, other.shape, np.bool_))
+        return flags
 
-    ``rows``: the step before which it would run, and the ops.
-    """
-
-    rows: tuple[tuple[int, tuple[int, ...]], ...]
-    runs: Flags
-
-    def key(self, way: int) -> bytes:
-        """Equal for ways that run the same again."""
-        return self.runs[:, way].tobytes()
-
-    def recomputations(self, way: int, steps: int) -> tuple[tuple[int, ...], ...]:
-        """For each of the block's steps the ops that run before it."""
-        again: list[tuple[int, ...]] = [()] * steps
-        for number in np.flatnonzero(self.runs[:, way]).tolist():
-            step, ops = self.rows[number]
-            again[step] += ops
-        return tuple(again)
-
-
-def decode(lattice: Lattice, sweep: Sweep, saved: Sequence[int], limits: Sequence[int]) -> Decoded:
-    """The decisions behind the times of some sets (flat indexes), each within a limit (its place)."""
-    count = len(lattice.values)
-    sets, within = np.array(saved, np.int64), np.array(limits, np.int64)
-    alive = sets[:, None] >> np.arange(count - 1, -1, -1) & 1
-    every = np.arange(len(sets))
-    rows: list[tuple[int, tuple[int, ...]]] = []
-    found: list[Flags] = []
-    for j, (reruns, gone) in enumerate(sweep.stages):
-        alive = alive[:, alive.shape[1] - lattice.width[j] :]
-        for rerun in reruns:
-            possible = alive[:, rerun.reads].all(axis=1) & ~alive[:, rerun.writes].any(axis=1)
-            ways = np.flatnonzero(possible)
-            ways = ways[_flags(rerun.runs, alive, ways, within)]
-            rows.append((j, rerun.ops))
-            found.append(np.zeros(len(sets), bool))
-            if len(ways):
-                found[-1][ways] = True
-                for axis in rerun.writes:
-                    alive[ways, axis] = 1
-                _drop(rerun.drops, alive, ways, within)
-        _drop(gone, alive, every, within)
-    return Decoded(tuple(rows), np.array(found, bool).reshape(len(rows), len(sets)))
-
-
-def _flags(flags: Flags, alive: Integers, ways: Integers, limits: Integers) -> Flags:
-    """The flags of some ways at what is alive in them; an axis of length 1 does not tell."""
-    if not len(ways):
-        return np.zeros(0, bool)
-    flags = np.ascontiguousarray(flags)
-    steps = np.array(flags.strides[:-1], np.int64) * (np.array(flags.shape[:-1]) > 1)  # of a byte each
-    found: Flags = flags.reshape(-1)[alive[ways, : len(steps)] @ steps + limits[ways]]
-    return found
-
-
-def _drop(drops: tuple[Drop, ...], alive: Integers, ways: Integers, limits: Integers) -> None:
-    """What was decided last comes first: its flags take the earlier ones as decided."""
-    for axis, flags in reversed(drops):
-        alive[ways[_flags(flags, alive, ways, limits)], axis] = 0
+    def _array(self, name: str, shape: tuple[int, ...]) -> Times:
+        """An array beside the last one of this name."""
+        self.turns[name] = 1 - self.turns.get(name, 0)
+        return self.scratch.array((name, self.turns[name]), shape, self.word.kind)

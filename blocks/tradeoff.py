@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridremat.blocks.sweep import INFEASIBLE
-
 Integers = NDArray[np.int64]
+
+INFEASIBLE: Final = 2**29
+"""Time units of what is impossible."""
 
 
 @dataclass(frozen=True)

@@ -197,8 +197,8 @@ class Effort:
     family_time: float = 3.0
     limit_resolution: float = 0.00001
     limits: int = 128
-    least_limits: int = 48
-    entries: int = 500_000_000
+    least_limits: int = 24
+    entries: int = 200_000_000
     fused_above: int = 300_000
     solved_above: int = 65_000_000
     most_values: int = 21
