@@ -40,7 +40,7 @@ class Backtracker:
 
     def __init__(self, table: ChainTable) -> None:
         self._table = table
-        self._transitions = Transitions(table.problem, table.unit, table.tick)
+        self._transitions = Transitions(table.problem, table.rows.skips, table.unit, table.tick)
         self._most = table.opt.slots - 1
         self._options: dict[int, tuple[OptionTransitions, Integers]] = {}
         self._checkpoints: dict[int, tuple[CheckpointTransitions, Integers, Integers]] = {}
@@ -84,9 +84,9 @@ class Backtracker:
             return [option[0], (s + 1, t, rest, found.rest), option[1]]
         assert found.distance is not None
         j = s + found.distance
-        after, before = transitions.dying_around(s, t, dying, j)
+        later, earlier = transitions.dying_around(s, t, dying, j)
         runs = (Forward(k) for k in range(s, j))
-        return [*runs, (j, t, after, found.rest), (s, j - 1, before, found.before)]
+        return [*runs, (j, t, later, found.rest), (s, j - 1, earlier, found.before)]
 
     def _choose(self, s: int, t: int, dying: SkipSet, m: int) -> _Choice:
         """What gives the time of Opt[s,t,m]; equal rows choose alike."""

@@ -115,7 +115,7 @@ def chain_table(
     unit = slot_bytes(memory, slots_for(rows) if slots is None else slots)
     # every block's sizes are rounded up, so the plain step needs up to one slot more for each
     opt = TimeRows(len(rows), -(-memory // unit) + len(problem) + 1)
-    transitions = Transitions(problem, unit, tick_of(problem))
+    transitions = Transitions(problem, rows.skips, unit, tick_of(problem))
     for number, (s, t, dying) in enumerate(rows.first):
         forward = transitions.forward_time(s, t)
         if s == t:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
+from typing import NamedTuple
 
 from hybridremat.sequence.chain_problem import ChainProblem
 
@@ -22,8 +23,36 @@ SkipSet = int
 NO_SKIPS: SkipSet = 0
 
 
+class SkipUse(NamedTuple):
+    """What an option does with skip values: which it makes stay unread, which others it reads."""
+
+    unread: SkipSet
+    read: SkipSet
+
+
+class AfterOption(NamedTuple):
+    """What dies in the rest, bytes that nobody needs there, bytes free in the block's backward."""
+
+    rest: SkipSet
+    dead: int
+    spared: int
+
+
+class AroundCheckpoints(NamedTuple):
+    """For every checkpoint j: bytes at j not read, bytes free before j, dying in (j,t), in (s,j−1)."""
+
+    unread: tuple[int, ...]
+    ended: tuple[int, ...]
+    later: tuple[SkipSet, ...]
+    earlier: tuple[SkipSet, ...]
+
+
 class SkipLiveness:
-    """Who reads the skip values of one chain, and when."""
+    """Who reads the skip values of one chain, and when.
+
+    It remembers what it has worked out: the states of a table, its rows and those of another with coarser
+    slots, and the decisions behind both ask the same.
+    """
 
     def __init__(self, problem: ChainProblem) -> None:
         self._values = problem.skip_values
@@ -40,6 +69,9 @@ class SkipLiveness:
                 self._carried[boundary] |= 1 << n
         self.bytes = cache(self._bytes)
         self._read = cache(self._read_by)
+        self.after_option = cache(self._after_option)
+        self.dying_around = cache(self._dying_around)
+        self.around_checkpoints = cache(self._around_checkpoints)
 
     def made_in(self, block: int) -> list[int]:
         """Skip values that a block makes."""
@@ -69,6 +101,27 @@ class SkipLiveness:
         """The skip values that a block makes: bytes, and who reads each."""
         made = self.made_in(block)
         return tuple((self._values[n].bytes, self._readers(n, block, self._length)) for n in made)
+
+    def _after_option(self, s: int, t: int, dying: SkipSet, use: SkipUse) -> AfterOption:
+        """What an option of block s of this use leaves to the blocks after it, within (s,t)."""
+        spared = dying & ~use.read
+        free = spared | use.unread
+        rest = self.within(s + 1, t, free)
+        return AfterOption(rest, self.bytes(free & ~rest), self.bytes(spared))
+
+    def _dying_around(
+        self, s: int, t: int, dying: SkipSet
+    ) -> tuple[tuple[SkipSet, ...], tuple[SkipSet, ...]]:
+        """What dies in (j,t) and in (s,j−1) around every checkpoint j, s < j ≤ t."""
+        after = range(s + 1, t + 1)
+        earlier = tuple(self.within(s, j - 1, dying) for j in after)
+        free = (dying & ~values | self.fresh(s, j) for j, values in zip(after, earlier, strict=True))
+        return tuple(self.within(j, t, values) for j, values in zip(after, free, strict=True)), earlier
+
+    def _around_checkpoints(self, s: int, t: int, dying: SkipSet) -> AroundCheckpoints:
+        later, earlier = self.dying_around(s, t, dying)
+        unread = tuple(self.bytes(self.unread(j, t, self.fresh(s, j))) for j in range(s + 1, t + 1))
+        return AroundCheckpoints(unread, tuple(self.bytes(dying & ~each) for each in earlier), later, earlier)
 
     def _bytes(self, values: SkipSet) -> int:
         """Bytes of some skip values."""

@@ -39,9 +39,12 @@ class TableRows:
         Row by s and t, in a chain without skip values.
     by_state
         Row by sub-chain, in one with skip values.
+    skips
+        When these die.
     """
 
     first: tuple[SubChain, ...]
+    skips: SkipLiveness
     by_span: Numbers | None = None
     by_state: Mapping[SubChain, int] = field(default_factory=dict)
 
@@ -63,15 +66,18 @@ class TableRows:
 def table_rows(problem: ChainProblem) -> tuple[ChainProblem, TableRows]:
     """The chain and its rows; without skip values if these would make too many."""
     if problem.skip_values:
-        states = _states(Transitions(problem, unit=1), len(problem))
-        rows = _rows_of_states(problem, states) if states else None
+        skips = SkipLiveness(problem)
+        states = _states(Transitions(problem, skips, unit=1), len(problem))
+        rows = _rows_of_states(problem, states, skips) if states else None
         if rows and len(rows) <= MOST_ROWS:
             return problem, rows
         problem = replace(problem, skip_values=())
-    return problem, _rows_of_spans(_row_keys(problem))
+    return problem, _rows_of_spans(problem)
 
 
-def _rows_of_spans(keys: Numbers) -> TableRows:
+def _rows_of_spans(problem: ChainProblem) -> TableRows:
+    skips = SkipLiveness(problem)
+    keys = _row_keys(problem, skips)
     length = len(keys)
     numbers = np.zeros_like(keys)
     first: list[SubChain] = []
@@ -80,12 +86,11 @@ def _rows_of_spans(keys: Numbers) -> TableRows:
         _, places, number = np.unique(keys[s, s + distance], return_index=True, return_inverse=True)
         numbers[s, s + distance] = len(first) + number
         first += [(place, place + distance, NO_SKIPS) for place in places.tolist()]
-    return TableRows(tuple(first), numbers)
+    return TableRows(tuple(first), skips, numbers)
 
 
-def _rows_of_states(problem: ChainProblem, states: States) -> TableRows:
-    keys = _row_keys(problem).tolist()
-    skips = SkipLiveness(problem)
+def _rows_of_states(problem: ChainProblem, states: States, skips: SkipLiveness) -> TableRows:
+    keys = _row_keys(problem, skips).tolist()
     interned: dict[object, int] = {}
     first: list[SubChain] = []
     numbers: dict[SubChain, int] = {}
@@ -96,7 +101,7 @@ def _rows_of_states(problem: ChainProblem, states: States) -> TableRows:
                 numbers[s, t, dying] = number = interned.setdefault(key, len(first))
                 if number == len(first):
                     first.append((s, t, dying))
-    return TableRows(tuple(first), by_state=numbers)
+    return TableRows(tuple(first), skips, by_state=numbers)
 
 
 def _states(transitions: Transitions, length: int) -> States | None:
@@ -111,17 +116,16 @@ def _states(transitions: Transitions, length: int) -> States | None:
                 return None
             for dying in states[s, t]:
                 states[s + 1, t] |= transitions.rests(s, t, dying)
-                at_checkpoints = transitions.dying_at_checkpoints(s, t, dying)
-                for j, later, earlier in zip(range(s + 1, t + 1), *at_checkpoints, strict=True):
+                around = transitions.skips.dying_around(s, t, dying)
+                for j, later, earlier in zip(range(s + 1, t + 1), *around, strict=True):
                     states[j, t].add(later)
                     states[s, j - 1].add(earlier)
     return states
 
 
-def _row_keys(problem: ChainProblem) -> Numbers:
+def _row_keys(problem: ChainProblem, skips: SkipLiveness) -> Numbers:
     """A number for each (s,t) such that equal numbers have equal rows, if t − s is equal, too."""
     length = len(problem)
-    skips = SkipLiveness(problem)
     classes: dict[object, int] = {}
     block_class = np.array(
         [

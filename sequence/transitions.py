@@ -10,16 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from hybridremat.sequence.chain_problem import ChainProblem
 from hybridremat.sequence.least_times import Integers, Row
-from hybridremat.sequence.skip_liveness import NO_SKIPS, SkipLiveness, SkipSet, members_of
+from hybridremat.sequence.skip_liveness import (
+    NO_SKIPS,
+    AfterOption,
+    AroundCheckpoints,
+    SkipLiveness,
+    SkipSet,
+    SkipUse,
+    members_of,
+)
 
 TOO_MANY_SLOTS: Final = 1 << 40
 """More slots than there are."""
+
+NOTHING_DIES: Final = AfterOption(NO_SKIPS, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +63,13 @@ class CheckpointTransitions:
     earlier: tuple[SkipSet, ...]
 
 
-class SkipUse(NamedTuple):
-    """What an option does with skip values: which it makes stay unread, which others it reads."""
-
-    unread: SkipSet
-    read: SkipSet
-
-
-class _After(NamedTuple):
-    """What dies in the rest, bytes that nobody needs there, bytes free in the block's backward."""
-
-    rest: SkipSet
-    dead: int
-    spared: int
-
-
 class Transitions:
     """The transitions of one chain in slots of ``unit`` bytes and ticks of ``tick`` nanoseconds."""
 
-    def __init__(self, problem: ChainProblem, unit: int, tick: int = 1) -> None:
+    def __init__(self, problem: ChainProblem, skips: SkipLiveness, unit: int, tick: int = 1) -> None:
         length = len(problem)
         self.length, self.unit, self.tick = length, unit, tick
-        self.skips = SkipLiveness(problem)
+        self.skips = skips
         self._uses = [
             _distinct([self._use(i, o.unread, o.read) for o in block.options])
             for i, block in enumerate(problem.blocks)
@@ -160,53 +155,33 @@ class Transitions:
         made, entering = self.skips.made_in(block), self.skips.entering(block)
         return SkipUse(members_of(made[rank] for rank in unread), members_of(entering[rank] for rank in read))
 
-    def _after(self, s: int, t: int, dying: SkipSet, use: SkipUse) -> _After:
+    def _after(self, s: int, t: int, dying: SkipSet, use: SkipUse) -> AfterOption:
         """What an option of this use of skip values leaves to the blocks after s."""
-        skips = self.skips
-        if not skips.any:
-            return _After(NO_SKIPS, 0, 0)
-        spared = dying & ~use.read
-        free = spared | use.unread
-        rest = skips.within(s + 1, t, free)
-        return _After(rest, skips.bytes(free & ~rest), skips.bytes(spared))
+        return self.skips.after_option(s, t, dying, use) if self.skips.any else NOTHING_DIES
 
     def checkpoints(self, s: int, t: int, dying: SkipSet = NO_SKIPS) -> CheckpointTransitions:
         """Every checkpoint j of (s,t), s < j ≤ t."""
         at = range(s + 1, t + 1)
-        unread, ended, later, earlier = self._dying(s, t, dying)
+        around = self._around(s, t, dying)
+        unread, ended = np.array(around.unread, np.int64), np.array(around.ended, np.int64)
         plain = self._plain_peak[s, s:t] - np.concatenate(([0], unread[:-1]))
         peak = np.maximum.accumulate(self._forward_base(t, s, t - 1) + plain)
         carried = self._slots(self._boundary[s, s + 1 : t + 1] - unread)
         grown = self._slots(self._held[s:t] - self._held[t] - ended)
         least = np.maximum(self._slots(peak), np.maximum(carried, grown))
-        return CheckpointTransitions(np.array(at), least, carried, grown, later, earlier)
-
-    def _dying(
-        self, s: int, t: int, dying: SkipSet
-    ) -> tuple[Integers, Integers, tuple[SkipSet, ...], tuple[SkipSet, ...]]:
-        """For every checkpoint j: bytes at j not read, bytes free before j, dying in (j,t), in (s,j−1)."""
-        skips = self.skips
-        if not skips.any:
-            none = np.zeros(t - s, np.int64)
-            return none, none, (NO_SKIPS,) * (t - s), (NO_SKIPS,) * (t - s)
-        fresh = [(j, skips.fresh(s, j)) for j in range(s + 1, t + 1)]
-        unread = [skips.bytes(skips.unread(j, t, values)) for j, values in fresh]
-        later, earlier = self.dying_at_checkpoints(s, t, dying)
-        ended = [skips.bytes(dying & ~values) for values in earlier]
-        return np.array(unread, np.int64), np.array(ended, np.int64), later, earlier
-
-    def dying_at_checkpoints(
-        self, s: int, t: int, dying: SkipSet
-    ) -> tuple[tuple[SkipSet, ...], tuple[SkipSet, ...]]:
-        """For every checkpoint j the skip values that die in (j,t) and in (s,j−1)."""
-        later, earlier = zip(*(self.dying_around(s, t, dying, j) for j in range(s + 1, t + 1)), strict=True)
-        return later, earlier
+        return CheckpointTransitions(np.array(at), least, carried, grown, around.later, around.earlier)
 
     def dying_around(self, s: int, t: int, dying: SkipSet, j: int) -> tuple[SkipSet, SkipSet]:
         """What dies in (j,t) and in (s,j−1) around a checkpoint j."""
-        skips = self.skips
-        earlier = skips.within(s, j - 1, dying)
-        return skips.within(j, t, dying & ~earlier | skips.fresh(s, j)), earlier
+        if not self.skips.any:
+            return NO_SKIPS, NO_SKIPS
+        later, earlier = self.skips.dying_around(s, t, dying)
+        return later[j - s - 1], earlier[j - s - 1]
+
+    def _around(self, s: int, t: int, dying: SkipSet) -> AroundCheckpoints:
+        if self.skips.any:
+            return self.skips.around_checkpoints(s, t, dying)
+        return AroundCheckpoints((0,) * (t - s), (0,) * (t - s), (NO_SKIPS,) * (t - s), (NO_SKIPS,) * (t - s))
 
 
 def _columns(rows: tuple[object, ...], *names: str) -> list[Integers]:

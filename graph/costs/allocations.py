@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from hybridremat.graph.costs.cpu_recorder import CpuRecorder
 from hybridremat.graph.costs.cuda_recorder import CudaRecorder
@@ -34,26 +32,6 @@ def record(device: str, run: Callable[[Mark], None]) -> Recording:
     recording = recorder.stop()
     assert recording is not None, "a recording that is not interruptible was given up"
     return recording
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Collect garbage now and not meanwhile: a collection would free what a step without it holds."""
-    gc.collect()
-    with collector_off():
-        yield
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """Switch Python's garbage collector off, for code that makes many objects and few cycles."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def peaks_of(prepared: Sequence[Callable[[], Callable[[], object]]], device: str) -> list[tuple[int, int]]:

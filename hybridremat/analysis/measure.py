@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from hybridremat.compiler.capture import model_device, training_mode
 from hybridremat.compiler.model_state import preserve_state
 from hybridremat.errors import InputError
-from hybridremat.graph.costs.allocations import record, without_collection
+from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.costs.recorder import Mark, Recording
+from hybridremat.graph.garbage import without_collection
 from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.units import format_bytes
 

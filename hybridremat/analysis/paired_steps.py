@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridremat.graph.costs.allocations import peaks_of, without_collection
+from hybridremat.graph.costs.allocations import peaks_of
+from hybridremat.graph.garbage import without_collection
 
 LEARNING_RATE = 1e-3
 

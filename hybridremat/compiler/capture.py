@@ -14,6 +14,7 @@ from torch import nn
 
 from hybridremat.compiler.backend import REMOVE_BREAK, Backend, CaptureComplete
 from hybridremat.errors import CaptureError, HybridRematError, InputError
+from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_torch import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -141,8 +142,8 @@ def run_once(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call the compiled step as in training, and return its output."""
-    with training_mode(model), torch.enable_grad(), translated_errors(model, backend):
+    """Call the compiled step for the first time, as in training, and return its output."""
+    with training_mode(model), torch.enable_grad(), translated_errors(model, backend), collected_seldom():
         return compiled(*args, **kwargs)
 
 

@@ -18,8 +18,8 @@ from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import Callbacks
 from hybridremat.compiler.lowered_memory import LoweredStep, replay
-from hybridremat.graph.costs.allocations import collector_off
 from hybridremat.graph.costs.kernel_benchmarks import workspace_of
+from hybridremat.graph.garbage import collector_off
 from hybridremat.graph.generated_code import OP, BufferEvent, LoweredCode, Result
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.private_inductor import InductorFusion, compile_step, lower_backward, lower_forward

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hybridremat.errors import EarlyGradientError
-from hybridremat.graph.costs.allocations import peaks_of, without_collection
+from hybridremat.graph.costs.allocations import peaks_of
+from hybridremat.graph.garbage import without_collection
 from hybridremat.graph.private_torch import hooks_before_and_after
 from hybridremat.runtime.planned_call import planned_call
 

@@ -1,0 +1,49 @@
+"""When garbage is collected while a step is captured and planned."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+import hybridremat
+from hybridremat.graph.garbage import SELDOM, collected_seldom
+from hybridremat.planning import pipeline
+from support.training import small
+from support.wrapping import wrap
+
+
+@pytest.fixture(autouse=True)
+def threshold() -> Iterator[tuple[int, int, int]]:
+    """The collector's threshold, as it is found and left."""
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+
+
+def test_planning_collects_seldom_and_leaves_the_collector_as_it_was(
+    threshold: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_graph, seen = pipeline.plan_graph, []
+
+    def watched(*args, **how):
+        seen.append(gc.get_threshold())
+        return plan_graph(*args, **how)
+
+    monkeypatch.setattr(pipeline, "plan_graph", watched)
+    model, batch = small("mlp")
+    wrap(model, batch, "90%")
+    assert seen == [(SELDOM, *threshold[1:])] and gc.get_threshold() == threshold
+    model, batch = small("mlp")
+    with pytest.raises(hybridremat.InfeasibleLimitError):
+        wrap(model, batch, 1000)
+    assert gc.get_threshold() == threshold
+
+
+@pytest.mark.parametrize(("own", "meanwhile"), [(0, 0), (3 * SELDOM, 3 * SELDOM), (7, SELDOM)])
+def test_a_collector_that_is_off_or_more_patient_stays_so(own: int, meanwhile: int) -> None:
+    gc.set_threshold(own, 4, 5)
+    with collected_seldom():
+        assert gc.get_threshold() == (meanwhile, 4, 5)
+    assert gc.get_threshold() == (own, 4, 5)
