@@ -111,7 +111,7 @@ def test_equal_sub_chains_share_rows_with_far_values(
     )
     shared = chain_table(problem, memory=60, slots=60)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_row_keys", lambda p: np.arange(len(p) ** 2).reshape(len(p), len(p)))
+        patch.setattr(rows, "_row_keys", lambda p, _: np.arange(len(p) ** 2).reshape(len(p), len(p)))
         apart = chain_table(problem, memory=60, slots=60)
     assert shared.rows.by_state.keys() == apart.rows.by_state.keys()
     for sub_chain in shared.rows.by_state:

@@ -315,7 +315,7 @@ def test_equal_sub_chains_share_rows_and_change_nothing(chain: TinyChain, count:
     )
     shared = chain_table(problem, memory=60, slots=17)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_row_keys", lambda p: np.arange(len(p) ** 2).reshape(len(p), len(p)))
+        patch.setattr(rows, "_row_keys", lambda p, _: np.arange(len(p) ** 2).reshape(len(p), len(p)))
         apart = chain_table(problem, memory=60, slots=17)
     assert len(shared.rows) <= 3 * count < len(apart.rows) + 3 * count
     for s in range(count):
