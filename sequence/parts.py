@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
+
 from hybridremat.graph.joint import JointGraph, ops_by_parts
 from hybridremat.graph.memory import MemorySimulator, schedule_time
 from hybridremat.sequence.frontier import Needs, SchedulePoint
@@ -34,6 +36,7 @@ class PartsChooser:
         self._graph, self._needs = graph, needs
         self._simulate = MemorySimulator(graph)
         self._able = frozenset(op.id for op in graph.ops if op.variant)
+        self._may = np.array([bool(op.variant) for op in graph.ops])
         self._run_by_parts = lru_cache(MOST_SETS)(self._made_to_run_by_parts)
 
     def __call__(self, point: SchedulePoint) -> Iterator[SchedulePoint]:
@@ -56,15 +59,15 @@ class PartsChooser:
         An op's own kernel takes more while it runs, and nothing at any other time.
         """
         memory, over = self._simulate.replay(point.schedule)
+        steps = point.schedule.steps
         found: dict[int, tuple[int, int]] = {}
-        for now, op_id in enumerate(point.schedule.steps):
-            if op_id in self._able:
-                own, parts = self._graph.ops[op_id].variants
-                more = own.temp - parts.temp
-                if now in over and over[now] not in own.overwrites:
-                    more += self._graph.values[over[now]].bytes
-                most = max(found.get(op_id, (0, 0))[0], memory.profile[now] + more)
-                found[op_id] = most, max(0, most - point.peak)
+        for now in np.flatnonzero(self._may[np.array(steps, np.int64)]).tolist():
+            own, parts = self._graph.ops[steps[now]].variants
+            more = own.temp - parts.temp
+            if now in over and over[now] not in own.overwrites:
+                more += self._graph.values[over[now]].bytes
+            most = max(found.get(steps[now], (0, 0))[0], memory.profile[now] + more)
+            found[steps[now]] = most, max(0, most - point.peak)
         return found
 
     def _point(
