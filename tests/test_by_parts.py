@@ -226,6 +226,36 @@ def test_each_way_by_parts_runs_once_over_each_value_and_beside_them(monkeypatch
     assert parted and not any(each.overwrites for each in parted)
 
 
+@pytest.mark.parametrize(
+    ("workspace", "tried"), [(0, ["samples"]), (10**8, ["samples", "halves"]), (-1, ["samples"])]
+)
+def test_a_further_way_by_parts_is_tried_where_the_first_has_the_same_bits_and_saves_little(
+    workspace, tried, monkeypatch
+):
+    """Whatever a store knows of the further one already."""
+    step, store, names = planned_net().step, KernelStore(), []
+    target = ATEN.convolution_backward.default
+    ops = [op for op in bare(step).graph.ops if step.op_nodes[op.id].target is target]
+    ops = [replace(op, temp=10**6, overwrites=()) for op in ops if step.op_nodes[op.id].args[-1][0]]
+    graph = replace(step.graph, ops=tuple({op.id: op for op in ops}.get(op.id, op) for op in step.graph.ops))
+
+    def figures(trials, _):
+        forms = [form for trial in trials for form in trial.forms]
+        names.extend(form.kernel.run.__name__.rsplit("_", 1)[1] for form in forms if "backward" in form.name)
+        return {name: workspace for form in forms for name in (form.name, *form.over)}
+
+    monkeypatch.setattr(part_trials, "_tried", figures)
+    monkeypatch.setattr(part_trials, "parted_kernels", lambda n: known(n) if n.target is target else [])
+    known = kernels.parted_kernels
+    step = replace(step, graph=graph)
+    first = with_parts(step, store).graph
+    assert ops and names == [each for each in tried for _ in ops]
+    key_of = part_trials.distinct_kernels(step).key_of
+    further = {form.name for op in ops for form in part_trials._forms(step, op, key_of[op.id])[1:]}
+    store.add_part_workspaces(dict.fromkeys(further, 0))
+    assert further and (with_parts(step, store).graph == first) == ("halves" not in tried)
+
+
 def test_the_same_kernel_may_write_over_what_the_step_makes_and_not_over_what_it_is_given():
     """Whichever comes first, and whatever the store knows."""
     torch.manual_seed(0)

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 WORTH = 0.95  # of what a kernel takes with its result: parts that take more than this are left out
 
+ENOUGH = 0.7  # of the same: where parts take no more than this, no further way is tried
+
 _Result = tuple[list[Any], torch.Tensor]
 """What a call returns, and the state of the generator after it."""
 
@@ -63,8 +65,10 @@ def with_parts(step: TracedStep, store: KernelStore) -> TracedStep:
     if kernels.device == "meta":
         return step
     forms = {op.id: _forms(step, op, kernels.key_of[op.id]) for op in step.graph.ops if op.recomputable}
-    if missing := list(_missing(step, forms, store)):
-        store.add_part_workspaces(_tried(missing, kernels.device))
+    for _ in range(max(map(len, forms.values()), default=0)):
+        wanted = {op: _wanted(step, step.graph.ops[op], found, store) for op, found in forms.items()}
+        if missing := list(_missing(step, wanted, store)):
+            store.add_part_workspaces(_tried(missing, kernels.device))
     ops = tuple(_with_variant(step, op, forms.get(op.id, ()), store) for op in step.graph.ops)
     return replace(step, graph=replace(step.graph, ops=ops))
 
@@ -86,13 +90,28 @@ def _forms(step: TracedStep, op: Op, key: str) -> list[_Form]:
     return forms
 
 
+def _wanted(step: TracedStep, op: Op, forms: Sequence[_Form], store: KernelStore) -> Sequence[_Form]:
+    """The first form; the next one, too, where that has the same bits and does not save enough.
+
+    A later form does by parts what those before it do, and more: it has other bits if they have.
+    """
+    takes, written = _own_bytes(step, op)
+    for count, form in enumerate(forms, 1):
+        workspace = store.part_workspace(form.name)
+        if workspace is None or workspace < 0:
+            return forms[:count]
+        if _bytes_by_parts(_variant(op, form, store), written) <= ENOUGH * takes:
+            return forms[:count]
+    return forms
+
+
 def _own_bytes(step: TracedStep, op: Op) -> tuple[int, int]:
     """What an op's own kernel takes with its results, if it writes them over nothing, and these alone."""
     written = sum(step.graph.values[value].bytes for value in op.writes)
     return op.temp + written * (not op.overwrites), written
 
 
-def _missing(step: TracedStep, forms: Mapping[int, list[_Form]], store: KernelStore) -> Iterator[_Trial]:
+def _missing(step: TracedStep, forms: Mapping[int, Sequence[_Form]], store: KernelStore) -> Iterator[_Trial]:
     """What the store does not tell about the forms of ops.
 
     Of two ops with the same kernel one may write over an input that the other may not.
@@ -119,21 +138,29 @@ def _needed(form: _Form, store: KernelStore) -> Iterator[str]:
 
 def _with_variant(step: TracedStep, op: Op, forms: Sequence[_Form], store: KernelStore) -> Op:
     """The op with the form that takes least, if it pays."""
-    found = []
-    for form in forms:
-        workspace = store.part_workspace(form.name)
-        if workspace is None or workspace < 0:
-            continue
-        tried = ((value, store.part_workspace(name)) for name, (value, _) in form.over.items())
-        over = tuple(value for value, takes in tried if takes is not None and 0 <= takes <= workspace)
-        found.append(Variant(form.kernel.run.__name__, form.parts, op.time, workspace, over))
-    if not found:
+    wanted = _wanted(step, op, forms, store)
+    same = [form for form in wanted if store.part_workspace(form.name) not in (None, -1)]
+    if not same:
         return op
     own = Variant("", 1, op.time, op.temp, op.overwrites)
-    best = min(found, key=lambda each: (each.temp, not each.overwrites))
+    variants = (_variant(op, form, store) for form in same)
+    best = min(variants, key=lambda each: (each.temp, not each.overwrites))
     takes, written = _own_bytes(step, op)
-    pays = best.temp + written * (not best.overwrites) < WORTH * takes
-    return replace(op, variants=(own, best)) if pays else op
+    return replace(op, variants=(own, best)) if _bytes_by_parts(best, written) < WORTH * takes else op
+
+
+def _variant(op: Op, form: _Form, store: KernelStore) -> Variant:
+    """A form that has the same bits, with what it may write over at no more workspace."""
+    workspace = store.part_workspace(form.name)
+    assert workspace is not None and workspace >= 0
+    tried = ((value, store.part_workspace(name)) for name, (value, _) in form.over.items())
+    over = tuple(value for value, takes in tried if takes is not None and 0 <= takes <= workspace)
+    return Variant(form.kernel.run.__name__, form.parts, op.time, workspace, over)
+
+
+def _bytes_by_parts(variant: Variant, written: int) -> int:
+    """What a form takes with its results."""
+    return variant.temp + written * (not variant.overwrites)
 
 
 def with_part_times(step: TracedStep, store: KernelStore) -> TracedStep:

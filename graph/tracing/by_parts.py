@@ -280,6 +280,7 @@ def _more_chunks(
     return -(-len(rows[0]) // least) if least < size else 0
 
 
+# of several kernels for one op, each does by parts what those before it do, and more
 _BY_OP: Final[dict[object, tuple[PartedKernel, ...]]] = {
     LOSS_BACKWARD: (PartedKernel(loss_backward_by_rows, "rows", _rows_of_loss),),
     ATEN.native_dropout.default: (PartedKernel(dropout_by_rows, "rows", _rows),),
