@@ -39,40 +39,43 @@ class Decoded:
 
 def decode(lattice: Lattice, sweep: Sweep, saved: Sequence[int], limits: Sequence[int]) -> Decoded:
     """The decisions behind the times of some sets (flat indexes), each within a limit (its place)."""
-    count = len(lattice.values)
-    sets, within = np.array(saved, np.int64), np.array(limits, np.int64)
-    alive = sets[:, None] >> np.arange(count - 1, -1, -1) & 1
-    every = np.arange(len(sets))
+    alive, within = np.array(saved, np.int64), np.array(limits, np.int64)
+    every = np.arange(len(alive))
     rows: list[tuple[int, tuple[int, ...]]] = []
     found: list[Flags] = []
     for j, (reruns, gone) in enumerate(sweep.stages):
-        alive = alive[:, alive.shape[1] - lattice.width[j] :]
+        bits = lattice.width[j]
+        alive &= (1 << bits) - 1  # the first axes are of no use any more
         for rerun in reruns:
-            possible = alive[:, rerun.reads].all(axis=1) & ~alive[:, rerun.writes].any(axis=1)
-            ways = np.flatnonzero(possible)
-            ways = ways[_flags(rerun.runs, alive, ways, within)]
+            reads, writes = _members(rerun.reads, bits), _members(rerun.writes, bits)
+            ways = np.flatnonzero(alive & (reads | writes) == reads)
+            ways = ways[_flags(rerun.runs, alive[ways], within[ways])]
             rows.append((j, rerun.ops))
-            found.append(np.zeros(len(sets), bool))
+            found.append(np.zeros(len(alive), bool))
             if len(ways):
                 found[-1][ways] = True
-                for axis in rerun.writes:
-                    alive[ways, axis] = 1
+                alive[ways] |= writes
                 _drop(rerun.drops, alive, ways, within)
         _drop(gone, alive, every, within)
-    return Decoded(tuple(rows), np.array(found, bool).reshape(len(rows), len(sets)))
+    return Decoded(tuple(rows), np.array(found, bool).reshape(len(rows), len(alive)))
 
 
-def _flags(flags: Flags, alive: Integers, ways: Integers, limits: Integers) -> Flags:
-    """The flags of some ways at what is alive in them; an axis of length 1 does not tell."""
-    if not len(ways):
-        return np.zeros(0, bool)
-    flags = np.ascontiguousarray(flags)
-    steps = np.array(flags.strides[:-1], np.int64) * (np.array(flags.shape[:-1]) > 1)  # of a byte each
-    found: Flags = flags.reshape(-1)[alive[ways, : len(steps)] @ steps + limits[ways]]
+def _members(axes: Sequence[int], bits: int) -> int:
+    """The set of the values of some axes."""
+    return sum(1 << (bits - 1 - axis) for axis in axes)
+
+
+def _flags(flags: Flags, sets: Integers, limits: Integers) -> Flags:
+    """The flags of some sets within limits; an axis of length 1 does not tell."""
+    bits = flags.ndim - 1
+    for place in (bits - 1 - axis for axis, length in enumerate(flags.shape[:-1]) if length == 1):
+        sets = sets >> (place + 1) << place | sets & ((1 << place) - 1)
+    found: Flags = flags.reshape(-1)[sets * flags.shape[-1] + limits]
     return found
 
 
 def _drop(drops: tuple[Drop, ...], alive: Integers, ways: Integers, limits: Integers) -> None:
     """What was decided last comes first: its flags take the earlier ones as decided."""
     for axis, flags in reversed(drops):
-        alive[ways[_flags(flags, alive, ways, limits)], axis] = 0
+        gone = ways[_flags(flags, alive[ways], limits[ways])]
+        alive[gone] &= ~_members((axis,), flags.ndim - 1)

@@ -16,6 +16,7 @@ import numpy as np
 from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.peak_limits import explore_peak_limits
 from hybridremat.blocks.scale import scale_block
+from hybridremat.blocks.scratch import Scratch
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.surface import Surface
 from hybridremat.blocks.types import BlockProblem, BlockSolver, Effort, Option, OptionSet
@@ -27,9 +28,14 @@ DEFAULT_EFFORT = Effort()
 
 
 def enumerate_options(
-    problem: BlockProblem, effort: Effort = DEFAULT_EFFORT, solver: BlockSolver = "auto"
+    problem: BlockProblem,
+    effort: Effort = DEFAULT_EFFORT,
+    solver: BlockSolver = "auto",
+    scratch: Scratch | None = None,
 ) -> OptionSet:
     """Options of ``problem`` that no other option beats in saved bytes, both peaks and time.
+
+    ``scratch`` is memory to work in, for several blocks one after the other.
 
     Returns
     -------
@@ -45,7 +51,7 @@ def enumerate_options(
     """
     lattice = None if solver == "cp-sat" else _lattice(problem, effort)
     if lattice is not None and _fits(lattice, effort, solver):
-        found = _sweep(lattice, effort)
+        found = _sweep(lattice, effort, scratch or Scratch())
     elif solver == "exact":
         raise GraphSizeError(
             f'block_solver="exact": a block of {len(problem.ops)} ops is too large for it, or has an op that '
@@ -92,11 +98,11 @@ def _fits(lattice: Lattice, effort: Effort, solver: BlockSolver) -> bool:
     return lattice.exact and lattice.work <= most and len(lattice.values) <= values
 
 
-def _sweep(lattice: Lattice, effort: Effort) -> OptionSet:
+def _sweep(lattice: Lattice, effort: Effort, scratch: Scratch) -> OptionSet:
     """All options from the lattice, for as many peak limits as the effort allows."""
     forward_time = sum(op.time for op in lattice.problem.ops)
     tick = lattice.scale.tick
-    surface = Surface(lattice, tolerance=int(effort.tolerance * forward_time / tick))
+    surface = Surface(lattice, scratch, tolerance=int(effort.tolerance * forward_time / tick))
     limits = max(effort.least_limits, min(effort.limits, effort.entries // lattice.work))
     explore_peak_limits(
         surface, limits=limits, resolution=effort.limit_resolution, much=forward_time // (4 * tick) + 1

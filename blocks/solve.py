@@ -13,7 +13,7 @@ from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
 from hybridremat.blocks.worker import Worker, WorkerError
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 
-LIGHT: Final = 4_000_000
+LIGHT: Final = 12_000_000
 """Entries of one sweep of all blocks together: a second, where to start a process takes a quarter of one."""
 
 SMALL: Final = LIGHT // 16
@@ -97,11 +97,13 @@ def _solve_here(
     order: Iterable[BlockProblem], solver: BlockSolver, deadline: Deadline = NO_DEADLINE
 ) -> Iterator[tuple[BlockProblem, OptionSet]]:
     from hybridremat.blocks.pareto import enumerate_options
+    from hybridremat.blocks.scratch import Scratch
 
+    scratch = Scratch()
     for problem in order:
         if deadline.passed:
             return
-        yield problem, enumerate_options(problem, solver=solver)
+        yield problem, enumerate_options(problem, solver=solver, scratch=scratch)
 
 
 def _solve_in_processes(

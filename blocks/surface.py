@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hybridremat.blocks.decode import Decoded, Integers, decode
 from hybridremat.blocks.forward_costs import forward_costs
 from hybridremat.blocks.lattice import Lattice
+from hybridremat.blocks.scratch import Scratch
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.sweep import Sweep, Sweeper, Times, Word
 from hybridremat.blocks.tradeoff import INFEASIBLE, FamilyTradeoff, Tradeoff
@@ -59,6 +60,8 @@ class Surface:
 
     Attributes
     ----------
+    scratch
+        Memory to work in.
     tolerance
         Time units not worth an option.
     sweeps
@@ -66,12 +69,13 @@ class Surface:
     """
 
     lattice: Lattice
+    scratch: Scratch
     tolerance: int = 0
     sweeps: int = 0
 
     def __post_init__(self) -> None:
         self.forward = forward_costs(self.lattice)
-        self._sweeper = Sweeper(self.lattice)
+        self._sweeper = Sweeper(self.lattice, self.scratch)
         self.families = tuple(_families(self.lattice, self.forward.saved))
         problem = self.lattice.problem
         self._ordinary, self._solo = (

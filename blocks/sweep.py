@@ -79,10 +79,12 @@ class Sweep:
 
 
 class Sweeper:
-    """Sweeps of one lattice, each valid until the next: they share their memory."""
+    """Sweeps of one lattice, each valid until the next in the same memory."""
 
-    def __init__(self, lattice: Lattice, words: tuple[Word, ...] = (NARROW, WIDE)) -> None:
-        self._lattice, self._scratch, self._steps = lattice, Scratch(), sweep_programs(lattice)
+    def __init__(
+        self, lattice: Lattice, scratch: Scratch, words: tuple[Word, ...] = (NARROW, WIDE)
+    ) -> None:
+        self._lattice, self._scratch, self._steps = lattice, scratch, sweep_programs(lattice)
         self._words = [word for word in words if sum(lattice.scale.time_units) <= word.room]
 
     def sweep(self, limits: NDArray[np.int64]) -> Sweep:

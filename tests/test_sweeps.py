@@ -11,6 +11,7 @@ from hypothesis import given
 from hybridremat.blocks.decode import decode
 from hybridremat.blocks.lattice import Lattice
 from hybridremat.blocks.scale import scale_block
+from hybridremat.blocks.scratch import Scratch
 from hybridremat.blocks.sweep import NARROW, WIDE, Sweep, Sweeper, Word
 from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
 from support.brute_blocks import blocks
@@ -33,7 +34,7 @@ def swept(sweeper: Sweeper, lattice: Lattice, limits: np.ndarray) -> tuple[Sweep
 def test_narrow_numbers_find_what_wide_ones_find_and_nothing_is_left_behind(problem: BlockProblem) -> None:
     lattice = Lattice(problem, scale_block(problem))
     limits = np.linspace(0, lattice.scale.most_units, 7).astype(np.int64)
-    narrow, wide = Sweeper(lattice), Sweeper(lattice, (WIDE,))
+    narrow, wide = Sweeper(lattice, Scratch()), Sweeper(lattice, Scratch(), (WIDE,))
     for some in (limits, limits[2:5], limits[:1], limits):  # one after the other in the same memory
         sweep, found = swept(narrow, lattice, some)
         assert sweep.word is NARROW and found == swept(wide, lattice, some)[1]
@@ -50,7 +51,7 @@ def again_and_again(steps: int) -> BlockProblem:
 def test_times_beyond_a_word_are_found_in_a_wider_one(word: Word) -> None:
     lattice = Lattice(again_and_again(16), scale_block(again_and_again(16)))
     limits = np.array([2, lattice.scale.most_units])
-    sweep, found = swept(Sweeper(lattice, (word, WIDE)), lattice, limits)
-    wide, same = swept(Sweeper(lattice, (WIDE,)), lattice, limits)
+    sweep, found = swept(Sweeper(lattice, Scratch(), (word, WIDE)), lattice, limits)
+    wide, same = swept(Sweeper(lattice, Scratch(), (WIDE,)), lattice, limits)
     assert found == same and sweep.word is WIDE
     assert int(np.where(wide.times < WIDE.infeasible, wide.times, 0).max()) > word.infeasible

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.backend import REMOVE_BREAK, Backend, CaptureComplete
+from hybridremat.compiler.frame_room import with_room
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_torch import (
@@ -144,7 +145,7 @@ def run_once(
 ) -> Any:
     """Call the compiled step for the first time, as in training, and return its output."""
     with training_mode(model), torch.enable_grad(), translated_errors(model, backend), collected_seldom():
-        return compiled(*args, **kwargs)
+        return with_room(lambda: compiled(*args, **kwargs))
 
 
 def nothing_captured(model: nn.Module) -> CaptureError:
