@@ -122,9 +122,7 @@ class Backtracker:
         number = table.rows.number(s, t, dying)
         if number not in self._checkpoints:
             splits = self._transitions.checkpoints(s, t, dying)
-            later = table.rows.numbers(splits.at, t, splits.later)
-            earlier = table.rows.numbers(s, splits.at - 1, splits.earlier)
-            self._checkpoints[number] = splits, later, earlier
+            self._checkpoints[number] = splits, *table.rows.around(s, t, dying, splits)
         splits, later, earlier = self._checkpoints[number]
         fits = np.flatnonzero(splits.least <= m)
         rest = m - splits.carried[fits]

@@ -159,13 +159,8 @@ def _ways(
     """What Opt[s,t,·] is the least of, from the rows of shorter sub-chains."""
     s, t, dying = sub_chain
     options, splits = transitions.options(s, t, dying), transitions.checkpoints(s, t, dying)
+    later, earlier = rows.around(s, t, dying, splits)
     return (
         OptionWays(rows.numbers(s + 1, t, options.rest), options.saved, options.least, options.time),
-        CheckpointWays(
-            rows.numbers(splits.at, t, splits.later),
-            splits.carried,
-            rows.numbers(s, splits.at - 1, splits.earlier),
-            splits.grown,
-            splits.least,
-        ),
+        CheckpointWays(later, splits.carried, earlier, splits.grown, splits.least),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from hybridremat.sequence.chain_problem import ChainProblem
 from hybridremat.sequence.skip_liveness import NO_SKIPS, SkipLiveness, SkipSet
-from hybridremat.sequence.transitions import Transitions
+from hybridremat.sequence.transitions import CheckpointTransitions, Transitions
 
 MOST_ROWS: Final = 6000
 """Rows of a chain with skip values (2–4 s); beyond, these are charged as if they were held to the end."""
@@ -47,6 +48,7 @@ class TableRows:
     skips: SkipLiveness
     by_span: Numbers | None = None
     by_state: Mapping[SubChain, int] = field(default_factory=dict)
+    _around: dict[SubChain, tuple[Numbers, Numbers]] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.first)
@@ -59,8 +61,19 @@ class TableRows:
         """The rows of several sub-chains: one for each set of skip values."""
         if self.by_span is not None:
             return np.broadcast_to(self.by_span[s, t], (len(dying),))
-        spans = (np.broadcast_to(ends, (len(dying),)).tolist() for ends in (s, t))
-        return np.array([self.by_state[each] for each in zip(*spans, dying, strict=True)], np.int64)
+        first, last = (repeat(ends) if isinstance(ends, int) else ends.tolist() for ends in (s, t))
+        return np.array([*map(self.by_state.__getitem__, zip(first, last, dying, strict=False))], np.int64)
+
+    def around(
+        self, s: int, t: int, dying: SkipSet, splits: CheckpointTransitions
+    ) -> tuple[Numbers, Numbers]:
+        """The rows of (j,t) and of (s,j−1) for every checkpoint j of a sub-chain."""
+        found = self._around.get((s, t, dying))
+        if found is None:
+            found = self.numbers(splits.at, t, splits.later), self.numbers(s, splits.at - 1, splits.earlier)
+            if self.by_span is None:  # those of chains without skip values are views of one array
+                self._around[s, t, dying] = found
+        return found
 
 
 def table_rows(problem: ChainProblem) -> tuple[ChainProblem, TableRows]:

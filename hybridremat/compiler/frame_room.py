@@ -1,9 +1,10 @@
 """Room for Python's frames, so that calls at some depth are not slower than at others.
 
-CPython keeps the frames of a thread in chunks of 16 KB. Where a function's frame ends a chunk, every call that it
-makes maps memory for another one, touches it and gives it back: some microseconds each. A step is captured and
-planned below some fifty frames of Dynamo and AOTAutograd, and it is a matter of luck which loop stands at
-such an end: solving the blocks of ResNet-50 took 2.2 s there, with 128,000 page faults, for 1.0 s.
+CPython keeps the frames of a thread in chunks of 16 KB. Where a function's frame ends a chunk, every call
+that it makes maps memory for another one, touches it and gives it back: some microseconds each. A step is
+captured and planned below some fifty frames of Dynamo and AOTAutograd, and it is a matter of luck which
+loop stands at such an end: solving the blocks of ResNet-50 took 2.2 s there, with 128,000 page faults, for
+1.0 s.
 """
 
 from __future__ import annotations
