@@ -46,13 +46,31 @@ def test_a_plan_for_one_limit_looks_at_few_schedules_and_is_the_same(monkeypatch
         assert near == everywhere and few < 0.65 * all_
 
 
-def test_a_plan_for_one_limit_fills_three_tables_a_chain_and_a_frontier_four(monkeypatch):
-    """Fewer options need no table of the finest slots; a frontier has one, to be nowhere above theirs."""
+def test_how_many_tables_of_a_chain_are_filled(monkeypatch):
+    """Fewer options need no table of the finest slots, and none at all far from the least memory.
+
+    A frontier has all, to be nowhere above theirs. Many rows have the finest slots near the least alone.
+    """
     fill, filled = frontier.chain_table, []
-    monkeypatch.setattr(frontier, "chain_table", lambda *a, **how: filled.append(1) or fill(*a, **how))
+
+    def counted(*args, slots=None, **how):
+        filled.append(slots)
+        return fill(*args, slots=slots, **how)
+
+    monkeypatch.setattr(frontier, "chain_table", counted)
     graph, options = uneven(10), OptionCache()
-    chains = len(plan_graph(graph, cache=options, workers=1).chains)
-    assert len(filled) == 4 * chains
-    filled.clear()
-    plan_graph(graph, cache=options, workers=1, ranges=[(1, 2)])
-    assert len(filled) == 3 * chains
+
+    def tables(ranges):
+        filled.clear()
+        found = plan_graph(graph, cache=options, workers=1, ranges=ranges)
+        finest = sum(slots is None for slots in filled)
+        return finest / len(found.chains), (len(filled) - finest) / len(found.chains), found
+
+    *everywhere, found = tables(None)
+    least = found.least(NO_OUTSIDE_MEMORY).point.peak
+    near, far = int(1.2 * least), int(1.5 * least)
+    assert everywhere == [2, 2]
+    assert tables([(near, near)])[:2] == (1, 2) and tables([(far, far)])[:2] == (1, 1)
+    monkeypatch.setattr(frontier, "MANY_ROWS", 0)
+    assert tables(None)[:2] == (2, 2)
+    assert tables([(near, near)])[:2] == (1, 2) and tables([(far, far)])[:2] == (0, 1)

@@ -2,8 +2,9 @@
 
 docs/method.md describes it. In exact bytes no strategy with some of these options can be better; in slots of
 memory the program takes some schedules for dominated that are not. So it runs once more with the options of
-Rockmate's grid: on the reference models these alone found something that it had lost. What is chosen is then
-improved without regard to blocks (:mod:`hybridremat.sequence.exchange`).
+Rockmate's grid (for one plan only near the least memory): on the reference models these alone found something
+that it had lost. What is chosen is then improved without regard to blocks
+(:mod:`hybridremat.sequence.exchange`).
 """
 
 from __future__ import annotations

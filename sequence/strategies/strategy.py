@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.joint import plain_schedule
@@ -29,10 +28,6 @@ Decided = Callable[[ChainProblem], Iterable[Sequence[Decision]]]
 
 Restrict = Callable[[OptionSet], OptionSet]
 """Some of the options of a block."""
-
-RIVALS_NEAR: Final = 1.3
-"""For a plan under one limit, rivals run where it is at most so many times the least memory: at 70 to 25 % of
-the plain peak of nine models they changed one plan, that of the U-Net at 1.02 times its least."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +94,7 @@ class Strategy:
 
     def _rivals_for(self, wanted: Wanted, own: Fronts) -> tuple[Restrict, ...]:
         """The rivals that are worth it: for a plan under one limit they are near the least memory alone."""
-        lowest = min((low for low, _ in wanted.ranges or ()), default=0)
-        near = lowest <= RIVALS_NEAR * own.base[0].needs
-        return self.rivals if near or self.rivals_everywhere else ()
+        return self.rivals if wanted.near(own.base[0].needs) or self.rivals_everywhere else ()
 
     @staticmethod
     def _rival(
