@@ -121,23 +121,29 @@ class _Run:
     def sweep(self, again: int) -> Sweep | None:
         """The sweep; None if there may be times beyond what the word can tell.
 
-        ``again``: what the reruns before one step take at most, where each op runs once.
+        ``again``: what the reruns before one step take at most, where each op runs once, or all that runs in
+        the forward for this block's backward.
         """
-        word = self.word
         times = self._array("times", self.over.shape[-1:])
         times[...] = 0
         stages, most = [], 0
         for j, step in reversed([*enumerate(self.steps)]):
             over = self.over[step.within]
             times, gone = self._step(j, step, times, over)
-            if most + again >= word.infeasible:
-                most = int(np.where(times < word.infeasible, times, 0).max())
-            most += again
-            if most >= word.infeasible:
+            most = self._most(times, most, again)
+            if most >= self.word.infeasible:
                 return None
             reruns = [self._rerun(j, row, times, over) for row in step.rows]
             stages.append((tuple(reversed(reruns)), gone))
-        return Sweep(times, tuple(reversed(stages)), word)
+        if self._most(times, most, again) >= self.word.infeasible:
+            return None
+        return Sweep(times, tuple(reversed(stages)), self.word)
+
+    def _most(self, times: Times, most: int, again: int) -> int:
+        """What times of at most ``most`` come to with ``again``; they are looked at if need be."""
+        if most + again >= self.word.infeasible:
+            most = int(np.where(times < self.word.infeasible, times, 0).max())
+        return most + again
 
     def _step(self, j: int, step: StepProgram, after: Times, over: Over) -> tuple[Times, tuple[Drop, ...]]:
         """From the sets that stay after step j to the sets before it."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from hybridremat.blocks.decode import decode
 from hybridremat.blocks.lattice import Lattice
@@ -38,6 +39,17 @@ def test_narrow_numbers_find_what_wide_ones_find_and_nothing_is_left_behind(prob
     for some in (limits, limits[2:5], limits[:1], limits):  # one after the other in the same memory
         sweep, found = swept(narrow, lattice, some)
         assert sweep.word is NARROW and found == swept(wide, lattice, some)[1]
+
+
+@given(problem=blocks(), infeasible=st.integers(1, 60))
+def test_a_word_holds_the_times_with_those_of_the_forward(problem: BlockProblem, infeasible: int) -> None:
+    lattice = Lattice(problem, scale_block(problem))
+    limits = np.linspace(0, lattice.scale.most_units, 7).astype(np.int64)
+    word = replace(NARROW, infeasible=infeasible)
+    sweep, found = swept(Sweeper(lattice, Scratch(), (word, WIDE)), lattice, limits)
+    assert found == swept(Sweeper(lattice, Scratch(), (WIDE,)), lattice, limits)[1]
+    most = int(np.where(sweep.times < sweep.word.infeasible, sweep.times, 0).max())
+    assert most + sum(lattice.scale.time_units) < sweep.word.infeasible
 
 
 def again_and_again(steps: int) -> BlockProblem:
