@@ -104,6 +104,12 @@ class Improvement:
         """The best of a quick search under a limit, begun at what exchanges lead to under higher ones."""
         return self._quickly(candidate, limit, outside, self._from_above(candidate, limit, outside))
 
+    def down_from(
+        self, found: Candidate, candidate: Candidate, limit: int, outside: OutsideMemory
+    ) -> Candidate:
+        """The best of a quick search under a limit, begun at what was ``found`` under a higher one, too."""
+        return self._quickly(candidate, limit, outside, [found])
+
     def polished(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
         """The best that CP-SAT finds under a limit that the candidate keeps; itself if nothing is gained.
 

@@ -21,6 +21,9 @@ from hybridremat.sequence.frontier import SchedulePoint, pareto_frontier
 from hybridremat.sequence.strategies.segments import checkpointed_blocks
 from hybridremat.units import format_overhead_up
 
+MOST_FAILURES: Final = 3
+"""Limits in a row at which exchanges fail to be fast enough, after which no lower one is tried."""
+
 AROUND_LEAST: Final = 1.15
 """Times the least memory: up to there a plan may be slower than what a thorough search at the least finds.
 On 15 steps plans for so much took at least 2 % less."""
@@ -220,7 +223,8 @@ class StepFrontier:
     def smallest(self, max_overhead: float, outside: OutsideMemory) -> Candidate:
         """The point of least memory within an overhead (a fraction).
 
-        Exchanges make points of less memory fast enough: how far down, is found by bisection.
+        Exchanges make points of less memory fast enough: how far down, is found by bisection, and then step
+        by step from there, since what they find at one limit does not tell all about the next.
 
         Raises
         ------
@@ -239,6 +243,13 @@ class StepFrontier:
                 found, high = tried, middle
             else:
                 low = middle + 1
+        failed = 0
+        while self.exchanges and high > 0 and failed < MOST_FAILURES:
+            high -= 1
+            limit = self.needs(ordered[high], outside)
+            tried = self._improvement.down_from(found, ordered[high], limit, outside)
+            fits = self.overhead(tried.point) <= max_overhead + 1e-12
+            found, failed = (tried, 0) if fits else (found, failed + 1)
         return found
 
     def improved(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
