@@ -11,6 +11,7 @@ from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from hybridremat.sequence import frontier
+from hybridremat.sequence.strategies.hybrid import HYBRID
 from support.nets import transformer
 
 
@@ -74,3 +75,16 @@ def test_how_many_tables_of_a_chain_are_filled(monkeypatch):
     monkeypatch.setattr(frontier, "MANY_ROWS", 0)
     assert tables(None)[:2] == (2, 2)
     assert tables([(near, near)])[:2] == (1, 2) and tables([(far, far)])[:2] == (0, 1)
+
+
+def test_rivals_run_near_the_least_memory_and_everywhere_where_several_forwards_wait():
+    point = frontier.SchedulePoint(100, 1, 0, plain_schedule(uneven(1)), 100)
+    own = frontier.Fronts.of([point])
+
+    def rivals(forwards, limit):
+        wanted = frontier.Wanted(ranges=[(limit, limit + 5), (limit + 50, limit + 50)])
+        return HYBRID.for_forwards(forwards)._rivals_for(wanted, own)
+
+    assert rivals(1, 130) == HYBRID.rivals and rivals(1, 131) == ()
+    assert rivals(2, 131) == rivals(2, 100) == (*HYBRID.rivals, *HYBRID.waiting)
+    assert HYBRID._rivals_for(frontier.EVERYTHING, own) == HYBRID.rivals
