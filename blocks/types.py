@@ -198,7 +198,7 @@ class Effort:
     limit_resolution: float = 0.00001
     limits: int = 128
     least_limits: int = 24
-    entries: int = 200_000_000
+    entries: int = 500_000_000
     fused_above: int = 300_000
     solved_above: int = 65_000_000
     most_values: int = 21
