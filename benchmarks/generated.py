@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
@@ -37,8 +37,8 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
     write_atomic(path, content.getvalue())
 
 
-def in_a_process(script: str, *arguments: str) -> Any:
-    """What a script prints as JSON in its last line, run with an empty cache and one thread.
+def in_a_process(script: str, *arguments: str, environment: Mapping[str, str] = {}) -> Any:
+    """What a script prints as JSON in its last line; one thread and an empty cache, unless told otherwise.
 
     Raises
     ------
@@ -46,9 +46,9 @@ def in_a_process(script: str, *arguments: str) -> Any:
         If it fails, with the end of what it said.
     """
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "HYBRIDREMAT_CACHE": folder, "OMP_NUM_THREADS": "1"}
+        around = {**os.environ, "HYBRIDREMAT_CACHE": folder, "OMP_NUM_THREADS": "1", **environment}
         command = [sys.executable, script, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=around, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])

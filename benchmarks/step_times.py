@@ -4,8 +4,10 @@
 
 CPU time of one thread. Every model is trained eager, by ``torch.compile(backend="aot_eager")``, and with
 plans for 100 % and some lower limits, turn and turn about in one process, and the median of the ratios to the
-eager step of the same round counts. Plans go by ``cost_model="profile"``. Rows go to
-``data/step_times.csv``, the tables from them to docs/benchmarks.md; ``--pages`` does only that.
+eager step of the same round counts. Plans go by ``cost_model="profile"``. All of it twice, with the same
+plans: glibc keeps the memory that a step frees, or gives it back to the system, as it does unless told
+otherwise, to fault its pages in again at the next step. Rows go to ``data/step_times.csv``, the tables from
+them to docs/benchmarks.md; ``--pages`` does only that.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import argparse
 import copy
 import json
 import os
+import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,12 +32,19 @@ SCRIPT: Final = "step_times.py"
 ROWS: Final = Path(__file__).with_name("data") / "step_times.csv"
 PAGE: Final = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 COLUMNS: Final = (
-    *("model", "limit", "predicted", "measured", "milliseconds", "rounds"),
+    *("model", "memory", "limit", "predicted", "measured", "milliseconds", "faults", "rounds"),
     *("load", "date", "torch"),
 )
 WARM_UP: Final = 3
 WITHIN: Final = 2.0
 """Points that a prediction may be off."""
+
+KEPT, RETURNED = "kept", "returned"
+MEMORY: Final[Mapping[str, Mapping[str, str]]] = {
+    KEPT: {"GLIBC_TUNABLES": f"glibc.malloc.trim_threshold={2**32}:glibc.malloc.mmap_threshold={2**32}"},
+    RETURNED: {},
+}
+"""What becomes of memory that a step frees, by the environment of the process."""
 
 TINY: Final = {"n_layer": 12, "n_embd": 64, "n_head": 2, "batch": 1, "length": 16, "vocab_size": 128}
 MODELS: Final[Mapping[str, tuple[str, Mapping[str, Any], tuple[int, ...]]]] = {
@@ -48,21 +59,26 @@ MODELS: Final[Mapping[str, tuple[str, Mapping[str, Any], tuple[int, ...]]]] = {
 }
 """The built-in model, changes of its config, and limits in percent of the plain peak."""
 
-Step = Callable[[], float]
-"""Runs a step and returns its CPU seconds."""
+Step = Callable[[], tuple[float, int]]
+"""Runs a step and returns its CPU seconds, and how many pages it faulted in."""
+
+
+def page_faults() -> int:
+    """Pages that this process has faulted in."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def timed_step(model: Any, batch: Mapping[str, Any]) -> Step:
     """A step of a model, with gradients dropped afterwards."""
     from hybridremat.analysis.measure import loss_of
 
-    def step() -> float:
-        started = time.process_time()
+    def step() -> tuple[float, int]:
+        started, faulted = time.process_time(), page_faults()
         loss_of(model(**batch)).backward()
-        seconds = time.process_time() - started
+        found = time.process_time() - started, page_faults() - faulted
         for parameter in model.parameters():
             parameter.grad = None
-        return seconds
+        return found
 
     return step
 
@@ -85,8 +101,8 @@ def prepared(name: str) -> Iterator[tuple[str, float, Step]]:
         yield f"{limit}%", hybridremat.get_plan(planned).overhead, timed_step(planned, batch)
 
 
-def measured(name: str, rounds: int) -> list[Row]:
-    """The rows of one model, measured in this process."""
+def measured(name: str, memory: str, rounds: int) -> list[Row]:
+    """The rows of one model, measured in this process, which was started so."""
     import torch
 
     load = os.getloadavg()[0]
@@ -95,9 +111,11 @@ def measured(name: str, rounds: int) -> list[Row]:
         for _, _, step in ways:
             step()
     seconds: dict[str, list[float]] = {way: [] for way, _, _ in ways}
+    faults: dict[str, list[int]] = {way: [] for way, _, _ in ways}
     for _ in range(rounds):
         for way, _, step in ways:
-            seconds[way].append(step())
+            for kept, figure in zip((seconds, faults), step(), strict=True):
+                kept[way].append(figure)
     ratio = {
         way: statistics.median(a / b for a, b in zip(each, seconds["eager"], strict=True))
         for way, each in seconds.items()
@@ -105,10 +123,12 @@ def measured(name: str, rounds: int) -> list[Row]:
     return [
         {
             "model": name,
+            "memory": memory,
             "limit": way,
             "predicted": round(100 * predicted, 2),
             "measured": round(100 * (ratio[way] - 1), 2),
             "milliseconds": round(1000 * statistics.median(seconds[way]), 2),
+            "faults": round(statistics.median(faults[way])),
             "rounds": rounds,
             "load": round(load, 1),
             "date": datetime.now(UTC).date().isoformat(),
@@ -125,47 +145,81 @@ def part(rows: Sequence[Row]) -> str:
 
 def described(rows: Sequence[Row]) -> str:
     """What stands above the tables."""
+    last, tunables = rows[-1], MEMORY[KEPT]["GLIBC_TUNABLES"]
     return (
         f"`python benchmarks/step_times.py`: CPU time, {max(row['date'] for row in rows)}, torch "
-        f"{rows[-1]['torch']}, one thread, 2 cores with {loads(rows)}, "
-        f"medians of {rows[-1]['rounds']} rounds, cost model `profile`. At 100 % of the plain peak, as a "
-        "multiple of plain eager's time:"
+        f"{last['torch']}, one thread, 2 cores with {loads(rows)}, medians of {last['rounds']} rounds, cost "
+        "model `profile`. glibc gives memory that a step frees back to the system, and the next step faults "
+        "its pages in again. That takes the longer the more memory a step needs, and is no part of a "
+        "prediction. So everything is measured twice with the same plans: with memory kept "
+        f"(`GLIBC_TUNABLES={tunables}`), and given back. At 100 % of the plain peak, as a multiple of plain "
+        "eager's time:"
     )
 
 
 def whole(rows: Sequence[Row]) -> Iterator[str]:
     """The table of steps under all of the memory."""
-    yield "| model | a step | at 100 % | `aot_eager` |"
-    yield "|---|---|---|---|"
-    by_way = {(row["model"], row["limit"]): row for row in rows}
-    for name in (each for each in MODELS if (each, "100%") in by_way):
-        times = [f"{1 + float(by_way[name, way]['measured']) / 100:.2f}" for way in ("100%", "aot_eager")]
-        milliseconds = float(by_way[name, "eager"]["milliseconds"])
-        yield f"| {name} | {milliseconds:.0f} ms | {' | '.join(times)} |"
+    yield (
+        "| model | a step | at 100 % | `aot_eager` | a step, memory given back | pages faulted in | at 100 % "
+        "| `aot_eager` |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    by_way = {(row["model"], row["memory"], row["limit"]): row for row in rows}
+    for name in (each for each in MODELS if (each, KEPT, "100%") in by_way):
+        cells = [name]
+        for memory in MEMORY:
+            eager = by_way[name, memory, "eager"]
+            cells.append(f"{float(eager['milliseconds']):.0f} ms")
+            cells += [f"{int(eager['faults']):,}"] if memory == RETURNED else []
+            cells += [f"{_multiple(by_way[name, memory, way]):.2f}" for way in ("100%", "aot_eager")]
+        yield f"| {' | '.join(cells)} |"
 
 
 def lower(rows: Sequence[Row]) -> Iterator[str]:
     """The table of lower limits."""
-    whole = {row["model"]: 1 + float(row["measured"]) / 100 for row in rows if row["limit"] == "100%"}
-    limited = [row for row in rows if row["limit"][:-1].isdigit() and row["limit"] != "100%"]
-    extra = [100 * ((1 + float(each["measured"]) / 100) / whole[each["model"]] - 1) for each in limited]
-    off = [float(row["predicted"]) - each for row, each in zip(limited, extra, strict=True)]
-    beside = [float(row["predicted"]) - float(row["measured"]) for row in limited]
+    extra = {(*_name(row), row["memory"]): each for row, each in beyond_whole(rows)}
+    limited = {_name(row): float(row["predicted"]) for row, _ in beyond_whole(rows) if row["memory"] == KEPT}
+    off = [predicted - extra[(*name, KEPT)] for name, predicted in limited.items()]
     near = sum(abs(each) <= WITHIN for each in off)
     yield (
-        f"Extra time under lower limits. Beside the planned step at 100 %, {near} of {len(off)} predictions "
-        f"are within {WITHIN:.0f} points, and predicted less measured is {statistics.mean(off):+.1f} in the "
-        f"mean; beside plain eager steps it is {statistics.mean(beside):+.1f}, as what a planned step gains "
-        "by writing in place is not predicted."
+        f"Extra time under lower limits, beside the planned step at 100 %. With memory kept {near} of "
+        f"{len(off)} predictions are within {WITHIN:.0f} points, and predicted less measured is "
+        f"{statistics.mean(off):+.1f} in the mean."
     )
     yield ""
-    yield "| model | limit | predicted | measured, to 100 % | to eager |"
+    yield "| model | limit | predicted | measured | memory given back |"
     yield "|---|---|---|---|---|"
-    for row, measured, each in zip(limited, extra, off, strict=True):
+    for (name, predicted), each in zip(limited.items(), off, strict=True):
         mark = "**" if abs(each) > WITHIN else ""
-        figures = f"{float(row['predicted']):.1f} % | {mark}{measured:.1f} %{mark}"
-        eager = float(row["measured"])
-        yield f"| {row['model']} | {row['limit'][:-1]} % | {figures} | {eager:.1f} % |"
+        kept, returned = (f"{extra[(*name, memory)]:.1f} %" for memory in MEMORY)
+        yield f"| {name[0]} | {name[1][:-1]} % | {predicted:.1f} % | {mark}{kept}{mark} | {returned} |"
+
+
+def beyond_whole(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
+    """Rows of lower limits, each with its percents of time beyond the step at 100 %."""
+    whole = {(row["model"], row["memory"]): _multiple(row) for row in rows if row["limit"] == "100%"}
+    for row in rows:
+        if row["limit"][:-1].isdigit() and row["limit"] != "100%":
+            yield row, 100 * (_multiple(row) / whole[row["model"], row["memory"]] - 1)
+
+
+def _multiple(row: Row) -> float:
+    """Of plain eager's time."""
+    return 1 + float(row["measured"]) / 100
+
+
+def _name(row: Row) -> tuple[str, str]:
+    return row["model"], row["limit"]
+
+
+def both_ways(name: str, rounds: int) -> Iterator[Row]:
+    """The rows of one model, with memory kept and given back, by the same plans."""
+    with tempfile.TemporaryDirectory() as folder:
+        for memory, environment in MEMORY.items():
+            around = {"HYBRIDREMAT_CACHE": folder, **environment}
+            yield from in_a_process(
+                __file__, "--here", name, "--memory", memory, "--rounds", str(rounds), environment=around
+            )
 
 
 def main() -> None:
@@ -175,16 +229,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--pages", action="store_true")
     parser.add_argument("--here", help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=[*MEMORY], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
-        print(json.dumps(measured(options.here, options.rounds)))
+        print(json.dumps(measured(options.here, options.memory, options.rounds)))
         return
     if unknown := [name for name in options.names if name not in MODELS]:
         parser.error(f"there is no {unknown[0]!r}; there are {', '.join(MODELS)}")
     rows, console = read_rows(ROWS), Console(stderr=True)
     for name in () if options.pages else options.names or MODELS:
-        found = in_a_process(__file__, "--here", name, "--rounds", str(options.rounds))
-        console.print(*(f"{row['limit']}: {row['predicted']}, {row['measured']}" for row in found), sep="\n")
+        found = list(both_ways(name, options.rounds))
+        for row in found:
+            console.print(*(row[each] for each in ("model", "memory", "limit", "predicted", "measured")))
         rows = [row for row in rows if row["model"] != name] + found
         rows.sort(key=lambda row: [*MODELS].index(row["model"]))
         write_rows(ROWS, COLUMNS, rows)

@@ -10,9 +10,12 @@ from hybridremat.planning.improvement import search_ranges
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
+from hybridremat.runtime import prepare
 from hybridremat.sequence import frontier
 from hybridremat.sequence.strategies.hybrid import HYBRID
 from support.nets import transformer
+from support.training import small
+from support.wrapping import wrap
 
 
 def uneven(layers):
@@ -88,3 +91,9 @@ def test_rivals_run_near_the_least_memory_and_everywhere_where_several_forwards_
     assert rivals(1, 130) == HYBRID.rivals and rivals(1, 131) == ()
     assert rivals(2, 131) == rivals(2, 100) == (*HYBRID.rivals, *HYBRID.waiting)
     assert HYBRID._rivals_for(frontier.EVERYTHING, own) == HYBRID.rivals
+
+
+def test_a_process_alone_writes_no_digest_of_its_plan(monkeypatch):
+    """It is for other ranks, and takes the longer the more ops a step has."""
+    monkeypatch.setattr(prepare, "plan_digest", lambda _: 1 / 0)
+    wrap(*small("mlp"), "90%")

@@ -122,8 +122,9 @@ class Ranks:
             raise _error(messages[failed], failed)
         return messages
 
-    def finish(self, plan: str) -> None:
-        """Wait until every rank is done; ``plan`` is the digest of this rank's plan. Each is then alone."""
+    def finish(self, digest: Callable[[], str]) -> None:
+        """Wait until every rank is done; ``digest`` is that of this rank's plan. Each is then alone."""
+        plan = "" if self.alone else digest()
         while not self.alone:
             messages = self.exchange(_Message("done", plan))
             if all(sent.state == "done" for sent in messages):

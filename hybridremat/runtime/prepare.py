@@ -76,7 +76,7 @@ def make_planned_call(
         call = _new_call(model, context, progress=progress)
         require_matching_inputs(model, args, kwargs)
         made = call.prepare(args, kwargs)
-        ranks.finish(plan_digest(made) if made is not None else "")
+        ranks.finish(lambda: plan_digest(made) if made is not None else "")
     return call
 
 
