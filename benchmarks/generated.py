@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +39,12 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
 
 
 def in_a_process(script: str, *arguments: str, environment: Mapping[str, str] = {}) -> Any:
-    """What a script prints as JSON in its last line; one thread and an empty cache, unless told otherwise.
+    """What a script prints as JSON in its last line; raises and runs it as :func:`printed_by`."""
+    return json.loads(printed_by(script, *arguments, environment=environment).splitlines()[-1])
+
+
+def printed_by(script: str, *arguments: str, environment: Mapping[str, str] = {}) -> str:
+    """What a script prints, run with one thread and an empty cache, unless told otherwise.
 
     Raises
     ------
@@ -51,18 +57,50 @@ def in_a_process(script: str, *arguments: str, environment: Mapping[str, str] = 
         done = subprocess.run(command, env=around, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process, and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def circumstances(load: float) -> Row:
+    """What a row says of how it was measured; the load is that of before."""
+    import torch
+
+    return {
+        "load": round(load, 1),
+        "date": datetime.now(UTC).date().isoformat(),
+        "torch": torch.__version__,
+    }
+
+
+def days(rows: Sequence[Row]) -> str:
+    """The day on which rows were measured, or the first and the last."""
+    dates = sorted(row["date"] for row in rows)
+    return " to ".join(dict.fromkeys((dates[0], dates[-1])))
+
+
+def versions(rows: Sequence[Row]) -> str:
+    """The releases of torch that rows were measured with."""
+    return "torch " + ", ".join(sorted({row["torch"] for row in rows}))
 
 
 def loads(rows: Sequence[Row]) -> str:
     """The load of the machine while rows were measured."""
-    found = [float(row["load"]) for row in rows]
-    return f"a load of {min(found):.1f} to {max(found):.1f}"
+    found = sorted(float(row["load"]) for row in rows)
+    return "a load of " + " to ".join(dict.fromkeys(f"{load:.1f}" for load in (found[0], found[-1])))
 
 
 def begin(script: str) -> str:
     """The mark where a script's part of a page begins."""
     return f"<!-- written by benchmarks/{script}: begin -->"
+
+
+def written(page: Path, script: str) -> str:
+    """What stands between the marks of a script."""
+    return page.read_text(encoding="utf-8").partition(begin(script))[2].partition(END)[0].strip()
 
 
 def write_part(page: Path, script: str, text: str) -> None:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from generated import Row, in_a_process, loads, read_rows, write_part, write_rows
+from generated import Row, cpu_seconds, in_a_process, loads, read_rows, write_part, write_rows
 
 SCRIPT: Final = "scale.py"
 ROWS: Final = Path(__file__).with_name("data") / "scale.csv"
@@ -46,11 +46,6 @@ MODELS: Final[Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
     **{f"GPT-2, {n} layers of width 64": ("gpt2", {"n_layer": n, **NARROW}, "40%") for n in (96, 192, 416)},
     "Llama, 8 billion parameters, on meta": ("llama on meta", LARGE, "20GiB"),
 }
-
-
-def cpu_seconds() -> float:
-    """CPU seconds of this process, and of its children that have ended."""
-    return sum(os.times()[:4])
 
 
 def on_meta(changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
