@@ -91,7 +91,7 @@ docs: $(STAMP) ## the documentation as pages, docs/_build/html/index.html; a war
 
 check: lint types wheel-check docs test-all test-oldest ## lint, types, wheel, documentation and all tests, as CI does
 
-marks: $(STAMP) ## frontiers of the reference models beside the recorded ones
+marks: $(STAMP) ## frontiers of the reference models beside the recorded ones; write docs/benchmarks.md
 	$(BIN)/python benchmarks/compare_marks.py
 
 bench: $(STAMP) ## what people use today beside ours: measure what is new, write docs/benchmarks.md (hours)
