@@ -16,6 +16,7 @@ from hybridremat.errors import CostModelError
 from hybridremat.files import cache_folder
 from hybridremat.graph.costs import cuda_recorder, kernel_benchmarks
 from hybridremat.graph.costs.cost_models import (
+    MISS_PRICE,
     DeviceRates,
     ProfileCost,
     RooflineCost,
@@ -88,6 +89,7 @@ class Refusing(nn.Module):
 
 def test_a_kernel_that_cannot_be_tried_is_guessed_told_and_not_remembered(caplog):
     step, store = traced(Refusing(), torch.randn(16, 8)), KernelStore()
+    store.add_times({MISS_PRICE: 0})
     with caplog.at_level(logging.WARNING, logger="hybridremat"):
         for count in (1, 2):
             caplog.clear()

@@ -1,7 +1,8 @@
 """Cost models: nanoseconds and workspace bytes for every op, behind one interface.
 
 - ``profile``: each distinct kernel is run and timed on the device, once per device, torch version and
-  thread count (kept on disk).
+  thread count (kept on disk); what comes from memory in a step, and not when a kernel runs alone, is added
+  (:mod:`hybridremat.graph.costs.cache_misses`).
 - ``roofline``: flops and bytes over the device's rates. Nothing is timed.
 - ``flops``: flops and bytes over the rates of a nominal device. The same on every machine.
 
@@ -19,7 +20,13 @@ from typing import Protocol
 import torch
 
 from hybridremat.errors import CostModelError
-from hybridremat.graph.costs.kernel_benchmarks import copy_rate, measure_footprints, measure_times
+from hybridremat.graph.costs.cache_misses import with_misses
+from hybridremat.graph.costs.kernel_benchmarks import (
+    copy_rate,
+    measure_footprints,
+    measure_times,
+    miss_price,
+)
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import Kernels, distinct_kernels
 from hybridremat.graph.joint import Op
@@ -29,6 +36,9 @@ from hybridremat.graph.tracing.trace import TracedStep
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
+
+MISS_PRICE = "a MiB to memory and back"
+"""The name of this time among those of kernels."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +111,18 @@ class ProfileCost:
         measured = measure_times(kernels, missing, roofline, known, progress)
         store.add_times(measured.kept)
         times = {"": 1, **roofline, **known, **measured.doubtful, **measured.kept}
-        fused = generated_times(step, kernels.device)
-        return [fused.get(op, times[key]) for op, key in enumerate(kernels.key_of)]
+        alone = [times[key] for key in kernels.key_of]
+        if fused := generated_times(step, kernels.device):  # at the rate of memory
+            return [fused.get(op, time) for op, time in enumerate(alone)]
+        return with_misses(step.graph, alone, _miss_price(kernels.device, store))
+
+
+def _miss_price(device: str, store: KernelStore) -> int:
+    price = store.time(MISS_PRICE)
+    if price is None:
+        price = miss_price(device)
+        store.add_times({MISS_PRICE: price})
+    return price
 
 
 def _sum_time(op: Op, rates: DeviceRates) -> int:
