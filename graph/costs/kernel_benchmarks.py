@@ -204,7 +204,7 @@ def copy_rate(device: str) -> float:
 
 def _copy_time(device: str, size: int) -> int:
     """Nanoseconds that it takes to copy so many bytes, again and again."""
-    with outside_tracing():
+    with outside_tracing(), memory_errors():
         source = torch.zeros(size, dtype=torch.uint8, device=device)
         target = torch.ones_like(source)
         return min(clock_for(device).least(partial(target.copy_, source)) for _ in range(PASSES))
