@@ -7,20 +7,41 @@ all sets at once: one numpy array with an axis of length 2 for each value, and o
 So one sweep from the last step to the first answers, for every set of saved values, what CP-SAT answers for
 one pair of limits. It grows as 2 to the number of values; two rules keep that number low.
 
-Twins, which one op makes and the same readers read, share a bit. Where asked (``fused``), an op whose only
-output goes to the next op alone, which makes no more bytes of it, runs together with that one: its output is
-never kept. Saving what the next op makes instead is as good in every figure; only keeping such an output from
-one step to another for its own sake is lost.
+Twins, which one op makes and the same readers read, share a bit. Where asked (:class:`Fusing`), an op whose
+only output goes to the next op alone, which makes no more bytes of it, runs together with that one: its
+output is never kept. Saving what the next op makes instead is as good in every figure; only keeping such an
+output from one step to another for its own sake is lost. In the largest blocks more ops run together, where
+little is lost by it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
 
 import numpy as np
 
 from hybridremat.blocks.scale import Scale
-from hybridremat.blocks.types import BlockProblem
+from hybridremat.blocks.types import BlockProblem, ForwardOp
+
+MORE_BYTES: Final = 1.5
+"""Times the bytes that it reads, that an op makes at most which runs together with a cheap one before it."""
+
+CHEAP: Final = 0.01
+"""The share of the block's forward that a cheap op takes at most."""
+
+
+class Fusing(Enum):
+    """Which ops run together with the next one: each more than those before."""
+
+    NONE = 0
+    EQUAL = 1
+    """Where that makes no more bytes; neither is optional."""
+    OPTIONAL = 2
+    """Optional ops as well, both of a pair: in the forward, or in the backward."""
+    COARSE = 3
+    """Cheap ones as well whose next op makes some bytes more: dropout, its mask."""
 
 
 @dataclass
@@ -38,7 +59,7 @@ class Lattice:
 
     problem: BlockProblem
     scale: Scale
-    fused: bool = False
+    fusing: Fusing = Fusing.NONE
     values: tuple[tuple[int, ...], ...] = field(init=False)
     width: tuple[int, ...] = field(init=False)
     members: tuple[tuple[tuple[int, ...], ...], ...] = field(init=False)
@@ -56,7 +77,8 @@ class Lattice:
         for j, (step, ops) in enumerate(zip(problem.steps, needed, strict=True)):
             for d in (*step.reads, *(d for c in ops for d in problem.ops[c].reads)):
                 last[d] = j
-        passing = {c for c in again if self.fused and self._passes(c, readers, last)}
+        fuses = self.fusing is not Fusing.NONE
+        passing = {c for c in again if fuses and self._passes(c, readers, last)}
         rows = self._rows(again, passing)
         self.members = tuple(tuple(row for row in rows if row[-1] in ops) for ops in needed)
         twins: dict[object, list[int]] = {}
@@ -70,7 +92,7 @@ class Lattice:
         self._place = {d: axis for axis, ds in enumerate(self.values) for d in ds}
 
     def _passes(self, c: int, readers: dict[int, list[int]], last: dict[int, int]) -> bool:
-        """Whether op c only works for the next, which makes no more bytes than it."""
+        """Whether op c only works for the next, and runs together with it."""
         ops, units = self.problem.ops, self.scale.value_units
         used = [d for d in ops[c].writes if d in last]
         if len(used) != 1 or c + 1 == len(ops) or used[0] in self.problem.outputs:
@@ -81,8 +103,19 @@ class Lattice:
         if used[0] not in never and not never.isdisjoint(ops[c + 1].writes):
             return False  # what the next op makes cannot be saved instead
         made = sum(units[d] for d in ops[c + 1].writes if d in last)
-        single = all(op.recomputable and not op.optional for op in ops[c : c + 2])
-        return single and made <= units[used[0]]
+        return self._pairs(ops[c], ops[c + 1]) and made <= units[used[0]] * self._most_bytes(ops[c])
+
+    def _pairs(self, first: ForwardOp, second: ForwardOp) -> bool:
+        """Whether two ops may run together, whatever they make."""
+        if not (first.recomputable and second.recomputable):
+            return False
+        wide = self.fusing.value >= Fusing.OPTIONAL.value
+        return first.optional == second.optional and (wide or not first.optional)
+
+    def _most_bytes(self, first: ForwardOp) -> float:
+        """Times the bytes of its output that the op behind another makes at most."""
+        cheap = first.time <= CHEAP * sum(op.time for op in self.problem.ops)
+        return MORE_BYTES if cheap and self.fusing is Fusing.COARSE else 1.0
 
     def _rows(self, again: set[int], passing: set[int]) -> list[tuple[int, ...]]:
         """Recomputable ops in order, each that passes its output on in one row with the next."""

@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from hybridremat.blocks.lattice import Lattice
+from hybridremat.blocks.lattice import Fusing, Lattice
 from hybridremat.blocks.peak_limits import explore_peak_limits
 from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.scratch import Scratch
@@ -49,7 +49,7 @@ def enumerate_options(
     GraphSizeError
         If it is too large for the exact program, and that was asked for.
     """
-    lattice = None if solver == "cp-sat" else _lattice(problem, effort)
+    lattice = None if solver == "cp-sat" else _lattice(problem, effort, solver)
     if lattice is not None and _fits(lattice, effort, solver):
         found = _sweep(lattice, effort, scratch or Scratch())
     elif solver == "exact":
@@ -76,20 +76,26 @@ def is_solved_exactly(
     problem: BlockProblem, effort: Effort = DEFAULT_EFFORT, solver: BlockSolver = "auto"
 ) -> bool:
     """Whether the exact program solves a block."""
-    return solver != "cp-sat" and _fits(_lattice(problem, effort), effort, solver)
+    return solver != "cp-sat" and _fits(_lattice(problem, effort, solver), effort, solver)
 
 
 def exact_work(problem: BlockProblem, solver: BlockSolver = "auto") -> float:
     """Array entries of one sweep of the exact program; infinite where CP-SAT solves a block."""
     if solver == "cp-sat":
         return inf
-    lattice = _lattice(problem, DEFAULT_EFFORT)
+    lattice = _lattice(problem, DEFAULT_EFFORT, solver)
     return lattice.work if _fits(lattice, DEFAULT_EFFORT, solver) else inf
 
 
-def _lattice(problem: BlockProblem, effort: Effort) -> Lattice:
+def _lattice(problem: BlockProblem, effort: Effort, solver: BlockSolver) -> Lattice:
+    """The finest lattice that is small enough for the solver, or the coarsest."""
     lattice = Lattice(problem, scale_block(problem))
-    return Lattice(problem, lattice.scale, fused=True) if lattice.work > effort.fused_above else lattice
+    if lattice.work > effort.fused_above:
+        lattice = Lattice(problem, lattice.scale, Fusing.EQUAL)
+    for fusing in (Fusing.OPTIONAL, Fusing.COARSE):
+        if lattice.exact and not _fits(lattice, effort, solver):
+            lattice = Lattice(problem, lattice.scale, fusing)
+    return lattice
 
 
 def _fits(lattice: Lattice, effort: Effort, solver: BlockSolver) -> bool:

@@ -183,8 +183,9 @@ class Effort:
     fused_above
         Array entries of one sweep beyond which ops that work for the next one alone run together with it.
     solved_above, most_values
-        Array entries of one sweep, and values of a lattice, beyond which CP-SAT solves instead: 4 to 8 s and
-        100 MB at the first, 170 MB at the second, on blocks whose every value can be alive at once.
+        Array entries of one sweep, and values of a lattice, beyond which more ops run together, and CP-SAT
+        solves where that does not suffice. The largest block of T5 with dropout, nearly at both, takes 5 s
+        and 320 MB.
     exact_above, exact_values
         The same where the exact program is asked for: beyond these it is not tried.
     """
@@ -197,10 +198,10 @@ class Effort:
     family_time: float = 3.0
     limit_resolution: float = 0.00001
     limits: int = 128
-    least_limits: int = 24
+    least_limits: int = 16
     entries: int = 500_000_000
     fused_above: int = 300_000
-    solved_above: int = 65_000_000
-    most_values: int = 21
+    solved_above: int = 130_000_000
+    most_values: int = 22
     exact_above: int = 260_000_000
     exact_values: int = 23

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from hybridremat.blocks.lattice import Lattice
+from hybridremat.blocks.lattice import Fusing, Lattice
 from hybridremat.blocks.pareto import block_structure, enumerate_options, reuse_options
 from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.simulate import simulate_option
@@ -111,8 +111,8 @@ def test_what_an_op_passes_on_keeps_its_place_where_the_next_ones_output_is_barr
     ops = tuple(ForwardOp((c - 1,) if c else (), (c,), 1, 0) for c in range(2))
     problem = BlockProblem((4, 4), ops, (BackwardStep((1,), 0, 0, 0),), frozenset(), 0)
     barred = replace(problem, never_saved=frozenset({1}))
-    assert Lattice(problem, scale_block(problem), fused=True).values == ((1,),)
-    assert Lattice(barred, scale_block(barred), fused=True).values == ((0,), (1,))
+    assert Lattice(problem, scale_block(problem), Fusing.EQUAL).values == ((1,),)
+    assert Lattice(barred, scale_block(barred), Fusing.EQUAL).values == ((0,), (1,))
 
 
 def test_the_simulator_refuses_a_barred_value_that_crosses() -> None:

@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridremat.blocks import pareto
-from hybridremat.blocks.lattice import Lattice
+from hybridremat.blocks.lattice import Fusing, Lattice
 from hybridremat.blocks.pareto import enumerate_options
 from hybridremat.blocks.scale import scale_block
+from hybridremat.blocks.scratch import Scratch
 from hybridremat.blocks.simulate import simulate_option
-from hybridremat.blocks.types import BackwardStep, BlockProblem, Effort, ForwardOp, Option
+from hybridremat.blocks.types import BackwardStep, BlockProblem, Effort, ForwardOp, Option, OptionSet
 from support.brute_blocks import FUSED, SOLVES, SWEEPS, blocks, brute_force, figures, frontier, least_times
 from support.examples import examples
 
@@ -130,8 +131,67 @@ def test_rows_of_ops_keep_what_is_between_them_out_of_the_lattice() -> None:
     ops = tuple(ForwardOp((c - 1,) if c else (), (c,), 1 + c, 2 if c == 2 else 0) for c in range(4))
     steps = (BackwardStep((3,), 3, 0, 3), BackwardStep((0,), 1, 0, 0))
     problem = BlockProblem((4, 9, 9, 5), ops, steps, frozenset(), 2)
-    lattice = Lattice(problem, scale_block(problem), fused=True)
+    lattice = Lattice(problem, scale_block(problem), Fusing.EQUAL)
     assert (lattice.values, lattice.members[0]) == (((3,), (0,)), ((0,), (1, 2, 3)))
     fused, single = (enumerate_options(problem, effort) for effort in (FUSED, SWEEPS))
     assert frontier(figures(fused.options)) == frontier(figures(single.options))
     assert frontier(figures(fused.solo)) == frontier(figures(single.solo))
+
+
+def swept_coarsely(problem: BlockProblem, fusing: Fusing) -> OptionSet | None:
+    """The options of a lattice that is as coarse as that; None if its sets do not tell all."""
+    lattice = Lattice(problem, scale_block(problem), fusing)
+    return pareto._sweep(lattice, SWEEPS, Scratch()) if lattice.exact else None
+
+
+@examples(60, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("fusing", [Fusing.OPTIONAL, Fusing.COARSE])
+@given(problem=blocks())
+def test_coarser_lattices_give_ways_to_run_a_block_and_none_that_there_is_not(
+    problem: BlockProblem, fusing: Fusing
+) -> None:
+    found = swept_coarsely(problem, fusing)
+    if found is None:
+        return
+    possible = brute_force(problem, solo=False, copies=3)
+    for option in found.options:
+        assert simulate_option(problem, option.saved, option.optional_forward, option.recompute) == option
+    for saved, peak, time in figures(found.options):
+        assert any(s <= saved and p <= peak and t <= time for s, p, t in possible)
+
+
+def test_which_ops_run_together_with_the_next() -> None:
+    # a → b, optional both; then a product, a cheap op, and two that make a mask beside their output
+    ops = (
+        ForwardOp((), (0,), 1, 0, optional=True),
+        ForwardOp((0,), (1,), 1, 0, optional=True),
+        ForwardOp((), (2,), 5000, 0),
+        ForwardOp((2,), (3, 4), 50, 0),
+        ForwardOp((3,), (5,), 40, 0),
+        ForwardOp((5,), (6, 7), 50, 0),
+    )
+    steps = (BackwardStep((6, 7), 0, 0, 0), BackwardStep((3, 4), 0, 0, 0), BackwardStep((1,), 0, 0, 0))
+    problem = BlockProblem((8, 8, 8, 8, 2, 8, 8, 2), ops, steps, frozenset(), 0)
+
+    def rows(fusing: Fusing) -> set[tuple[int, ...]]:
+        return {row for members in Lattice(problem, scale_block(problem), fusing).members for row in members}
+
+    apart = {(c,) for c in range(6)}
+    assert rows(Fusing.NONE) == rows(Fusing.EQUAL) == apart
+    assert rows(Fusing.OPTIONAL) == apart - {(0,), (1,)} | {(0, 1)}
+    assert rows(Fusing.COARSE) == {(0, 1), (2,), (3,), (4, 5)}
+
+
+def test_ops_run_together_before_cp_sat_solves_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as it takes to make the table small enough."""
+    ops = tuple(ForwardOp((c - 1,) if c else (), (c,), 1, 0, optional=True) for c in range(8))
+    problem = BlockProblem((9,) * 8, ops, (BackwardStep((7,), 0, 0, 0),), frozenset(), 0)
+    fusings = Fusing.EQUAL, Fusing.OPTIONAL
+    apart, together = (Lattice(problem, scale_block(problem), each) for each in fusings)
+    assert together.work < apart.work
+    effort = replace(SWEEPS, solved_above=together.work)
+    monkeypatch.setattr("hybridremat.blocks.epsilon_constraint.explore_rectangles", lambda *_, **__: 1 / 0)
+    coarse, fine = (figures(enumerate_options(problem, each).options) for each in (effort, SWEEPS))
+    assert coarse == fine
+    with pytest.raises(ZeroDivisionError):
+        enumerate_options(problem, replace(effort, solved_above=together.work - 1))
