@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -13,16 +14,41 @@ then mostly stays. Looking through all of it again and again takes a tenth of th
 Llama of 32 layers needs 18 MB more with this many."""
 
 
+class _Threshold:
+    """The collector's threshold while some threads plan: changed by the first, set back by the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._within = 0
+        self._before = self._meanwhile = (0, 0, 0)
+
+    def enter(self) -> None:
+        with self._lock:
+            self._within += 1
+            if self._within == 1:
+                self._before = self._meanwhile = gc.get_threshold()
+                if self._before[0]:
+                    self._meanwhile = (max(self._before[0], SELDOM), *self._before[1:])
+                    gc.set_threshold(*self._meanwhile)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._within -= 1
+            if self._within == 0 and gc.get_threshold() == self._meanwhile:  # nobody else has set one
+                gc.set_threshold(*self._before)
+
+
+_THRESHOLD: Final = _Threshold()
+
+
 @contextmanager
 def collected_seldom() -> Iterator[None]:
     """Collect garbage less often; if the collector is off, it stays so."""
-    before = gc.get_threshold()
-    if before[0]:
-        gc.set_threshold(max(before[0], SELDOM), *before[1:])
+    _THRESHOLD.enter()
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        _THRESHOLD.leave()
 
 
 @contextmanager

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat.graph.costs import cost_models, kernel_benchmarks
+from hybridremat.graph.costs import copies, cost_models, kernel_benchmarks
 from hybridremat.graph.costs.cache_misses import with_misses
+from hybridremat.graph.costs.copies import MissPrice
 from hybridremat.graph.costs.cost_models import MISS_PRICE, ProfileCost
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
@@ -63,44 +65,69 @@ def test_readers_of_one_value_share_what_it_takes_so_that_equal_layers_stay_equa
     assert extra.pop() > 30 * 3 // 2  # they share the attention's input as well
 
 
-def test_what_must_not_run_again_and_what_runs_in_the_backward_takes_its_time() -> None:
+def test_what_must_not_run_again_takes_its_time_and_is_read_in_the_backward_by_optional_ops_too() -> None:
     net = Net()
     once = net.layer("once", [net.input()], 10 * MIB, recomputable=False)
-    mask = net.optional([once], 10 * MIB)
+    other = net.layer("other", [net.input()], 10 * MIB, saves=False)
+    mask = net.optional([other], 10 * MIB)
     net.derive(net.layer("reader", [once, mask], 1))
     graph = net.joint()
-    times = with_misses(graph, [100] * len(graph.ops), 7)
-    for op in graph.ops:
-        if op.phase is not Phase.BACKWARD:
-            assert times[op.id] == 100
-    assert sum(times) == 100 * len(graph.ops) + 70
+    times = with_misses(graph, [1000] * len(graph.ops), 7)
+    by_target = {op.target: time for op, time in zip(graph.ops, times, strict=True)}
+    assert [by_target[each] for each in ("once", "other", "optional")] == [1000, 930, 1000 + 70 + 70]
+    assert sum(times) == 1000 * len(graph.ops) + 2 * 70
 
 
-def test_profiles_count_misses_at_a_price_that_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+class Copies:
+    """A clock whose copies take some nanoseconds a MiB, by whether a cache holds them, and in turn."""
+
+    def __init__(self, near: int, *far: int) -> None:
+        self.near, self.far = near, list(far)
+
+    def least(self, copy) -> int:
+        size = copy.args[0].numel()
+        each = self.near if size <= 32 * MIB else self.far[0] if len(self.far) == 1 else self.far.pop(0)
+        return each * size // MIB
+
+
+@pytest.mark.parametrize(("later", "settled"), [(50_000, True), (55_000, True), (70_000, False)])
+def test_the_price_is_what_copies_take_longer_that_no_cache_holds(
+    later: int, settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Copies(20_000, *[50_000] * 3, *[later] * 3)
+    monkeypatch.setattr(copies, "clock_for", lambda _: clock)
+    assert copies.miss_price("cpu") == MissPrice(30_000, settled)
+    assert copies.miss_price("cuda") == MissPrice(0, True)
+
+
+def test_threads_share_the_price_and_it_is_found_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(copies, "clock_for", lambda _: seen.append(torch.get_num_threads()) or Copies(20, 50))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert copies.miss_price("cpu").nanoseconds == 10
+        assert set(seen) == {1} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_profiles_count_misses_and_keep_a_price_that_settled(
+    settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Clock:
         def least(self, _):
             return 10_000
 
     monkeypatch.setattr(kernel_benchmarks, "clock_for", lambda _: Clock())
-    monkeypatch.setattr(cost_models, "miss_price", lambda _: 50_000)
+    monkeypatch.setattr(cost_models, "miss_price", lambda _: MissPrice(50_000, settled))
     model, batch = small("mlp")
     step, store = traced(model, **batch), KernelStore()
-    timed = with_costs(step, ProfileCost(), store)
-    graph = timed.graph
-    assert store.time(MISS_PRICE) == 50_000
+    graph = with_costs(step, ProfileCost(), store).graph
     times = [10_000 if key else 1 for key in distinct_kernels(step).key_of]
     assert [op.time for op in graph.ops] == with_misses(graph, times, 50_000)
     assert len({op.time for op in graph.ops}) > 2
-    monkeypatch.setattr(cost_models, "miss_price", lambda _: pytest.fail("it is known"))
-    assert with_costs(step, ProfileCost(), store).graph == graph
-
-
-def test_the_price_is_what_copies_take_longer_that_no_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        def least(self, copy):
-            size = copy.args[0].numel()
-            return size // 50 if size > 32 * MIB else size // 75
-
-    monkeypatch.setattr(kernel_benchmarks, "clock_for", lambda _: Clock())
-    assert kernel_benchmarks.miss_price("cpu") == pytest.approx(MIB / 50 - MIB / 75, abs=2)
-    assert kernel_benchmarks.miss_price("cuda") == 0
+    monkeypatch.setattr(cost_models, "miss_price", lambda _: MissPrice(0, settled))
+    again = with_costs(step, ProfileCost(), store).graph
+    assert (again == graph) == settled and store.time(MISS_PRICE) == (50_000 if settled else None)

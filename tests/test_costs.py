@@ -67,6 +67,7 @@ def test_profile_times_each_distinct_kernel_once(monkeypatch):
     model, batch = small("mlp")
     step = traced(model, **batch)
     store, calls = KernelStore(), []
+    store.add_times({MISS_PRICE: 0})
     timed = with_costs(step, ProfileCost(), store, lambda done, total: calls.append(total))
     kernels = distinct_kernels(step)
     assert len(calls) == len(kernels.node_of) < len(step.graph.ops)

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 import hybridremat
 from hybridremat.graph.garbage import SELDOM, collected_seldom
@@ -47,3 +48,32 @@ def test_a_collector_that_is_off_or_more_patient_stays_so(own: int, meanwhile: i
     with collected_seldom():
         assert gc.get_threshold() == (meanwhile, 4, 5)
     assert gc.get_threshold() == (own, 4, 5)
+
+
+def test_every_route_to_a_plan_collects_seldom(
+    threshold: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_graph, seen = pipeline.plan_graph, []
+    monkeypatch.setattr(
+        pipeline, "plan_graph", lambda *a, **how: seen.append(gc.get_threshold()[0]) or plan_graph(*a, **how)
+    )
+    model, batch = small("mlp")
+    options = {"memory_limit": "90%", "cost_model": "flops", "workers": 1, "cache": False}
+    torch.compile(model, backend="hybridremat", dynamic=False, options=options)(**batch)
+    assert seen == [SELDOM] and gc.get_threshold() == threshold
+
+
+def test_the_last_of_several_that_plan_sets_the_collector_back(threshold: tuple[int, int, int]) -> None:
+    one, other = collected_seldom(), collected_seldom()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert gc.get_threshold()[0] == SELDOM
+    other.__exit__(None, None, None)
+    assert gc.get_threshold() == threshold
+
+
+def test_a_threshold_that_is_set_meanwhile_stays() -> None:
+    with collected_seldom():
+        gc.set_threshold(123, 4, 5)
+    assert gc.get_threshold() == (123, 4, 5)

@@ -21,7 +21,7 @@ def with_misses(graph: JointGraph, times: Sequence[int], price: int) -> list[int
     each MiB of forward values that its backward reads; readers of one value share that. No op takes less than
     half of its time alone, however large its outputs.
     """
-    readers = _backward_readers(graph)
+    readers = _readers(graph)
     found = list(times)
     for op in graph.ops:
         misses = _misses(graph, op, readers, price)
@@ -34,11 +34,11 @@ def with_misses(graph: JointGraph, times: Sequence[int], price: int) -> list[int
     return found
 
 
-def _backward_readers(graph: JointGraph) -> dict[int, list[int]]:
-    """By value, the backward ops that read it."""
+def _readers(graph: JointGraph) -> dict[int, list[int]]:
+    """By value, the ops that read it in the backward of the plain step."""
     readers: dict[int, list[int]] = defaultdict(list)
     for op in graph.ops:
-        if op.phase is Phase.BACKWARD:
+        if op.phase is not Phase.FORWARD:
             for value in op.reads:
                 readers[value].append(op.id)
     return readers

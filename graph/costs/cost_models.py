@@ -21,12 +21,8 @@ import torch
 
 from hybridremat.errors import CostModelError
 from hybridremat.graph.costs.cache_misses import with_misses
-from hybridremat.graph.costs.kernel_benchmarks import (
-    copy_rate,
-    measure_footprints,
-    measure_times,
-    miss_price,
-)
+from hybridremat.graph.costs.copies import copy_rate, miss_price
+from hybridremat.graph.costs.kernel_benchmarks import measure_footprints, measure_times
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import Kernels, distinct_kernels
 from hybridremat.graph.joint import Op
@@ -36,6 +32,8 @@ from hybridremat.graph.tracing.trace import TracedStep
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
+
+COSTS_VERSION = 2  # since profiled times count cache misses
 
 MISS_PRICE = "a MiB to memory and back"
 """The name of this time among those of kernels."""
@@ -118,11 +116,14 @@ class ProfileCost:
 
 
 def _miss_price(device: str, store: KernelStore) -> int:
-    price = store.time(MISS_PRICE)
-    if price is None:
-        price = miss_price(device)
-        store.add_times({MISS_PRICE: price})
-    return price
+    """Nanoseconds a MiB; as of kernels, what does not settle is not kept."""
+    known = store.time(MISS_PRICE)
+    if known is not None:
+        return known
+    price = miss_price(device)
+    if price.settled:
+        store.add_times({MISS_PRICE: price.nanoseconds})
+    return price.nanoseconds
 
 
 def _sum_time(op: Op, rates: DeviceRates) -> int:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import count
 
 import torch
@@ -25,10 +25,6 @@ from hybridremat.graph.tracing.fx_nodes import storage_bytes, tensors
 from hybridremat.graph.tracing.signature import kernel_signature
 
 logger = logging.getLogger(__name__)
-
-_COPIED = 64 << 20  # bytes: beyond what caches hold
-_CACHED = 1 << 20  # bytes that they do hold
-
 
 @contextmanager
 def outside_tracing() -> Iterator[None]:
@@ -194,31 +190,6 @@ def _op(node: fx.Node) -> str:
     """The op and the type that it computes in: kernels of the same op are alike."""
     dtype = next((tensor.dtype for tensor in tensors(node.meta.get("val"))), None)
     return f"{node.target} {dtype}"
-
-
-@cache
-def copy_rate(device: str) -> float:
-    """Bytes that the device moves in a second, read and written, measured once a process."""
-    return 2e9 * _COPIED / _copy_time(device, _COPIED)
-
-
-def _copy_time(device: str, size: int) -> int:
-    """Nanoseconds that it takes to copy so many bytes, again and again."""
-    with outside_tracing(), memory_errors():
-        source = torch.zeros(size, dtype=torch.uint8, device=device)
-        target = torch.ones_like(source)
-        return min(clock_for(device).least(partial(target.copy_, source)) for _ in range(PASSES))
-
-
-def miss_price(device: str) -> int:
-    """Nanoseconds that a MiB takes to memory and back: what copies take longer that no cache holds.
-
-    Found on CPUs alone; 0 elsewhere.
-    """
-    if device != "cpu":
-        return 0
-    far, near = (_copy_time(device, size) * 2**20 // size for size in (_COPIED, _CACHED))
-    return max(0, far - near)
 
 
 _workspaces: dict[str, int | None] = {}

@@ -27,7 +27,8 @@ class KernelClock(Protocol):
 
 
 @contextmanager
-def _on_one_thread() -> Iterator[None]:
+def on_one_thread() -> Iterator[None]:
+    """Let PyTorch's kernels run on one thread meanwhile."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -50,7 +51,7 @@ class CpuClock:
     threads: int = 1
     thread_ns: Callable[[], int] = time.thread_time_ns
     process_ns: Callable[[], int] = time.process_time_ns
-    on_one_thread: Callable[[], AbstractContextManager[None]] = _on_one_thread
+    on_one_thread: Callable[[], AbstractContextManager[None]] = on_one_thread
 
     def least(self, call: Callable[[], object]) -> int:
         """See :class:`KernelClock`."""

@@ -184,7 +184,8 @@ def _part_timed(node: fx.Node, op: Op, kernels: Kernels, store: KernelStore) -> 
     if (percent := store.time(name)) is None:
         percent = _percent(node, parts, kernels.device)
         store.add_times({name: percent})
-    timed = replace(parts, time=max(own.time, own.time * percent // 100))
+    alone = store.time(kernels.key_of[op.id]) or own.time
+    timed = replace(parts, time=own.time + max(0, alone * (percent - 100) // 100))
     return replace(op, variants=(own, timed))
 
 

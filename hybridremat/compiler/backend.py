@@ -17,6 +17,7 @@ from torch import fx
 from torch.profiler import record_function
 
 from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs
+from hybridremat.compiler.frame_room import with_room
 from hybridremat.compiler.inner import Compiled, Finish, InnerCompiler, run_op_by_op
 from hybridremat.compiler.output_hooks import (
     HeldOutputs,
@@ -27,6 +28,7 @@ from hybridremat.compiler.output_hooks import (
     sparing_saved,
 )
 from hybridremat.errors import CaptureError, HybridRematError
+from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_torch import allows_second_backward
 from hybridremat.graph.tracing.alias_analysis import TraceError
 
@@ -165,7 +167,8 @@ class Backend:
             held, undefined = HeldOutputs(expected=hold_outputs), UndefinedGradients()
             early = EarlyGradients(leaving_inputs(example_inputs) if self.early_gradients else {})
             graphs = _Graphs(self, held, undefined, early, hold_outputs=hold_outputs)
-            compiled = self.inner(module, example_inputs, graphs)
+            with collected_seldom():
+                compiled = with_room(lambda: self.inner(module, example_inputs, graphs))
             _forget_examples(module)
 
         def run(*args: object) -> Any:

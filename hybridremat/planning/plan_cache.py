@@ -11,6 +11,7 @@ import torch
 
 from hybridremat.errors import PlanFormatError
 from hybridremat.files import cache_folder
+from hybridremat.graph.costs.cost_models import COSTS_VERSION
 from hybridremat.graph.costs.kernel_store import device_description
 from hybridremat.planning.kept_files import KeptFiles, cache_size
 from hybridremat.planning.plan import Plan
@@ -70,5 +71,6 @@ def plan_key(fingerprint: str, settings: Settings, device: str, *, reused: bool)
     torch, which captured the graph. ``reused`` says whether options of another input shape may be in it.
     """
     here = device_description(device) if settings.spec is None else torch.__version__
-    parts = fingerprint, settings.deciding(), here, reused, SCHEMA, __version__, _compiler(settings)
+    versions = SCHEMA, COSTS_VERSION, __version__
+    parts = fingerprint, settings.deciding(), here, reused, *versions, _compiler(settings)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
