@@ -26,6 +26,7 @@ from hybridremat.graph.tracing.signature import kernel_signature
 
 logger = logging.getLogger(__name__)
 
+
 @contextmanager
 def outside_tracing() -> Iterator[None]:
     """Real execution without touching generators, autograd, autocast, or a running trace's fake tensors."""
