@@ -16,7 +16,7 @@ from torch import nn
 import hybridremat
 from hybridremat.blocks.pareto import block_structure, enumerate_options
 from hybridremat.graph.costs.kernel_store import device_description
-from hybridremat.planning import option_cache, pipeline
+from hybridremat.planning import option_cache, pipeline, plan_cache
 from hybridremat.planning.plan_cache import PlanCache, plan_key
 from hybridremat.planning.settings import Settings
 from support.quick_planning import LITTLE
@@ -86,6 +86,12 @@ def test_what_a_plan_depends_on_is_part_of_its_name(cache, solved):
         assert plan_key("f", Settings(), "cpu", reused=False) not in names and len(names) == 2
     finally:
         torch.set_num_threads(threads)
+
+
+def test_plans_by_older_costs_are_not_found(monkeypatch):
+    now = plan_key("f", Settings(), "cpu", reused=False)
+    monkeypatch.setattr(plan_cache, "COSTS_VERSION", plan_cache.COSTS_VERSION - 1)
+    assert plan_key("f", Settings(), "cpu", reused=False) != now
 
 
 @pytest.mark.parametrize("spec", [None, "h200"])
