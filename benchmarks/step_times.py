@@ -184,7 +184,7 @@ def lower(rows: Sequence[Row]) -> Iterator[str]:
     yield (
         f"Extra time under lower limits, beside the planned step at 100 %. With memory kept {near} of "
         f"{len(off)} predictions are within {WITHIN:.0f} points, and predicted less measured is "
-        f"{statistics.mean(off):+.1f} in the mean."
+        f"{round(statistics.mean(off), 1) + 0.0:+.1f} in the mean."
     )
     yield ""
     yield "| model | limit | predicted | measured | memory given back |"
