@@ -1,7 +1,7 @@
 """Every private name of Inductor that hybridremat uses, with ``private_inductor_code``, which reads its code.
 
 Only steps with ``compiler="inductor"`` import it, since importing Inductor's compiler takes about a second.
-Read and run with torch 2.11, 2.12 and 2.13.
+Read and run with torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hybridremat.errors import GeneratedCodeError
 from hybridremat.graph.generated_code import OP, LoweredCode
 from hybridremat.graph.private_inductor_code import code_of
 from hybridremat.graph.private_torch import OpOverload
@@ -60,6 +61,25 @@ class InductorFusion:
 
 class _Lowered(BaseException):
     """Ends a compilation once the code is generated."""
+
+
+class _CodeReader:
+    """Reads the code of one lowered graph. Inductor would wrap an error, so it is kept until ``read``."""
+
+    def __init__(self) -> None:
+        self._found: LoweredCode | GeneratedCodeError | None = None
+
+    def look(self, lowering: Any) -> None:
+        try:
+            self._found = code_of(lowering)
+        except GeneratedCodeError as error:
+            self._found = error
+
+    def read(self) -> LoweredCode | None:
+        """The code, or None if none was generated."""
+        if isinstance(self._found, GeneratedCodeError):
+            raise self._found
+        return self._found
 
 
 _patching = threading.RLock()
@@ -181,11 +201,11 @@ def _lower(
     backward: bool = False,
     keep_inputs: bool = False,
 ) -> LoweredCode:
-    found: list[LoweredCode] = []
+    reader = _CodeReader()
 
     def stop(lowering: Any, _: Callable[[], Any]) -> Any:
         lowering.codegen()
-        found.append(code_of(lowering))
+        reader.look(lowering)
         raise _Lowered
 
     (output,) = module.graph.find_nodes(op="output")
@@ -209,7 +229,9 @@ def _lower(
             is_inference=False,
             boxed_forward_device_index=None,
         )
-    return found[0]
+    code = reader.read()
+    assert code is not None
+    return code
 
 
 class _Partitioner(CustomPartitionerFn):
@@ -268,12 +290,12 @@ def compile_step(
         finish = callbacks.begin(graph, backward=backward)
         if not backward and not callbacks.plain:
             _keep_inputs(graph)
-        built: list[LoweredCode] = []
+        reader = _CodeReader()
         started = time.perf_counter()
 
         def record(lowering: Any, build: Callable[[], Any]) -> Any:
             made = build()
-            built.append(code_of(lowering))
+            reader.look(lowering)
             return made
 
         laid_out = _Partitioner(callbacks.partition, f"{key}, plain: {callbacks.plain}")
@@ -283,7 +305,7 @@ def compile_step(
             stack.enter_context(_instead_of_building(record))
             stack.enter_context(_scheduling(lean=callbacks.lean))
             run = compile_fx.compile_fx_inner(graph, example_inputs, **kwargs)
-        return finish(run, built[0] if built else None, time.perf_counter() - started)
+        return finish(run, reader.read(), time.perf_counter() - started)
 
     # Inductor's own key does not say whether saved tensors may be overwritten
     key = f"{identity}, rules {_RULES}, donated: {functorch_config.donated_buffer}"

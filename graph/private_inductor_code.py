@@ -1,22 +1,31 @@
 """Reads the code that Inductor has generated of a graph; with ``private_inductor`` all that uses its names.
 
-Read and run with torch 2.11, 2.12 and 2.13.
+Read and run with torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal
 
+import torch
 from torch._inductor import ir
-from torch._inductor.codegen import wrapper
+from torch._inductor.utils import DeferredLineBase, LineContext
 
+from hybridremat.errors import GeneratedCodeError
 from hybridremat.graph.generated_code import BufferEvent, LoweredCode, Result
+from hybridremat.graph.private_inductor_lines import HIDING, NEUTRAL
 from hybridremat.graph.private_torch import tree_leaves
 
 
 def code_of(lowering: Any) -> LoweredCode:
-    """The code that a lowered graph has generated; ``lowering`` is Inductor's ``GraphLowering``."""
+    """The code that a lowered graph has generated; ``lowering`` is Inductor's ``GraphLowering``.
+
+    Raises
+    ------
+    GeneratedCodeError
+        If it has lines whose memory is not known.
+    """
     results = tuple(_result(lowering, result) for result in lowering.graph_outputs)
     return LoweredCode(tuple(_events(lowering)), results)
 
@@ -50,25 +59,69 @@ def _origins(node: Any) -> tuple[str, ...]:
 
 def _events(lowering: Any) -> Iterator[BufferEvent]:
     """The memory events of a lowered graph whose code has been generated."""
-    for line in lowering.wrapper_code.lines:
-        if isinstance(line, wrapper.AllocateLine):
-            yield BufferEvent("alloc", line.node.get_name(), _bytes(lowering, line.node))
-        elif isinstance(line, wrapper.ReuseLine):
-            kind: Literal["move", "alias"] = "move" if line.delete_old else "alias"
-            yield BufferEvent(kind, line.reused_as.get_name(), source=line.node.get_name())
-        elif isinstance(line, wrapper.ReinterpretLine):
-            yield BufferEvent("alias", line.reused_as.get_name(), source=line.node.get_name())
-        elif isinstance(line, wrapper.FreeIfNotReusedLine):
-            if not line.is_reused:
-                yield from (BufferEvent("free", name) for name in _names(line.node))
-        elif isinstance(line, wrapper.FreeLine):
-            yield BufferEvent("free", line.node.get_name())
-        elif isinstance(line, wrapper.ExternKernelAllocLine):
-            yield from _made_by_call(lowering, line.node)
-        elif isinstance(line, wrapper.ExternKernelOutLine):
-            yield _call(line.node)
-        elif isinstance(line, wrapper.MultiOutputLine):
-            yield BufferEvent("alias", line.result_name, source=f"{line.arg_name}:{line.result_name}")
+    code = lowering.wrapper_code
+    if code.subgraph_definitions.getvalue():
+        raise _unknown("a graph inside the graph", "whose memory has no lines")
+    for line in code.lines:
+        if isinstance(line, _TEXT):
+            continue
+        kind = type(line).__name__  # not isinstance: a class that is derived from a known one is another
+        read = _READERS.get(kind)
+        if read is not None:
+            yield from read(lowering, line)
+        elif kind not in NEUTRAL:
+            raise _unknown(f"a {kind}", HIDING.get(kind, "which hybridremat does not know"))
+
+
+_TEXT = (str, LineContext, DeferredLineBase)
+"""Code as text: names, checks, kernels that write into what is there; of what has memory there are lines."""
+
+
+def _unknown(what: str, why: str) -> GeneratedCodeError:
+    return GeneratedCodeError(
+        f"the code that Inductor of torch {torch.__version__} generates of this step has {what}, {why}, so "
+        'the memory of the compiled step is not known. Leave compiler="inductor" out, which is to say '
+        'compiler="eager", or take a release of torch that this one of hybridremat supports; if it is one, '
+        "please report the model and this message. Nothing has been run."
+    )
+
+
+def _alloc(lowering: Any, line: Any) -> Iterator[BufferEvent]:
+    yield BufferEvent("alloc", line.node.get_name(), _bytes(lowering, line.node))
+
+
+def _reuse(_: Any, line: Any) -> Iterator[BufferEvent]:
+    kind: Literal["move", "alias"] = "move" if line.delete_old else "alias"
+    yield BufferEvent(kind, line.reused_as.get_name(), source=line.node.get_name())
+
+
+def _reinterpret(_: Any, line: Any) -> Iterator[BufferEvent]:
+    yield BufferEvent("alias", line.reused_as.get_name(), source=line.node.get_name())
+
+
+def _free_if_not_reused(_: Any, line: Any) -> Iterator[BufferEvent]:
+    if not line.is_reused:
+        yield from (BufferEvent("free", name) for name in _names(line.node))
+
+
+def _free(_: Any, line: Any) -> Iterator[BufferEvent]:
+    yield BufferEvent("free", line.node.get_name())
+
+
+def _item(_: Any, line: Any) -> Iterator[BufferEvent]:
+    yield BufferEvent("alias", line.result_name, source=f"{line.arg_name}:{line.result_name}")
+
+
+def _fill(_: Any, line: Any) -> Iterator[BufferEvent]:
+    yield _call(line.node)
+
+
+def _fill_several(_: Any, line: Any) -> Iterator[BufferEvent]:
+    """A kernel that writes into buffers which have lines of their own, and returns them in a tuple."""
+    name = line.node.get_name()
+    yield _call(line.node)
+    for item in _items(line.node):
+        yield BufferEvent("alias", f"{name}:{item.get_name()}", source=item.get_name())
 
 
 def _names(node: Any) -> Iterator[str]:
@@ -85,9 +138,9 @@ def _items(node: Any) -> Iterator[Any]:
             yield item
 
 
-def _made_by_call(lowering: Any, node: Any) -> Iterator[BufferEvent]:
+def _made_by_call(lowering: Any, line: Any) -> Iterator[BufferEvent]:
     """A kernel that allocates its own results: one tensor, or a tuple that holds several."""
-    name = node.get_name()
+    node, name = line.node, line.node.get_name()
     results = []
     if isinstance(node.get_output_spec(), ir.MultiOutputLayout):
         results = [(f"{name}:{item.get_name()}", item) for item in _items(node)]
@@ -95,3 +148,19 @@ def _made_by_call(lowering: Any, node: Any) -> Iterator[BufferEvent]:
         results = [(name, node)]
     yield from (BufferEvent("alloc", held, _bytes(lowering, item)) for held, item in results)
     yield _call(node)
+
+
+_READERS: Final[dict[str, Callable[[Any, Any], Iterator[BufferEvent]]]] = {
+    "AllocateLine": _alloc,
+    "ExternKernelAllocLine": _made_by_call,
+    "ExternKernelMultiOutLine": _fill_several,
+    "ExternKernelOutLine": _fill,
+    "FreeIfNotReusedLine": _free_if_not_reused,
+    "FreeLine": _free,
+    "IndexPutFallbackLine": _fill,
+    "MultiOutputLine": _item,
+    "ReinterpretLine": _reinterpret,
+    "ReuseLine": _reuse,
+    "ScatterFallbackLine": _fill,
+}
+"""Lines that allocate, hand on or free buffers, or run a kernel of a library, by names of classes."""

@@ -2,22 +2,38 @@
 
 Those of Inductor stand in ``private_inductor``, which is imported only where it is asked for.
 
-Read and run with torch 2.11, 2.12 and 2.13, the range of pyproject.toml; ``make test-torch`` runs the tests
-with another release.
+Read and run with torch 2.11 to 2.15, the range of pyproject.toml; ``make test-torch`` runs the tests with
+another release, and docs/releases.md says what is done when there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, _neg_view
-from torch._C import _will_engine_execute_node
-from torch._C._autograd import _get_current_graph_task_keep_graph, _profiler_enabled
+from torch._C import (
+    DispatchKey,
+    _dispatch_tls_local_exclude_set,
+    _dispatch_tls_local_include_set,
+    _ForceDispatchKeyGuard,
+    _will_engine_execute_node,
+)
+from torch._C._autograd import (
+    _get_current_graph_task_keep_graph,
+    _profiler_enabled,
+    _saved_tensors_hooks_set_tracing,
+)
 from torch._C._dynamo.eval_frame import reset_code
+from torch._C._functorch import peek_interpreter_stack
 from torch._C._profiler import _EventType
+from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import config as dynamo_config
+from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import (
@@ -26,8 +42,15 @@ from torch._dynamo.exc import (
     TorchDynamoException,
     TorchRuntimeError,
 )
+from torch._dynamo.utils import counters as dynamo_counters
+from torch._dynamo.variables import misc as dynamo_misc
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTOutput, TangentAOTInput
+from torch._functorch._aot_autograd.descriptors import (
+    InputMutationAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
 from torch._functorch.partitioners import (
     _extract_fwd_bwd_modules,
     force_save_bw_mutation_src,
@@ -40,16 +63,31 @@ from torch._inductor import config as inductor_config
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import arg_tree_leaves, tree_flatten_with_path, tree_leaves, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._pytree import (
+    arg_tree_leaves,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 from torch.utils.checkpoint import CheckpointPolicy
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as Store  # not there in builds without torch.distributed
+
+
+def num_graph_breaks() -> int:
+    """How many graph breaks Dynamo has met in this process; a frame that is not traced again counts none."""
+    return sum(dynamo_counters["graph_break"].values())
 
 
 def group_store(prefix: str) -> Store | None:
@@ -71,6 +109,7 @@ __all__ = [
     "CheckpointPolicy",
     "FailOnRecompileLimitHit",
     "FakeTensor",
+    "GuardOnDataDependentSymNode",
     "HigherOrderOperator",
     "LoggedByName",
     "OpOverload",
@@ -85,30 +124,42 @@ __all__ = [
     "allows_second_backward",
     "aot_autograd",
     "arg_tree_leaves",
+    "as_in_eager",
     "boxed_nop",
     "change_count",
     "detect_fake_mode",
     "dynamo_config",
+    "failures_unlogged",
     "force_save_bw_mutation_src",
     "force_save_collectives",
     "force_save_effectful_ops",
+    "free_unbacked_symbols",
+    "functions_in_graph",
+    "get_gradient_edge",
     "gradient_hooks",
-    "graph_break",
     "graph_is_retained",
     "group_store",
     "hooks_before_and_after",
     "inductor_config",
+    "innermost_frame",
+    "input_gradients",
     "inside_distributed_data_parallel",
+    "inside_transform",
+    "is_traceable_wrapper_subclass",
+    "is_traced",
     "new_node_number",
     "node_number",
     "ones_for_result",
     "overwritten_inputs",
     "reset_code",
     "run_and_save_rng_state",
+    "step_inputs",
     "tangent_output",
+    "tree_flatten",
     "tree_flatten_with_path",
     "tree_leaves",
     "tree_map",
+    "tree_unflatten",
     "will_run_in_this_backward",
     "with_effects",
 ]
@@ -125,12 +176,25 @@ class LoggedByName(set[Callable[..., Any]]):
         return {function.__qualname__ for function in self}
 
 
-def graph_break(error: TorchDynamoException) -> str:
-    """Why Dynamo breaks a graph, in its words, and the two innermost lines of code that it was in."""
-    reason, _, stack = str(error).partition("from user code:")
-    lines = [line.rstrip() for line in reason.splitlines() if line.strip()][:8]
-    code = [line for line in stack.partition("\nSet ")[0].splitlines() if line.strip(" ^")]
-    return "\n".join([*lines, "from user code:", *code[-4:]] if code else lines)
+def innermost_frame(error: BaseException) -> tuple[str, str, int] | None:
+    """File, function and line where Dynamo was in the traced code; None if it does not say."""
+    stack = getattr(error, "real_stack", None)
+    return (stack[-1].filename, stack[-1].name, stack[-1].lineno or 0) if stack else None
+
+
+@contextmanager
+def failures_unlogged() -> Iterator[None]:
+    """Where a kernel's error on fake tensors is raised, torch is not to log it with its traceback besides."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("failed while attempting to run meta")
+
+    log = logging.getLogger(FakeTensor.__module__)
+    log.addFilter(is_other)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other)
 
 
 def change_count(tensor: Tensor) -> int:
@@ -161,6 +225,11 @@ def inside_distributed_data_parallel() -> bool:
     return DistributedDataParallel._active_ddp_module is not None
 
 
+def inside_transform() -> bool:
+    """Whether a transform of ``torch.func`` (grad, vmap, jvp) is running."""
+    return peek_interpreter_stack() is not None
+
+
 def node_number(node: Any) -> int:
     """Grows with each node of autograd graphs that a thread makes; of leaves it is beyond all others."""
     return int(node._sequence_nr())
@@ -176,6 +245,25 @@ def ones_for_result(node: Any, index: int) -> Tensor:
     """A gradient for a result of an autograd node."""
     described = node._input_metadata[index]
     return torch.ones(described.shape, dtype=described.dtype, device=described.device)
+
+
+def step_inputs(module: GraphModule) -> dict[int, Node]:
+    """The placeholders of a joint graph that are whole inputs of the step, by the number of the input.
+
+    Not tangents, the tokens that order ops with effects, and the parts of a tensor made of others (a
+    quantized weight).
+    """
+    placeholders = module.graph.find_nodes(op="placeholder")
+    described = [(node.meta.get("desc"), node) for node in placeholders]
+    return {desc.idx: node for desc, node in described if isinstance(desc, PlainAOTInput)}
+
+
+def input_gradients(module: GraphModule) -> dict[int, int]:
+    """Where a joint graph returns the gradients of :func:`step_inputs`: number of the input → flat output."""
+    (output,) = module.graph.find_nodes(op="output")
+    described = enumerate(output.meta.get("desc") or ())
+    found = ((place, getattr(desc, "grad_of", None)) for place, desc in described)
+    return {given.idx: place for place, given in found if isinstance(given, PlainAOTInput)}
 
 
 def tangent_output(node: Node) -> int | None:
@@ -222,3 +310,75 @@ def _donated() -> list[int] | None:
 def graph_is_retained() -> bool:
     """Called in a backward: whether it was started with ``retain_graph=True``."""
     return bool(_get_current_graph_task_keep_graph())
+
+
+_AUTOGRAD = [
+    key
+    for name, key in DispatchKey.__members__.items()
+    if name.startswith("Autograd") or name == "ADInplaceOrView"
+]
+
+
+@contextmanager
+def as_in_eager() -> Iterator[None]:
+    """Run what comes as in eager mode, with autograd and its hooks for saved tensors.
+
+    A kernel runs without autograd; while AOTAutograd traces, the hooks rest, and some ops are decomposed.
+    """
+    left_out = _dispatch_tls_local_exclude_set()
+    for key in _AUTOGRAD:
+        left_out = left_out.remove(key)
+    tracing = _saved_tensors_hooks_set_tracing(False)
+    try:
+        with _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), left_out), no_python_dispatcher():
+            yield
+    finally:
+        _saved_tensors_hooks_set_tracing(tracing)
+
+
+def is_traced(values: object) -> bool:
+    """Whether there is a tensor among some values that stands for another while PyTorch traces."""
+    return any(isinstance(leaf, (FakeTensor, FunctionalTensor)) for leaf in tree_leaves(values))
+
+
+@contextmanager
+def traced_as(op: OpOverload, function: Callable[..., Any]) -> Iterator[None]:
+    """Let an op on CPU tensors be what ``function`` makes of it while PyTorch traces.
+
+    Only the dispatcher in Python that tracing takes looks at such kernels. One of ``torch.library`` would not
+    do: what autograd does with the op is not what it was once the library has gone.
+    """
+    key = torch._C.DispatchKey.AutogradCPU
+    assert key not in op.py_kernels
+    op.py_kernels[key] = function
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        del op.py_kernels[key]
+        op._dispatch_cache.clear()
+
+
+@contextmanager
+def functions_in_graph(
+    classes: Collection[type[torch.autograd.Function]],
+    node_for: Callable[[type[torch.autograd.Function]], Callable[..., Any]],
+) -> Iterator[None]:
+    """Let Dynamo write calls of these ``autograd.Function`` classes into its graph as they are.
+
+    ``node_for``: what the node of a class calls.
+    """
+    own, known = {id(each) for each in classes}, set(trace_rules._allowed_callable_ids())
+    usual = dynamo_misc.produce_trampoline_autograd_apply
+
+    def produce(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+        return node_for(function) if id(function) in own else usual(function)
+
+    for each in own:
+        trace_rules._allowed_callable_ids.add(each)
+    try:
+        with patch.object(dynamo_misc, "produce_trampoline_autograd_apply", produce):
+            yield
+    finally:
+        for each in own - known:
+            trace_rules._allowed_callable_ids.remove(each)

@@ -1,13 +1,15 @@
 """Set up an environment with a release of torch that constraints.txt does not name, for ``make test-torch``.
 
 The package and everything that its tests need is installed there as in ``.venv``, in the same versions. The
-range of torch in pyproject.toml is not looked at, so that the next release can be tried. setuptools is in the
-newest version that this torch takes (2.11 and 2.12 want one below 82).
+range of torch in pyproject.toml is not looked at, so that the next release can be tried, and neither are
+constraints in pip's own configuration, which may keep a new one away. setuptools is in the newest version
+that this torch takes (2.11 and 2.12 want one below 82).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import tomllib
@@ -19,7 +21,7 @@ CHOSEN_BY_TORCH = {"torch", "torchvision", "setuptools"}
 
 
 def name_of(requirement: str) -> str:
-    """``torch`` of ``torch>=2.11,<2.14``."""
+    """``torch`` of ``torch>=2.11,<2.16``."""
     found = re.match(r"[\w.-]+", requirement)
     assert found, requirement
     return found[0].lower()
@@ -45,11 +47,12 @@ def set_up(folder: Path, torch: str, index: str | None) -> None:
         venv.create(folder, with_pip=True)
     listed = folder / "constraints.txt"
     listed.write_text("\n".join([*constraints(), f"torch=={torch}"]) + "\n", encoding="utf-8")
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "-c", listed]
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+    own = {**os.environ, "PIP_CONSTRAINT": str(listed)}  # instead of a configured one; -c would be beside it
     further = ["--extra-index-url", index] if index else []
-    subprocess.run([*pip, *further, f"torch=={torch}", "setuptools>=77"], check=True)
-    subprocess.run([*pip, *requirements()], check=True)
-    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "-e", ROOT], check=True)
+    subprocess.run([*pip, *further, f"torch=={torch}", "setuptools>=77"], check=True, env=own)
+    subprocess.run([*pip, *requirements()], check=True, env=own)
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "-e", ROOT], check=True, env=own)
 
 
 def main() -> None:
