@@ -188,6 +188,10 @@ class JointGraph:
         Bytes of one saved generator state (for each random op that runs more than once).
     fingerprint
         Names what was traced: ops, edges, phases, layouts. Equal whatever has been measured since.
+    untried
+        The ops whose workspace is unknown and not counted, each with its line and why.
+    checkpointed
+        The ops that the model's own checkpointing (``torch.utils.checkpoint``) would run again.
     """
 
     ops: tuple[Op, ...]
@@ -198,6 +202,8 @@ class JointGraph:
     deliveries: tuple[Delivery, ...] = ()
     rng_state_bytes: int = 0
     fingerprint: str = ""
+    untried: tuple[str, ...] = ()
+    checkpointed: frozenset[int] = frozenset()
 
     @cached_property
     def op_times(self) -> tuple[int, ...]:

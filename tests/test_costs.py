@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from torch import fx
 
 import hybridremat
-from hybridremat.errors import CostModelError
+from hybridremat.errors import CostModelError, UntriedKernelError
 from hybridremat.files import cache_folder
 from hybridremat.graph.costs import cuda_recorder, kernel_benchmarks
 from hybridremat.graph.costs.cost_models import (
@@ -22,12 +22,13 @@ from hybridremat.graph.costs.cost_models import (
     RooflineCost,
     cost_model,
 )
-from hybridremat.graph.costs.kernel_benchmarks import _footprints
+from hybridremat.graph.costs.footprints import _footprints, _Trial
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.tracing.fx_nodes import tensors
 from support.cuda_stand_in import Allocator
+from support.own_kernels import Picky
 from support.training import small, traced, with_costs
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -77,31 +78,32 @@ def test_profile_times_each_distinct_kernel_once(monkeypatch):
     assert again.graph == timed.graph and 0 not in calls
 
 
-class Refusing(nn.Module):
-    """``solve`` refuses the numbers that kernels are tried with."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return torch.linalg.solve(self.layer(x).T @ self.layer(x) + torch.eye(8), x.T).pow(2).mean()
-
-
-def test_a_kernel_that_cannot_be_tried_is_guessed_told_and_not_remembered(caplog):
-    step, store = traced(Refusing(), torch.randn(16, 8)), KernelStore()
+def test_a_kernel_that_cannot_be_tried_is_an_error_or_guessed_told_and_not_remembered(caplog):
+    net = Picky(1.5)
+    told = r'picky.*own_kernels.py:\d+ \(picky takes 1.5 alone.*untried="allow"'
+    with pytest.raises(UntriedKernelError, match=told):
+        traced(net, torch.randn(16, 8))
+    step, store = traced(net, torch.randn(16, 8), untried="allow"), KernelStore()
     store.add_times({MISS_PRICE: 0})
     with caplog.at_level(logging.WARNING, logger="hybridremat"):
         for count in (1, 2):
             caplog.clear()
-            timed = with_costs(step, ProfileCost(), store)
+            timed = with_costs(step, ProfileCost(), store, untried="allow")
             told = [r.getMessage() for r in caplog.records]
-            assert any("temporary memory is not counted" in line for line in told), count
+            assert any("while it runs is not counted" in line for line in told), count
             assert any("its time is guessed" in line for line in told), count
-    guess = with_costs(step, RooflineCost(), KernelStore())
+    assert len(timed.graph.untried) == 1
+    guess = with_costs(step, RooflineCost(), KernelStore(), untried="allow")
     untried = [i for i, key in enumerate(distinct_kernels(step).key_of) if key and store.time(key) is None]
     assert untried and all(timed.graph.ops[i].time == guess.graph.ops[i].time > 1 for i in untried)
     assert all(store.temporary(distinct_kernels(step).key_of[i]) is None for i in untried)
+
+
+def test_a_kernel_that_takes_no_made_up_numbers_is_tried_on_what_the_ops_before_it_make():
+    step, store = traced(Picky(1.5, made=True), torch.randn(16, 8)), KernelStore()
+    with_costs(step, ProfileCost(), store)
+    (op,) = ops_of(step, "picky")
+    assert op.temp == 16 * 8 * 4 and store.time(distinct_kernels(step).key_of[op.id]) is not None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_no_memory_left_to_try_a_kernel_is_an_error_and_nothing_is_remembered(er
     monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path))
     model, batch = small("mlp")
     with monkeypatch.context() as patch, pytest.raises(hybridremat.MeasurementError, match="smaller batch"):
-        patch.setattr("hybridremat.graph.costs.kernel_benchmarks.prepared", lambda node: partial(fail))
+        patch.setattr("hybridremat.graph.costs.footprints.prepared", lambda node, **_: partial(fail))
         hybridremat.wrap(model, kwargs=batch, memory_limit="100%", **HOW)
     assert not list(tmp_path.iterdir())
     hybridremat.wrap(model, kwargs=batch, memory_limit="100%", **HOW)
@@ -161,9 +163,9 @@ def test_what_is_saved_is_read_again(tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "[]", "null", '{"version": 8}', '{"version": 8, "times": {"a": null}, "temporaries": {}}',
-     '{"version": 8, "times": {"a": Infinity}, "temporaries": {}}',
-     '{"version": 8, "times": {"a": 1}, "temporaries": {}, "outputs": {"a": ["x"]}}', b"\xff\xfe\x00"],
+    ["", "{", "[]", "null", '{"version": 10}', '{"version": 10, "times": {"a": null}, "temporaries": {}}',
+     '{"version": 10, "times": {"a": Infinity}, "temporaries": {}}',
+     '{"version": 10, "times": {"a": 1}, "temporaries": {}, "outputs": {"a": ["x"]}}', b"\xff\xfe\x00"],
 )  # fmt: skip
 def test_a_damaged_file_is_ignored_and_replaced(tmp_path, damage, caplog):
     path = tmp_path / "kernels.json"
@@ -226,5 +228,7 @@ def test_what_a_library_keeps_from_its_first_call_on_is_no_workspace(monkeypatch
         allocator.allocate(64)
         allocator.allocate(-64)
 
-    found = _footprints({"first": lambda: partial(product), "again": lambda: partial(product)}, "cuda")
+    node = fx.Graph().placeholder("product")
+    trials = [(name, _Trial(lambda: partial(product), node)) for name in ("first", "again")]
+    found = _footprints(iter(trial for _, trial in trials), trials, "cuda").footprints
     assert {key: footprint.workspace for key, footprint in found.items()} == {"first": 64, "again": 64}

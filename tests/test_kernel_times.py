@@ -99,7 +99,7 @@ def test_only_plausible_times_reach_the_store(monkeypatch, tmp_path):
 
     keys = {node: key for key, node in kernels.node_of.items()}
     monkeypatch.setattr(kernel_benchmarks, "clock_for", lambda device: Clock())
-    monkeypatch.setattr(kernel_benchmarks, "prepared", keys.__getitem__)
+    monkeypatch.setattr(kernel_benchmarks, "prepared", lambda node, **_: keys[node])
     store = KernelStore(tmp_path / "kernels.json")
     timed = with_times(step, ProfileCost(), store, lambda done, total: None)
     store.save()
@@ -163,9 +163,13 @@ def test_the_number_of_threads_is_as_before():
 
 
 class Gpu:
-    """Stands in for torch.cuda: kernels of 20 µs behind one launch of 100 µs; counts waits."""
+    """Stands in for torch.cuda: kernels of 20 µs behind one launch of 100 µs; counts waits.
 
-    def __init__(self):
+    The first call takes ``cold`` nanoseconds more.
+    """
+
+    def __init__(self, cold=0):
+        self.cold = cold
         self.now = self.waits = self.calls = 0
         gpu = self
 
@@ -185,12 +189,21 @@ class Gpu:
         self.Event = Event
 
     def run(self):
-        self.now += 20_000
+        self.now += 20_000 + self.cold * (not self.calls)
         self.calls += 1
 
 
 def test_on_cuda_many_launches_stand_between_two_events(monkeypatch):
     gpu = Gpu()
     monkeypatch.setattr(kernel_clocks, "torch", SimpleNamespace(cuda=gpu))
-    assert CudaClock().least(gpu.run) == 20_000 + 100_000 // (gpu.calls - 1)
-    assert 20 <= gpu.calls <= MAX_LAUNCHES + 1 and gpu.waits == 2
+    assert CudaClock().least(gpu.run) == 20_000 + 100_000 // (gpu.calls - 2)
+    assert 20 <= gpu.calls <= MAX_LAUNCHES + 2 and gpu.waits == 3
+
+
+@pytest.mark.parametrize("cold", [3_000_000, 90_000_000])
+def test_what_the_first_call_on_cuda_loads_is_not_the_kernels_time(cold, monkeypatch):
+    warm, gpu = Gpu(), Gpu(cold)
+    monkeypatch.setattr(kernel_clocks, "torch", SimpleNamespace(cuda=warm))
+    expected = CudaClock().least(warm.run)
+    monkeypatch.setattr(kernel_clocks, "torch", SimpleNamespace(cuda=gpu))
+    assert CudaClock().least(gpu.run) == expected

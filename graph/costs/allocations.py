@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 from hybridremat.graph.costs.cpu_recorder import CpuRecorder
 from hybridremat.graph.costs.cuda_recorder import CudaRecorder
@@ -23,8 +24,8 @@ def record(device: str, run: Callable[[Mark], None]) -> Recording:
         If a profiler is running, on CPU.
     """
     recorder = recorder_for(device)
-    recorder.start()
     try:
+        recorder.start()
         run(recorder.mark)
     except BaseException:
         recorder.give_up()
@@ -34,15 +35,20 @@ def record(device: str, run: Callable[[Mark], None]) -> Recording:
     return recording
 
 
-def peaks_of(prepared: Sequence[Callable[[], Callable[[], object]]], device: str) -> list[tuple[int, int]]:
+def peaks_of(prepared: Iterable[Callable[[], Callable[[], object]]], device: str) -> list[tuple[int, int]]:
     """For each call, (peak bytes while it ran, bytes alive when it returned), its result still held.
 
     Each element makes its inputs and returns the call to be measured, so that the inputs of one call
-    are all that is alive at any time.
+    are all that is alive at any time. The next element is asked for when the call before it has run. Without
+    any, nothing is recorded, so that a running profiler is no hindrance.
     """
+    every = iter(prepared)
+    first = next(every, None)
+    if first is None:
+        return []
 
     def run(mark: Mark) -> None:
-        for prepare in prepared:
+        for prepare in chain((first,), every):
             call = prepare()
             mark("call")
             result = call()

@@ -8,9 +8,10 @@ from typing import Final
 
 import torch
 
-from hybridremat.graph.costs.kernel_benchmarks import memory_errors, outside_tracing
+from hybridremat.graph.costs.kernel_benchmarks import memory_errors
 from hybridremat.graph.costs.kernel_clocks import clock_for, on_one_thread
 from hybridremat.graph.costs.kernel_times import AGREEING, PASSES
+from hybridremat.graph.outside import outside_tracing
 
 _COPIED: Final = 64 << 20
 """Bytes: with the copy, beyond what caches hold (of large servers they hold more, and nothing is missed)."""

@@ -22,18 +22,19 @@ import torch
 from hybridremat.errors import CostModelError
 from hybridremat.graph.costs.cache_misses import with_misses
 from hybridremat.graph.costs.copies import copy_rate, miss_price
-from hybridremat.graph.costs.kernel_benchmarks import measure_footprints, measure_times
+from hybridremat.graph.costs.footprints import measure_footprints
+from hybridremat.graph.costs.kernel_benchmarks import measure_times
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import Kernels, distinct_kernels
+from hybridremat.graph.costs.untried import Untried, untried_error, untried_texts
 from hybridremat.graph.joint import Op
-from hybridremat.graph.tracing.fx_nodes import has_effects
 from hybridremat.graph.tracing.trace import TracedStep
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
-COSTS_VERSION = 2  # since profiled times count cache misses
+COSTS_VERSION = 3  # since bags are tried with something in each
 
 MISS_PRICE = "a MiB to memory and back"
 """The name of this time among those of kernels."""
@@ -174,28 +175,61 @@ def cost_model(name: str | CostModel) -> CostModel:
     return _MODELS[name]()
 
 
-def with_footprints(step: TracedStep, store: KernelStore) -> TracedStep:
-    """The same step with ``temp`` of every op and the real sizes of its values, as they are here."""
+def with_footprints(
+    step: TracedStep,
+    store: KernelStore,
+    untried: Untried = "error",
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> TracedStep:
+    """The same step with ``temp`` of every op and the real sizes of its values, as they are here.
+
+    ``progress``: see :func:`~graph.costs.footprints.measure_footprints`.
+
+    Raises
+    ------
+    MeasurementError
+        If no memory is left to try a kernel.
+    UntriedKernelError
+        If a kernel cannot be tried, unless ``untried`` is ``"allow"``: then the graph names its ops.
+    """
+    trials = measure_footprints(step, store, progress)
+    store.add_temporaries({key: footprint.workspace for key, footprint in trials.footprints.items()})
+    store.add_outputs({key: footprint.outputs for key, footprint in trials.footprints.items()})
+    store.add_shared({key: found.shared for key, found in trials.footprints.items() if found.shared})
     kernels = distinct_kernels(step)
-    for node in filter(has_effects, step.op_nodes):
-        logger.warning(
-            "%s has effects and is not tried: its temporary memory is not counted", node.format_node()
-        )
-    missing = [key for key in kernels.node_of if store.temporary(key) is None or store.outputs(key) is None]
-    footprints = measure_footprints(kernels, missing)
-    store.add_temporaries({key: footprint.workspace for key, footprint in footprints.items()})
-    store.add_outputs({key: footprint.outputs for key, footprint in footprints.items()})
+    refused = {op: why for op, key in enumerate(kernels.key_of) if (why := trials.refused.get(key))}
+    if refused and untried == "error":
+        raise untried_error(step, refused)
     ops = tuple(
         replace(op, temp=store.temporary(key) or 0 if key else 0)
         for op, key in zip(step.graph.ops, kernels.key_of, strict=True)
     )
-    values = list(step.graph.values)
+    values, shared = list(step.graph.values), set[int]()
     for op, key in zip(ops, kernels.key_of, strict=True):
         sizes = (store.outputs(key) if key else None) or ()
+        sources = [_of_step(step, op, place) for place in store.shared(key)] or [()] * len(sizes)
         if len(sizes) == len(op.writes):
-            for value, size in zip(op.writes, sizes, strict=True):
-                values[value] = replace(values[value], bytes=max(size, values[value].bytes))
-    return replace(step, graph=replace(step.graph, ops=ops, values=tuple(values)))
+            for value, size, made in zip(op.writes, sizes, sources, strict=True):
+                real = 0 if made is None else size
+                shared.update(made or ())
+                values[value] = replace(values[value], bytes=max(real, values[value].bytes))
+    unknown = tuple(untried_texts(step, refused))
+    for text in unknown:
+        logger.warning("%s: the memory that it takes while it runs is not counted", text)
+    graph = replace(step.graph, ops=ops, values=tuple(values), untried=unknown)
+    return replace(step, graph=graph, shared=frozenset(shared))
+
+
+def _of_step(step: TracedStep, op: Op, place: int) -> tuple[int, ...] | None:
+    """The values of an op's input that the step makes, if it has one there; None if it is resident.
+
+    What shares the memory of such values is counted beside them: either may live longer.
+    """
+    if place < 0:
+        return ()
+    source, values = step.op_nodes[op.id].all_input_nodes[place], step.graph.values
+    made = (values[value] for value in step.node_values[source])
+    return tuple(each.id for each in made if each.producer is not None or each.tangent) or None
 
 
 def with_times(step: TracedStep, model: CostModel, store: KernelStore, progress: Progress) -> TracedStep:

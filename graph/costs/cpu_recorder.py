@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from hybridremat.errors import ProfilerActiveError
 from hybridremat.graph.costs.recorder import Recording, Segment, peak_of_new
 from hybridremat.graph.private_torch import ALLOCATION_EVENT, _profiler_enabled
+from hybridremat.interrupts import interrupts_held
 
 _MARK = "##hybridremat mark:"
 _interruptible: list[CpuRecorder] = []  # the profiler is one for the process; so is this
@@ -56,10 +57,10 @@ class CpuRecorder:
             )
         # without acc_events it reads its events when they are asked for, which takes seconds for a model
         profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        with _without_notices(), warnings.catch_warnings():
+        with interrupts_held(), _without_notices(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # it keeps the events of one session alone
             profiler.start()
-        self._profiler = profiler
+            self._profiler = profiler
         if self._interruptible:
             _interruptible.append(self)
 
@@ -82,12 +83,13 @@ class CpuRecorder:
         self._stopped()
 
     def _stopped(self) -> profile | None:
-        profiler, self._profiler = self._profiler, None
-        if profiler is not None:
-            if self._interruptible:
-                _interruptible.remove(self)
-            with _without_notices():
-                profiler.stop()
+        with interrupts_held():
+            profiler, self._profiler = self._profiler, None
+            if profiler is not None:
+                if self in _interruptible:
+                    _interruptible.remove(self)
+                with _without_notices():
+                    profiler.stop()
         return profiler
 
 

@@ -44,6 +44,8 @@ class DeviceSpec:
         Sizes are rounded up to a multiple of this: 512 bytes in PyTorch's CUDA caching allocator.
     call_ns
         Nanoseconds that every kernel takes at least.
+    capability
+        Its compute capability, 90 for sm_90: it decides which attention kernels PyTorch takes.
     """
 
     name: str
@@ -55,6 +57,7 @@ class DeviceSpec:
     memory: int
     allocation: int = 512
     call_ns: float = 4_000
+    capability: int = 80
 
     def rates(self, dtype: str, *, convolution: bool = False) -> DeviceRates:
         """What it achieves in products of a type, named as torch names it."""
@@ -67,10 +70,10 @@ class DeviceSpec:
         return -(-size // self.allocation) * self.allocation
 
 
-def _spec(name: str, *teraflops: float, bandwidth: float, memory: float) -> DeviceSpec:
+def _spec(name: str, *teraflops: float, bandwidth: float, memory: float, sm: int) -> DeviceSpec:
     """Teraflops in the order of the fields; GB in a second; GiB (a card's "80 GB", less what is reserved)."""
     fp32, tf32, bf16, fp16 = (TERA * rate for rate in teraflops)
-    return DeviceSpec(name, fp32, tf32, bf16, fp16, GIGA * bandwidth, int(GIBI * memory))
+    return DeviceSpec(name, fp32, tf32, bf16, fp16, GIGA * bandwidth, int(GIBI * memory), capability=sm)
 
 
 # NVIDIA's data sheets of H200 (2024; its 141 GB are 139.7 GiB with what is reserved), H100, A100 (40 and 80
@@ -78,18 +81,18 @@ def _spec(name: str, *teraflops: float, bandwidth: float, memory: float) -> Devi
 # "Ampere GA102 GPU Architecture" (products accumulated in float32). Where a sheet gives rates with sparsity,
 # half of them stand here. Volta and Turing know no tf32 and bf16: both run at the rate of fp32 there.
 _SPECS = (
-    _spec("h200", 67, 494.7, 989.4, 989.4, bandwidth=4800, memory=139.7),
-    _spec("h100", 67, 494.7, 989.4, 989.4, bandwidth=3350, memory=80),
-    _spec("h100-pcie", 51, 378, 756, 756, bandwidth=2000, memory=80),
-    _spec("a100-80g", 19.5, 156, 312, 312, bandwidth=2039, memory=80),
-    _spec("a100-40g", 19.5, 156, 312, 312, bandwidth=1555, memory=40),
-    _spec("l40s", 91.6, 183, 362, 362, bandwidth=864, memory=48),
-    _spec("l4", 30.3, 60.5, 121, 121, bandwidth=300, memory=24),
-    _spec("a10", 31.2, 62.5, 125, 125, bandwidth=600, memory=24),
-    _spec("v100", 15.7, 15.7, 15.7, 125, bandwidth=900, memory=32),
-    _spec("t4", 8.1, 8.1, 8.1, 65, bandwidth=300, memory=16),
-    _spec("rtx4090", 82.6, 82.6, 165.2, 165.2, bandwidth=1008, memory=24),
-    _spec("rtx3090", 35.6, 35.6, 71, 71, bandwidth=936, memory=24),
+    _spec("h200", 67, 494.7, 989.4, 989.4, bandwidth=4800, memory=139.7, sm=90),
+    _spec("h100", 67, 494.7, 989.4, 989.4, bandwidth=3350, memory=80, sm=90),
+    _spec("h100-pcie", 51, 378, 756, 756, bandwidth=2000, memory=80, sm=90),
+    _spec("a100-80g", 19.5, 156, 312, 312, bandwidth=2039, memory=80, sm=80),
+    _spec("a100-40g", 19.5, 156, 312, 312, bandwidth=1555, memory=40, sm=80),
+    _spec("l40s", 91.6, 183, 362, 362, bandwidth=864, memory=48, sm=89),
+    _spec("l4", 30.3, 60.5, 121, 121, bandwidth=300, memory=24, sm=89),
+    _spec("a10", 31.2, 62.5, 125, 125, bandwidth=600, memory=24, sm=86),
+    _spec("v100", 15.7, 15.7, 15.7, 125, bandwidth=900, memory=32, sm=70),
+    _spec("t4", 8.1, 8.1, 8.1, 65, bandwidth=300, memory=16, sm=75),
+    _spec("rtx4090", 82.6, 82.6, 165.2, 165.2, bandwidth=1008, memory=24, sm=89),
+    _spec("rtx3090", 35.6, 35.6, 71, 71, bandwidth=936, memory=24, sm=86),
 )
 
 #: Known devices by name.
@@ -99,15 +102,16 @@ _OTHER_NAMES = {"h100-80g": "h100", "h100-sxm": "h100", "h200-141g": "h200"}
 
 
 _FIELDS = {item.name: item for item in fields(DeviceSpec)}
-_WHOLE = ("memory", "allocation")
+_WHOLE = ("memory", "allocation", "capability")
 # Rates in other units than ours (teraflops, GB) fall below a million.
-_RANGES = {"memory": (1, 1e30), "allocation": (1, 1 << 30), "call_ns": (0, 1e9)}
+_RANGES = {"memory": (1, 1e30), "allocation": (1, 1 << 30), "call_ns": (0, 1e9), "capability": (50, 121)}
 _RATE = "give flops in a second, as in 19.5e12"
 _MEANING = {
     "bandwidth": "give bytes in a second, as in 2.0e12",
     "memory": "give bytes, as in 85899345920",
     "allocation": "give a whole number of bytes, at least 1",
     "call_ns": "give nanoseconds, 0 to 1e9",
+    "capability": "give a whole number from 50 to 121, as in 90 for sm_90",
 }
 
 
@@ -173,6 +177,6 @@ def _field(path: Path | str, name: str, value: object) -> str | float | int:
         raise DeviceSpecError(f"device_spec {path}: name={value!r} is no name")
     least, most = _RANGES.get(name, (1e6, 1e30))
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    if not least <= number <= most or (name == "allocation" and number % 1):
+    if not least <= number <= most or (name in ("allocation", "capability") and number % 1):
         raise DeviceSpecError(f"device_spec {path}: {name}={value!r}; {_MEANING.get(name, _RATE)}")
     return int(number) if name in _WHOLE else float(number)

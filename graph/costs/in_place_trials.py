@@ -10,20 +10,21 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
 from torch import fx
 
 from hybridremat.graph.costs.allocations import peaks_of
-from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors, outside_tracing
+from hybridremat.graph.costs.index_ranges import index_ranges
+from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import Kernels, distinct_kernels
 from hybridremat.graph.costs.random_numbers import repeated
+from hybridremat.graph.outside import outside_tracing
 from hybridremat.graph.tracing.fx_nodes import has_effects, is_random
 from hybridremat.graph.tracing.in_place import in_place_form, overwritable
-from hybridremat.graph.tracing.signature import fake_value
+from hybridremat.graph.tracing.signature import distinct_arguments, fake_value
 from hybridremat.graph.tracing.trace import TracedStep
 
 logger = logging.getLogger(__name__)
@@ -72,13 +73,6 @@ def with_rewrites(step: TracedStep, store: KernelStore) -> TracedStep:
     return replace(step, graph=replace(step.graph, ops=ops))
 
 
-def distinct_arguments(node: fx.Node) -> list[int]:
-    """Its arguments by the number of the input: tells what is given more than once."""
-    given: list[int] = []
-    fx.map_arg((node.args, node.kwargs), lambda each: given.append(node.all_input_nodes.index(each)))
-    return given
-
-
 def _try_all(candidates: Mapping[str, _Candidate], kernels: Kernels) -> dict[str, bool]:
     """Whether each candidate gives the same bits as the plain kernel, and allocates no more."""
     if kernels.device == "meta" or not candidates:
@@ -95,10 +89,10 @@ def _try_all(candidates: Mapping[str, _Candidate], kernels: Kernels) -> dict[str
 
 
 def _gives_same_bits(candidate: _Candidate) -> bool:
-    plain, in_place = _calls(candidate)
     try:
+        plain, in_place = _calls(candidate)
         expected, result = plain(), in_place()
-    except RuntimeError as error:
+    except Exception as error:
         if is_out_of_memory(error):
             raise
         logger.warning("%s cannot be tried alone, and overwrites nothing: %s", candidate.node, error)
@@ -115,16 +109,24 @@ def _calls(candidate: _Candidate) -> tuple[Callable[[], object], Callable[[], ob
     """The plain call on random numbers, and the one that then writes over one of them."""
     node, form = candidate.node, in_place_form(candidate.node.target)
     assert form is not None and callable(node.target)
-    seeds = count()
-    given = {source: random_like(fake_value(source), next(seeds)) for source in node.all_input_nodes}
+    given = random_inputs(node)
     args: Any = fx.map_arg(node.args, given.__getitem__)
     kwargs: Any = fx.map_arg(node.kwargs, given.__getitem__)
     keywords = form.keywords(kwargs, given[candidate.source])
     return partial(node.target, *args, **kwargs), partial(form.target, *args, **keywords)
 
 
-def random_like(value: Any, seed: int) -> Any:
-    """A tensor like the fake one: numbers of both signs, truths of both kinds."""
+def random_inputs(node: fx.Node) -> dict[fx.Node, Any]:
+    """Random numbers for each input of a node; indices are in their range."""
+    ranges = index_ranges(node)
+    return {
+        source: random_like(fake_value(source), seed, min(2, ranges.get(source, 2)))
+        for seed, source in enumerate(node.all_input_nodes)
+    }
+
+
+def random_like(value: Any, seed: int, whole: int = 2) -> Any:
+    """A tensor like the fake one: numbers of both signs, truths of both kinds, whole ones below ``whole``."""
     if not isinstance(value, torch.Tensor):
         return value
     source = torch.Generator(value.device).manual_seed(seed)
@@ -132,8 +134,11 @@ def random_like(value: Any, seed: int) -> Any:
 
     def draw(number: int) -> torch.Tensor:
         if value.dtype.is_floating_point or value.dtype.is_complex:
-            return torch.empty(number, dtype=value.dtype, device=value.device).normal_(0, 3, generator=source)
-        return torch.randint(0, 2, (number,), device=value.device, generator=source).to(value.dtype)
+            drawn = value.dtype if value.element_size() > 1 else torch.float32  # nothing draws 8 bits
+            numbers = torch.empty(number, dtype=drawn, device=value.device)
+            return numbers.normal_(0, 3, generator=source).to(value.dtype)
+        numbers = torch.randint(0, max(1, whole), (number,), device=value.device, generator=source)
+        return numbers.to(value.dtype)
 
     base = repeated(extent, draw)
     return torch.as_strided(base, value.shape, value.stride(), int(value.storage_offset()))

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,13 +21,15 @@ from hybridremat.files import cache_folder, write_atomic
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 8  # since losses by chunks, 7 kernels by parts; 4 could hold times taken on a busy machine
+# since bags are tried with something in each, 9 kernels on what comes really, 8 losses by chunks, 7 kernels
+# by parts; 4 could hold times taken on a busy machine
+_VERSION = 10
 
 
 def device_description(device: str) -> str:
     """What figures depend on: device, torch and its switches, on CPU the instruction set and threads."""
     if device == "cuda":
-        parts = [torch.cuda.get_device_name(), torch.__version__]
+        parts = [torch.cuda.get_device_name(), torch.__version__, *_allocator()]
     else:
         cpu = torch.backends.cpu.get_cpu_capability()
         parts = [platform.machine(), _cpu_name(), cpu, str(torch.get_num_threads()), torch.__version__]
@@ -50,6 +54,12 @@ def _switches(device: str) -> list[str]:
     return [name for name, is_changed in changed.items() if is_changed]
 
 
+def _allocator() -> list[str]:
+    """The settings of CUDA's caching allocator, which decide in how large blocks tensors lie."""
+    names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+    return [f"allocator {given}" for name in names if (given := os.environ.get(name))]
+
+
 def _cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -68,6 +78,8 @@ class KernelStore:
         self._times: dict[str, int] = {}
         self._temporaries: dict[str, int] = {}
         self._outputs: dict[str, tuple[int, ...]] = {}
+        self._results: dict[str, list[Any]] = {}
+        self._shared: dict[str, tuple[int, ...]] = {}
         self._in_place: dict[str, bool] = {}
         self._parts: dict[str, int] = {}
         self._changed = False
@@ -91,6 +103,14 @@ class KernelStore:
     def outputs(self, key: str) -> tuple[int, ...] | None:
         """Bytes of each output's real storage, or None if not known."""
         return self._outputs.get(key)
+
+    def shared(self, key: str) -> tuple[int, ...]:
+        """For each output the input whose memory it is, though it is not traced so; −1, or empty, if none."""
+        return self._shared.get(key, ())
+
+    def result(self, key: str) -> list[Any] | None:
+        """What a kernel returns (``real_results.py``), if it is known and not as traced."""
+        return self._results.get(key)
 
     def in_place(self, key: str) -> bool | None:
         """Whether a kernel may write over an input (``… over 0``: the first one); None if not tried."""
@@ -120,6 +140,16 @@ class KernelStore:
         self._temporaries.update(temporaries)
         self._changed |= bool(temporaries)
 
+    def add_shared(self, shared: dict[str, tuple[int, ...]]) -> None:
+        """Remember whose memory outputs are."""
+        self._shared.update(shared)
+        self._changed |= bool(shared)
+
+    def add_result(self, key: str, result: list[Any]) -> None:
+        """Remember what a kernel returns that is not as traced."""
+        self._results[key] = result
+        self._changed = True
+
     def add_outputs(self, outputs: dict[str, tuple[int, ...]]) -> None:
         """Remember the sizes of outputs."""
         self._outputs.update(outputs)
@@ -133,13 +163,15 @@ class KernelStore:
             self._times = {str(k): int(v) for k, v in data["times"].items()}
             self._temporaries = {str(k): int(v) for k, v in data["temporaries"].items()}
             self._outputs = {str(k): tuple(map(int, v)) for k, v in data["outputs"].items()}
+            self._shared = {str(k): tuple(map(int, v)) for k, v in data["shared"].items()}
+            self._results = {str(k): list(v) for k, v in data["results"].items()}
             self._in_place = {str(k): v is True for k, v in data["in place"].items()}
             self._parts = {str(k): int(v) for k, v in data["by parts"].items()}
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             self._times, self._temporaries, self._outputs = {}, {}, {}
-            self._in_place, self._parts = {}, {}
+            self._results, self._shared, self._in_place, self._parts = {}, {}, {}, {}
             logger.warning("the kernel figures in %s cannot be read; they are measured again", path)
 
     def save(self) -> None:
@@ -151,6 +183,8 @@ class KernelStore:
             "times": self._times,
             "temporaries": self._temporaries,
             "outputs": self._outputs,
+            "results": self._results,
+            "shared": self._shared,
             "in place": self._in_place,
             "by parts": self._parts,
         }

@@ -18,16 +18,17 @@ import torch
 from torch import fx
 
 from hybridremat.graph.costs.allocations import record
-from hybridremat.graph.costs.in_place_trials import bits_of, distinct_arguments, random_like
-from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors, outside_tracing
+from hybridremat.graph.costs.in_place_trials import bits_of, random_inputs
+from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors
 from hybridremat.graph.costs.kernel_clocks import clock_for
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import Kernels, distinct_kernels
 from hybridremat.graph.costs.recorder import Mark, Segment
 from hybridremat.graph.joint import Op, Variant
+from hybridremat.graph.outside import outside_tracing
 from hybridremat.graph.tracing.by_parts import KERNELS, PartedKernel, parted_kernels
 from hybridremat.graph.tracing.in_place import laid_out_alike
-from hybridremat.graph.tracing.signature import fake_value
+from hybridremat.graph.tracing.signature import distinct_arguments
 from hybridremat.graph.tracing.trace import TracedStep
 
 logger = logging.getLogger(__name__)
@@ -214,9 +215,7 @@ class _Inputs:
     def __init__(self, node: fx.Node) -> None:
         assert callable(node.target)
         self._target, self._args = node.target, node.args
-        self._given = {
-            source: random_like(fake_value(source), seed) for seed, source in enumerate(node.all_input_nodes)
-        }
+        self._given = random_inputs(node)
 
     def plain(self) -> Callable[[], Any]:
         """The node's own call."""
@@ -279,7 +278,7 @@ def _refusals(trial: _Trial) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         logger.warning("%s cannot be tried by parts: %s", trial.node, error)
 

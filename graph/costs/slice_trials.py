@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from hybridremat.graph.costs.in_place_trials import bits_of, distinct_arguments, random_like
-from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors, outside_tracing
+from hybridremat.graph.costs.in_place_trials import bits_of, random_like
+from hybridremat.graph.costs.index_ranges import index_ranges
+from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors
 from hybridremat.graph.costs.kernel_store import KernelStore
+from hybridremat.graph.outside import outside_tracing
 from hybridremat.graph.tracing.gradient_slices import INPUT_GRADIENT, SlicedGradient
-from hybridremat.graph.tracing.signature import fake_value, kernel_signature
+from hybridremat.graph.tracing.signature import distinct_arguments, fake_value, kernel_signature
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ def _gives_same_bits(sliced: SlicedGradient) -> bool:
     with outside_tracing(), memory_errors():
         try:
             return _try(sliced)
-        except RuntimeError as error:  # a kernel that does not take these sizes
+        except Exception as error:  # a kernel that does not take these sizes
             if is_out_of_memory(error):
                 raise
             logger.warning("%s cannot be tried by slices: %s", sliced.gradient, error)
@@ -72,7 +74,8 @@ def _try(sliced: SlicedGradient) -> bool:
 
     def real(node: fx.Node) -> Any:
         if node not in given:
-            given[node] = random_like(fake_value(node), next(seeds))
+            places = min((index_ranges(user).get(node, 2) for user in node.users), default=2)
+            given[node] = random_like(fake_value(node), next(seeds), places)
         return given[node]
 
     whole = _run(sliced.call, real)

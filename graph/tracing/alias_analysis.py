@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from hybridremat.graph.joint import Value
-from hybridremat.graph.private_torch import OpOverload
+from hybridremat.graph.private_torch import OpOverload, free_unbacked_symbols
 from hybridremat.graph.tracing.fusion import NO_FUSION, Fusion
-from hybridremat.graph.tracing.fx_nodes import is_mutation, storage_bytes, tensors
+from hybridremat.graph.tracing.fx_nodes import is_mutation, source_line, storage_bytes, tensors
 
 
 class TraceError(ValueError):
@@ -117,11 +117,7 @@ class AliasAnalysis:
         self, tensor: torch.Tensor, producer: int | None, node: fx.Node, *, tangent: bool = False
     ) -> int:
         if any(not isinstance(size, int) for size in tensor.shape):
-            raise TraceError(
-                f"{node.name} has the symbolic shape {tuple(tensor.shape)}, and memory is planned to the "
-                "byte: compile with dynamic=False, and give what depends on the data (nonzero, x[mask], "
-                "unique) a shape that does not (torch.where, x * mask)"
-            )
+            raise _symbolic_shape(node, tensor)
         dtype = str(tensor.dtype).removeprefix("torch.")
         value = Value(
             len(self.values), storage_bytes(tensor), producer, node.name, tuple(tensor.shape), dtype, tangent
@@ -156,3 +152,19 @@ class AliasAnalysis:
         return any(
             r.alias_info is not None and not r.alias_info.is_write for r in node.target._schema.returns
         )
+
+
+def _symbolic_shape(node: fx.Node, tensor: torch.Tensor) -> TraceError:
+    place = source_line(node)
+    shape = ", ".join(map(str, tensor.shape))
+    where = f" at {place}" if place else ""
+    if free_unbacked_symbols(tensor):
+        return TraceError(
+            f"the shape ({shape}) of {node.name}{where} depends on the data (nonzero, x[mask], unique), and "
+            "memory is planned to the byte before the data are known. Give it a shape that does not "
+            '(torch.where, x * mask, padding), or wrap with graph_breaks="plan", which breaks the graph there'
+        )
+    return TraceError(
+        f"{node.name}{where} has the symbolic shape ({shape}), and memory is planned to the byte: compile "
+        "with dynamic=False, and pass clones of inputs that torch.compile has marked as dynamic"
+    )

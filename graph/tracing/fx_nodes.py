@@ -59,6 +59,13 @@ def is_mutation(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
+def is_check(node: fx.Node) -> bool:
+    """Whether the node returns nothing, and is there for the error that it may raise: an ``assert``."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    return not node.target._schema.returns and not is_mutation(node)
+
+
 def argument(node: fx.Node, name: str, op: object = None) -> Any:
     """The value bound to schema argument ``name``, or None where the op has no such argument.
 
@@ -91,10 +98,14 @@ def is_random(node: fx.Node) -> bool:
     return bool(argument(node, "dropout_p") != 0.0)
 
 
+_CHECKS = ("aten._linalg_check_errors.default",)
+"""Ops whose effect is an error about what they are given: on inputs that are fine they can be tried."""
+
+
 def has_effects(node: fx.Node) -> bool:
     """Whether a run of the node shows outside the step: an op registered with an effect, or a collective."""
     if node.target is with_effects:
-        return True
+        return str(node.args[1]) not in _CHECKS
     return isinstance(node.target, OpOverload) and node.target.namespace == "_c10d_functional"
 
 

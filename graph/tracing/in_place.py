@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from hybridremat.graph.private_torch import OpOverload
+from hybridremat.graph.tracing.signature import fake_value
 from hybridremat.graph.tracing.trace import TracedStep
 
 _UNARY: Final = (
@@ -102,7 +103,7 @@ def overwritable(step: TracedStep, op: int) -> Iterator[tuple[int, fx.Node]]:
 def laid_out_alike(step: TracedStep, op: int, sources: Iterable[fx.Node]) -> Iterator[tuple[int, fx.Node]]:
     """The values among an op's inputs that its first result could be written over, and how it reads them."""
     node, traced, values = step.op_nodes[op], step.graph.ops[op], step.graph.values
-    results = node.meta.get("val")
+    results = fake_value(node)
     result = results[0] if isinstance(results, (list, tuple)) else results
     if not isinstance(result, torch.Tensor):
         return
@@ -110,12 +111,12 @@ def laid_out_alike(step: TracedStep, op: int, sources: Iterable[fx.Node]) -> Ite
     seen: set[int] = set()
     for source in sources:
         held = step.node_values[source]
-        if len(held) != 1 or held[0] in seen or values[held[0]].producer is None:
+        if len(held) != 1 or held[0] in seen | step.shared or values[held[0]].producer is None:
             continue
         seen.add(held[0])
         readers = [n for n in node.all_input_nodes if held[0] in step.node_values[n]]
         fits = values[held[0]].bytes == values[written].bytes and result.numel() > 0
-        if fits and readers == [source] and _is_laid_out_as(source.meta.get("val"), result):
+        if fits and readers == [source] and _is_laid_out_as(fake_value(source), result):
             yield held[0], source
 
 

@@ -13,12 +13,21 @@ import torch
 from torch import fx
 
 from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.opaque.ops import is_opaque
 from hybridremat.graph.tracing.by_chunks import call_text
 from hybridremat.graph.tracing.fx_nodes import storage_bytes, tensors
 
+REAL_VALUE = "real value"
+"""In the meta of a node: fake tensors like those that come on this device, if they are not as traced."""
+
 
 def fake_value(node: fx.Node) -> object:
-    """The value traced for a node: its fake tensors, or the subgraph that an op is to run."""
+    """The value traced for a node: its fake tensors, or the subgraph that an op is to run.
+
+    Where it is known that its kernel returns others here, fake ones like these.
+    """
+    if REAL_VALUE in node.meta:
+        return node.meta[REAL_VALUE]
     if node.op == "get_attr" and "val" not in node.meta:
         assert node.graph.owning_module is not None
         return attrgetter(str(node.target))(node.graph.owning_module)
@@ -33,7 +42,15 @@ def target_text(node: fx.Node) -> str:
 def kernel_signature(node: fx.Node) -> str:
     """What distinguishes one kernel from another, as text (a cache key)."""
     keywords = ",".join(f"{name}={_described(item)}" for name, item in sorted(node.kwargs.items()))
-    return f"{target_text(node)}({_described(node.args)};{keywords})"
+    repeated = f" of {distinct_arguments(node)}" if is_opaque(node.target) else ""
+    return f"{target_text(node)}({_described(node.args)};{keywords}){repeated}"
+
+
+def distinct_arguments(node: fx.Node) -> list[int]:
+    """Its arguments by the number of the input: tells what is given more than once."""
+    given: list[int] = []
+    fx.map_arg((node.args, node.kwargs), lambda each: given.append(node.all_input_nodes.index(each)))
+    return given
 
 
 def memory_signature(node: fx.Node) -> str:

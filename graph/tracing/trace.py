@@ -22,7 +22,9 @@ from hybridremat.graph.private_torch import (
     force_save_bw_mutation_src,
     force_save_collectives,
     force_save_effectful_ops,
+    input_gradients,
     overwritten_inputs,
+    step_inputs,
     with_effects,
 )
 from hybridremat.graph.tracing.alias_analysis import AliasAnalysis, TraceError
@@ -31,6 +33,7 @@ from hybridremat.graph.tracing.flops import node_flops
 from hybridremat.graph.tracing.fusion import NO_FUSION, Fusion, FusionRules, find_fusion
 from hybridremat.graph.tracing.fx_nodes import (
     ignored_statistics,
+    is_check,
     is_mutation,
     is_random,
     is_scalar,
@@ -41,6 +44,7 @@ from hybridremat.graph.tracing.fx_nodes import (
     updated_statistics,
 )
 from hybridremat.graph.tracing.gradient_copies import copy_shared_gradients
+from hybridremat.graph.tracing.layouts import RealResults, correct_layouts
 from hybridremat.graph.tracing.rewrites import NOT_REWRITTEN, Originals, Rewrites, rewrite
 from hybridremat.graph.tracing.signature import fingerprint, target_text
 
@@ -67,6 +71,9 @@ class TracedStep:
         What a compiler computes without memory, and in kernels of its own.
     originals
         The joint graph before it was rewritten.
+    shared
+        Values whose memory results of kernels have on this device, though they are not traced so: nothing may
+        be written over them.
     """
 
     module: fx.GraphModule
@@ -76,6 +83,7 @@ class TracedStep:
     num_outputs: int
     fusion: Fusion = NO_FUSION
     originals: Originals = NOT_REWRITTEN
+    shared: frozenset[int] = frozenset()
 
     @property
     def fused_ops(self) -> frozenset[int]:
@@ -89,9 +97,11 @@ class TracedStep:
 
 
 def prepare_joint_graph(
-    module: fx.GraphModule, num_outputs: int, rewrites: Rewrites | None
+    module: fx.GraphModule, num_outputs: int, rewrites: Rewrites | None, real: RealResults | None = None
 ) -> Originals:
     """Drop dead code, merge common subexpressions, copy shared gradients, mark what PyTorch wants saved.
+
+    ``real``: see :func:`trace_joint`.
 
     Returns the graph as it was before it was rewritten, if that was asked for and there was anything to do.
 
@@ -99,7 +109,9 @@ def prepare_joint_graph(
     """
     module.graph.eliminate_dead_code()
     merge_common_subexpressions(module, num_outputs)
-    copy_shared_gradients(module, num_outputs)
+    if real is not None:
+        correct_layouts(module, real)
+    copy_shared_gradients(module)
     force_save_collectives(module)
     force_save_effectful_ops(module)
     force_save_bw_mutation_src(module)
@@ -127,7 +139,7 @@ def _mutated_values(groups: AliasAnalysis, module: fx.GraphModule) -> set[int]:
 
 def _runs_once(groups: AliasAnalysis, node: fx.Node, mutated: set[int]) -> bool:
     """Whether a second run of the node would be wrong, or is forbidden."""
-    if is_mutation(node) or node.target is with_effects or node in groups.fusion.once:
+    if is_mutation(node) or is_check(node) or node.target is with_effects or node in groups.fusion.once:
         return True
     if isinstance(node.target, HigherOrderOperator):
         return True
@@ -188,6 +200,15 @@ def _make_op(groups: AliasAnalysis, index: int, needed: set[fx.Node], mutated: s
     )
 
 
+def _checkpointed(ops: Sequence[Op], nodes: Sequence[fx.Node]) -> frozenset[int]:
+    """The ops of the forward that the model's own checkpointing marks to be run again."""
+    marks = {CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE}
+    pairs = zip(ops, nodes, strict=True)
+    return frozenset(
+        op.id for op, node in pairs if op.phase is not Phase.BACKWARD and node.meta.get("recompute") in marks
+    )
+
+
 def _made(groups: AliasAnalysis, nodes: Iterable[fx.Node]) -> frozenset[int]:
     """The values of ``nodes`` that some op makes (an output may also be an input handed through)."""
     return frozenset(v for n in nodes for v in groups.node_values[n] if groups.values[v].producer is not None)
@@ -196,15 +217,19 @@ def _made(groups: AliasAnalysis, nodes: Iterable[fx.Node]) -> frozenset[int]:
 def _deliveries(
     groups: AliasAnalysis,
     module: fx.GraphModule,
-    gradients: Sequence[fx.Node | None],
+    outputs: Sequence[fx.Node | None],
+    num_outputs: int,
     leaving: Mapping[int, int],
 ) -> tuple[Delivery, ...]:
     """The gradients that leave early: each dense, made by an op of the backward, in a storage of its own."""
-    inputs = [n for n in module.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
-    uses = Counter(v for node in gradients if node is not None for v in set(groups.node_values[node]))
+    inputs, places = step_inputs(module), input_gradients(module)
+    gradients = [node for node in outputs[num_outputs:] if node is not None]
+    uses = Counter(v for node in gradients for v in set(groups.node_values[node]))
     found = []
     for index in sorted(leaving):
-        node, (parameter, *_) = gradients[index], groups.node_values[inputs[index]]
+        if index not in places:
+            continue
+        node, (parameter, *_) = outputs[places[index]], groups.node_values[inputs[index]]
         if node is None or len(groups.node_values[node]) != 1 or not groups.backward[node]:
             continue
         (value,) = groups.node_values[node]
@@ -222,6 +247,7 @@ def trace_joint(
     rules: FusionRules | None = None,
     leaving: Mapping[int, int] | None = None,
     rewrites: Rewrites | None = None,
+    real: RealResults | None = None,
 ) -> TracedStep:
     """Read a joint graph.
 
@@ -242,6 +268,8 @@ def trace_joint(
         whoever takes it. Where autograd makes none there, it is returned as the others are.
     rewrites
         How the graph may be rewritten; None if it may not.
+    real
+        Runs kernels whose strides may have been traced wrong; None: they are taken as traced.
 
     Raises
     ------
@@ -251,7 +279,7 @@ def trace_joint(
         For symbolic shapes, branches on data, and ops that return a view of what the step has made
         together with a new tensor.
     """
-    originals = prepare_joint_graph(module, num_outputs, rewrites)
+    originals = prepare_joint_graph(module, num_outputs, rewrites, real)
     fusion = NO_FUSION if rules is None else find_fusion(module, rules)
     groups = AliasAnalysis(fusion)
     for node in module.graph.nodes:
@@ -271,7 +299,7 @@ def trace_joint(
     needed = _ancestors([*forward, *mutations, *once])
     ops = tuple(_make_op(groups, index, needed, mutated) for index in range(len(groups.op_nodes)))
     held = [n for n in forward if hold_outputs or is_scalar(n)]
-    deliveries = _deliveries(groups, module, outputs[num_outputs:], leaving or {})
+    deliveries = _deliveries(groups, module, outputs, num_outputs, leaving or {})
     leave = {each.gradient for each in deliveries}
     graph = JointGraph(
         ops=ops,
@@ -281,6 +309,7 @@ def trace_joint(
         gradients=_made(groups, gradients) - leave,
         deliveries=deliveries,
         rng_state_bytes=RNG_STATE_BYTES.get(groups.device, RNG_STATE_BYTES["cpu"]),
+        checkpointed=_checkpointed(ops, groups.op_nodes),
     )
     graph = replace(graph, fingerprint=fingerprint(graph, groups.op_nodes))
     nodes, values = tuple(groups.op_nodes), groups.node_values

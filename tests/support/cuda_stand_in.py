@@ -4,20 +4,27 @@ from __future__ import annotations
 
 
 class Allocator:
-    """Stands in for torch.cuda: a level, and its highest since the last reset."""
+    """Stands in for torch.cuda: levels, and their highest since the last reset.
 
-    def __init__(self):
-        self.level = self.highest = 0
+    ``spare``: bytes by which the blocks that it hands out are larger than what is asked for.
+    """
+
+    def __init__(self, spare=0):
+        self.spare = spare
+        self.now = dict.fromkeys(("allocated_bytes.all", "requested_bytes.all", "allocation.all"), 0)
+        self.highest = dict(self.now)
 
     def allocate(self, size):
-        self.level += size
-        self.highest = max(self.highest, self.level)
+        """Allocate bytes; free them if ``size`` is negative."""
+        sign = 1 if size > 0 else -1
+        changes = size + sign * self.spare, size, sign
+        for name, change in zip(self.now, changes, strict=True):
+            self.now[name] += change
+            self.highest[name] = max(self.highest[name], self.now[name])
 
     def reset_peak_memory_stats(self):
-        self.highest = self.level
+        self.highest = dict(self.now)
 
-    def memory_allocated(self):
-        return self.level
-
-    def max_memory_allocated(self):
-        return self.highest
+    def memory_stats(self):
+        levels = {f"{name}.current": level for name, level in self.now.items()}
+        return levels | {f"{name}.peak": level for name, level in self.highest.items()}

@@ -1,0 +1,81 @@
+"""Kernels whose results have other strides than PyTorch traced."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import hybridremat
+from hybridremat.graph.private_torch import aot_autograd, boxed_nop
+from support.training import train
+
+
+class NormOfTransposed(nn.Module):
+    """BatchNorm of a transposed input, as in PatchTST: traced transposed, and really contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        hidden = self.norm(self.first(x).transpose(1, 2)).transpose(1, 2)
+        return self.last(hidden).tanh().square().mean()
+
+
+class SoftplusOfTransposed(nn.Module):
+    """The gradient of a softplus, as in Qwen3-Next: traced contiguous, and really transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+
+    def forward(self, x):
+        gates = nn.functional.softplus(self.first(x))
+        return (gates.transpose(1, 2).contiguous().cumsum(-1).sin() * 2).mean()
+
+
+class ConvolutionOfNorm(nn.Module):
+    """A convolution, whose layout PyTorch traces by that of its input, of what really is contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(8), nn.Conv1d(8, 4, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(x.transpose(1, 2))).flatten(1).tanh().square().mean()
+
+
+class ConvolutionBelowSoftplus(nn.Module):
+    """The gradient of a convolution follows what it gets, which is transposed and traced contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.conv = nn.Linear(8, 32), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        gates = nn.functional.softplus(self.conv(self.first(x).view(4, 8, 6, 4)))
+        return (gates.permute(0, 2, 3, 1).contiguous().cumsum(-1).sin() * 2).mean()
+
+
+NETS = [ConvolutionBelowSoftplus, NormOfTransposed, SoftplusOfTransposed, ConvolutionOfNorm]
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("how", [{}, {"rewrites": "none"}, {"graph_breaks": "plan"}], ids=str)
+def test_a_step_with_other_strides_than_traced_trains_as_planned(net, how):
+    torch.manual_seed(0)
+    model = net()
+    plain, batch = copy.deepcopy(model), {"x": torch.randn(4, 6, 8)}
+    hybridremat.wrap(model, kwargs=batch, memory_limit="100%", cost_model="flops", progress=False, **how)
+    mine = train(model, batch)
+    assert train(plain, batch).differences(mine) == []
+    assert max(mine.peaks) == hybridremat.get_plan(model).predicted_peak
+
+
+def test_pytorch_alone_fails_on_the_strides_that_it_traces():
+    backend = aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        torch.compile(NormOfTransposed(), backend=backend, dynamic=False)(torch.randn(4, 6, 8))
