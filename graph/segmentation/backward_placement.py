@@ -18,9 +18,9 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 import networkx as nx
-from networkx.algorithms.flow import boykov_kolmogorov
 
 from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.segmentation.minimum_cut import source_side
 
 EARLY_GRADIENT_SHARE = 50
 """A parameter gradient made early costs its bytes divided by this: it lives to the end of the step."""
@@ -149,7 +149,7 @@ def _early_ops(state: _Placement, free: list[int]) -> list[int]:
     if EARLY not in network and LATE not in network:
         return free
     network.add_nodes_from((EARLY, LATE))
-    _, (early, _) = nx.minimum_cut(network, EARLY, LATE, flow_func=boykov_kolmogorov)
+    early = source_side(network, EARLY, LATE)
     return [op for op in free if op in early or op not in network]
 
 

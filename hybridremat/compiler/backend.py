@@ -19,6 +19,8 @@ from torch.profiler import record_function
 from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs
 from hybridremat.compiler.frame_room import with_room
 from hybridremat.compiler.inner import Compiled, Finish, InnerCompiler, run_op_by_op
+from hybridremat.compiler.model_checks import require_current_device
+from hybridremat.compiler.opaque_calls import note_leaves
 from hybridremat.compiler.output_hooks import (
     HeldOutputs,
     UndefinedGradients,
@@ -27,6 +29,7 @@ from hybridremat.compiler.output_hooks import (
     gradient_sources,
     sparing_saved,
 )
+from hybridremat.compiler.recurrent import make_recurrent_opaque
 from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_torch import allows_second_backward
@@ -162,6 +165,9 @@ class Backend:
             if not self.several_graphs:
                 _refuse_graph_break(module)
             with self.noting_errors():
+                require_current_device(module, example_inputs)
+                make_recurrent_opaque(module)
+                note_leaves(module, example_inputs)
                 roles = assign_roles(module, all_outputs=self.all_outputs, loss_only=self.loss_only)
             hold_outputs = self.hold_outputs or not roles.loss_inside
             held, undefined = HeldOutputs(expected=hold_outputs), UndefinedGradients()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,18 +13,22 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hybridremat.compiler.backend import REMOVE_BREAK, Backend, CaptureComplete
+from hybridremat.compiler.backend import Backend, CaptureComplete
+from hybridremat.compiler.capture_errors import as_capture_error, first_lines, not_captured
+from hybridremat.compiler.first_calls import set_up_first_call
 from hybridremat.compiler.frame_room import with_room
+from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_torch import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
+    GuardOnDataDependentSymNode,
     LoggedByName,
     TorchDynamoException,
     TorchRuntimeError,
     dynamo_config,
-    graph_break,
+    failures_unlogged,
     reset_code,
 )
 
@@ -31,10 +36,10 @@ _LOG_METHODS = ("debug", "info", "warning", "warn", "error", "exception", "criti
 
 
 def _logging_methods() -> set[Callable[..., Any]]:
-    """The methods that log: the standard ones, and those that libraries add to ``Logger``."""
+    """The methods that log: the standard ones, those that libraries add to ``Logger``, and warnings."""
     added = [m for n, m in vars(logging.Logger).items() if getattr(m, "__module__", "logging") != "logging"]
     standard = [getattr(logging.Logger, name) for name in _LOG_METHODS]
-    return {method for method in (*standard, *added) if callable(method)}
+    return {method for method in (*standard, *added, warnings.warn) if callable(method)}
 
 
 MOST_CAPTURES: Final = 256
@@ -48,16 +53,19 @@ MOST_GRAPHS: Final = 16384
 def dynamo_settings() -> Iterator[None]:
     """Dynamo's settings for planned steps."""
     left_out = dynamo_config.ignore_logging_functions | _logging_methods()
-    with dynamo_config.patch(
-        ignore_logging_functions=LoggedByName(left_out),  # instead of a graph break
-        enable_dynamo_decompositions=False,  # ``add_`` with ``alpha=`` as two kernels rounds twice
-        # planned again if a hook is registered, or a parameter frozen (where 2.11 does not look by itself)
-        skip_nnmodule_hook_guards=False,
-        skip_tensor_guards_with_matching_dict_tags=False,
-        optimize_ddp=False,  # DistributedDataParallel does not split the graph at gradient buckets
-        fail_on_recompile_limit_hit=True,  # the step would then run unplanned
-        recompile_limit=MOST_CAPTURES,
-        accumulated_recompile_limit=MOST_GRAPHS,
+    with (
+        opaque_while_capturing(),
+        dynamo_config.patch(
+            ignore_logging_functions=LoggedByName(left_out),  # instead of a graph break
+            enable_dynamo_decompositions=False,  # ``add_`` with ``alpha=`` as two kernels rounds twice
+            # planned again if a hook is registered, or a parameter frozen (2.11 does not look by itself)
+            skip_nnmodule_hook_guards=False,
+            skip_tensor_guards_with_matching_dict_tags=False,
+            optimize_ddp=False,  # DistributedDataParallel does not split the graph at gradient buckets
+            fail_on_recompile_limit_hit=True,  # the step would then run unplanned
+            recompile_limit=MOST_CAPTURES,
+            accumulated_recompile_limit=MOST_GRAPHS,
+        ),
     ):
         yield
 
@@ -144,8 +152,17 @@ def run_once(
     kwargs: Mapping[str, Any],
 ) -> Any:
     """Call the compiled step for the first time, as in training, and return its output."""
-    with training_mode(model), torch.enable_grad(), translated_errors(model, backend), collected_seldom():
-        return with_room(lambda: compiled(*args, **kwargs))
+
+    def call() -> Any:
+        with training_mode(model), torch.enable_grad(), translated_errors(model, backend), collected_seldom():
+            return with_room(lambda: compiled(*args, **kwargs))
+
+    try:
+        return call()
+    except CaptureError as error:
+        if error.__cause__ is None or not set_up_first_call(model, error.__cause__):
+            raise
+    return call()
 
 
 def nothing_captured(model: nn.Module) -> CaptureError:
@@ -171,18 +188,23 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     """Raise Dynamo's errors as ours, and errors of planning as they are."""
     backend.error = None
     try:
-        with dynamo_settings():
+        with dynamo_settings(), failures_unlogged():
             yield
     except BackendCompilerFailed as error:
         inner = backend.error or error.inner_exception
         if isinstance(inner, HybridRematError):
             raise inner from None
-        raise CaptureError(f"{type(model).__name__} could not be captured: {_first_lines(inner)}") from error
+        raise not_captured(model, inner) from error
     except TorchRuntimeError as error:
+        own = _own_cause(error)
+        if own is not None:
+            raise own from None
         raise InputError(
-            f"{type(model).__name__} fails on these inputs: {_first_lines(error)}. Check their shapes, "
+            f"{type(model).__name__} fails on these inputs: {first_lines(error)}. Check their shapes, "
             "dtypes and devices against what a training step passes."
         ) from error
+    except GuardOnDataDependentSymNode as error:  # that Dynamo lets through as it is
+        raise not_captured(model, error) from error
     except FailOnRecompileLimitHit as error:
         raise CaptureError(
             f"a part of {type(model).__name__} has been captured {MOST_CAPTURES} times for equal input "
@@ -191,11 +213,11 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
             'forward. TORCH_LOGS="recompiles" names it.'
         ) from error
     except TorchDynamoException as error:  # a break, an unbacked size in a branch
-        raise CaptureError(
-            f"the graph of {type(model).__name__} breaks, so the memory of the whole step cannot be "
-            f"planned. Nothing has been run. {graph_break(error)}\n{REMOVE_BREAK}"
-        ) from error
+        raise as_capture_error(model, error) from error
 
 
-def _first_lines(error: object) -> str:
-    return " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:3])
+def _own_cause(error: BaseException | None) -> HybridRematError | None:
+    """Our error that Dynamo met in a call of its graph, if there is one behind ``error``."""
+    while error is not None and not isinstance(error, HybridRematError):
+        error = error.__cause__ or error.__context__
+    return error

@@ -4,8 +4,8 @@ Schedules are not used. Every node of the joint graph gets a *term*: its target,
 and the terms of its inputs; equal terms are equal numbers. A random node's term also holds which draw of
 the step it is. The emitted graphs are read the same way, and must
 
-- make every forward output, every gradient and every in-place update as the same term, updates once and
-  in the forward only;
+- make every forward output, every gradient, every in-place update and every assert as the same term, updates
+  and asserts once and in the forward only;
 - draw random numbers in the joint graph's order, and otherwise only replay them;
 - read no buffer after it has been overwritten (:mod:`hybridremat.compiler.buffer_hazards`);
 - hand out early exactly the gradients that the joint graph says, once, and read neither these nor their
@@ -35,7 +35,7 @@ from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.private_torch import run_and_save_rng_state
 from hybridremat.graph.tracing.by_parts import ATEN, LOSS_BACKWARD
-from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs
+from hybridremat.graph.tracing.fx_nodes import is_check, is_mutation, is_random, joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep
 
 NLL_BACKWARD = ATEN.nll_loss_backward.default
@@ -92,12 +92,14 @@ class _Reader:
             self.term[node] = self._draw(call) if draws else self.terms.of(*call)
         else:
             self.term[node] = self.terms.of(*self._call(node.target, node.args, node.kwargs))
-            if is_mutation(node):
+            if is_mutation(node) or is_check(node):
                 self.updates[self.term[node]] += 1
 
     def _call(self, target: object, args: Iterable[object], kwargs: Mapping[str, object]) -> Key:
         """The plain call that a call stands for; that of the gradient of a loss is two."""
         plain = plain_op(target) if target in BY_PARTS else target
+        if plain is LOG_SOFTMAX_BACKWARD:
+            args = _counted_from_first(tuple(args))
         frozen = self._frozen(tuple(args))
         if plain is LOSS_BACKWARD:
             probabilities: Any = tuple(args)[1]
@@ -151,6 +153,12 @@ class _Reader:
         return [self.term[node] if isinstance(node, fx.Node) else None for node in nodes]
 
 
+def _counted_from_first(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of the gradient of logits: dimension -1 is the same call as the last one's number."""
+    arriving, probabilities, dim, dtype = args
+    return arriving, probabilities, dim % max(1, probabilities.meta["val"].dim()), dtype
+
+
 def _read_from_inputs(module: fx.GraphModule, reader: _Reader) -> _Reader:
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -180,12 +188,12 @@ def _read_backward(module: fx.GraphModule, forward: _Reader, saved: list[Term | 
 
 
 def _check_updates(step: TracedStep, joint: _Reader, forward: _Reader, backward: _Reader) -> None:
-    updates = [op for op in step.graph.ops if op.mutates]
-    late = Counter(joint.term[step.op_nodes[op.id]] for op in updates if op.phase is Phase.BACKWARD)
+    nodes = [step.op_nodes[op.id] for op in step.graph.ops if op.phase is Phase.BACKWARD]
+    late = Counter(joint.term[node] for node in nodes if is_mutation(node) or is_check(node))
     if backward.updates - late:
-        raise check_error("the backward repeats or makes an in-place update of the forward")
+        raise check_error("the backward repeats or makes an in-place update or an assert of the forward")
     if forward.updates != joint.updates - late or backward.updates != late:
-        raise check_error("an in-place update is missing, repeated or different")
+        raise check_error("an in-place update or an assert is missing, repeated or different")
 
 
 def _check_distinct_outputs(step: TracedStep, forward: fx.GraphModule) -> None:

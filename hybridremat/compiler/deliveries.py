@@ -12,6 +12,7 @@ from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error
 from hybridremat.compiler.early_gradients import deliver
+from hybridremat.graph.private_torch import step_inputs
 from hybridremat.graph.tracing.trace import TracedStep
 
 
@@ -53,7 +54,7 @@ def refuse_unsafe_deliveries(
     terms, joint_terms
         The checker's terms of the graph's nodes, and of the joint graph's.
     """
-    sources = [n for n in step.module.graph.find_nodes(op="placeholder") if n.name[:9] != "tangents_"]
+    sources = step_inputs(step.module)
     inputs = {value.id for value in step.graph.values if value.producer is None}
     of_term = {term: inputs.intersection(step.node_values[node]) for node, term in joint_terms.items()}
     gone_inputs: set[int] = set()

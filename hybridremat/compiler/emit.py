@@ -20,7 +20,7 @@ from hybridremat.compiler.early_gradients import deliver
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.errors import PlanError
 from hybridremat.graph.generated_code import OP
-from hybridremat.graph.joint import Schedule
+from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.private_torch import (
     _extract_fwd_bwd_modules,
@@ -29,7 +29,7 @@ from hybridremat.graph.private_torch import (
     run_and_save_rng_state,
 )
 from hybridremat.graph.tracing.by_parts import DRAWING, KERNELS
-from hybridremat.graph.tracing.fx_nodes import is_mutation, is_random, joint_outputs, tensors
+from hybridremat.graph.tracing.fx_nodes import is_check, is_mutation, is_random, joint_outputs, tensors
 from hybridremat.graph.tracing.in_place import in_place_form, laid_out_alike, overwritable
 from hybridremat.graph.tracing.trace import TracedStep
 
@@ -237,8 +237,8 @@ def emit(
     forward_module, backward_module = _extract_fwd_bwd_modules(
         joint, primals + saved, saved_sym_nodes=[], num_fwd_outputs=step.num_outputs
     )
-    _drop_dead(forward_module, keep_random=True)
-    _drop_dead(backward_module, keep_random=False)
+    _drop_dead(step, forward_module, forward=True)
+    _drop_dead(step, backward_module, forward=False)
     for module in (forward_module, backward_module):
         _write_in_place(module)
     _let_leave(backward_module, step)
@@ -256,14 +256,16 @@ def _exempt_overwritten(primals: list[fx.Node]) -> None:
             node.meta["saved_tensor_with_no_vc_check"] = True
 
 
-def _drop_dead(module: fx.GraphModule, *, keep_random: bool) -> None:
-    """Remove dead nodes, random ones too unless ``keep_random``: fx would keep them all."""
+def _drop_dead(step: TracedStep, module: fx.GraphModule, *, forward: bool) -> None:
+    """Remove dead nodes, from the backward random ones and checks of the forward too: fx would keep them."""
 
     def must_stay(node: fx.Node) -> bool:
         if node.op in ("placeholder", "output") or is_mutation(node):
             return True
+        if is_check(node):
+            return forward is (step.graph.ops[node.meta[OP]].phase is not Phase.BACKWARD)
         draws = is_random(node) or node.target in DRAWING or node.target is run_and_save_rng_state
-        return keep_random and draws
+        return forward and draws
 
     module.graph.eliminate_dead_code(is_impure_node=must_stay)
     module.recompile()

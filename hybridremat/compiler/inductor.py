@@ -18,7 +18,7 @@ from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import Callbacks
 from hybridremat.compiler.lowered_memory import LoweredStep, replay
-from hybridremat.graph.costs.kernel_benchmarks import workspace_of
+from hybridremat.graph.costs.footprints import workspace_of
 from hybridremat.graph.garbage import collector_off
 from hybridremat.graph.generated_code import OP, BufferEvent, LoweredCode, Result
 from hybridremat.graph.joint import Schedule

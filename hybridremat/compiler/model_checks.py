@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
-from hybridremat.errors import CaptureError, InputError, ModelError
+from hybridremat.errors import InputError, ModelError
+from hybridremat.graph.tracing.fx_nodes import tensors
 
 
 def require_capturable(model: nn.Module) -> None:
@@ -17,14 +20,37 @@ def require_capturable(model: nn.Module) -> None:
 
     Raises
     ------
-    ModelError, CaptureError
+    ModelError
     """
     require_local(model)
-    require_traceable(model)
+
+
+def require_current_device(module: fx.GraphModule, inputs: Iterable[object]) -> None:
+    """Refuse one of Dynamo's graphs, with its inputs, on a CUDA device that is not the current one.
+
+    Memory, times and generator states are those of the current device.
+
+    Raises
+    ------
+    ModelError
+    """
+    values = (*inputs, *(node.meta.get("example_value") for node in module.graph.nodes))
+    found = {item.device for value in values for item in tensors(value) if item.device.type == "cuda"}
+    if not found:
+        return
+    current = torch.cuda.current_device()
+    others = sorted({each.index for each in found if each.index not in (None, current)})
+    if others:
+        names = ", ".join(f"cuda:{index}" for index in others)
+        raise ModelError(
+            f"tensors of the model or its inputs are on {names}, and the current device is cuda:{current}: a "
+            "step is planned and run on the current device alone. Call "
+            f"torch.cuda.set_device({others[0]}) before, or move model and inputs to cuda:{current}."
+        )
 
 
 def require_trainable(model: object) -> None:
-    """Refuse what is no module, and a module without trainable parameters.
+    """Refuse what is no module, and a module whose parameters have no shapes or are not trained.
 
     Raises
     ------
@@ -32,32 +58,16 @@ def require_trainable(model: object) -> None:
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if any(is_lazy(each) for each in (*model.parameters(), *model.buffers())):
+        raise ModelError(
+            f"{type(model).__name__} has parameters without a shape yet (nn.LazyLinear and the like): run it "
+            "on one batch first."
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(
             f"{type(model).__name__} has no trainable parameters, so it has no backward pass to plan. "
             "Set requires_grad on the parameters to be trained before planning."
         )
-
-
-def require_traceable(model: nn.Module) -> None:
-    """Refuse ``nn.LSTM`` and its kind, which PyTorch does not trace.
-
-    Dynamo's ``allow_rnn`` is no way out: the fused kernels hand opaque workspaces to their backward, which
-    crash the process when timed alone on random numbers, and dropout between layers draws other masks than
-    plain PyTorch (torch 2.13).
-
-    Raises
-    ------
-    CaptureError
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            kind = type(module).__name__
-            raise CaptureError(
-                f"{name or 'the model'} is an nn.{kind}, which PyTorch cannot trace into a graph whose "
-                "memory is known. Run its steps yourself with nn.LSTMCell, nn.GRUCell or nn.RNNCell in a "
-                "loop, or wrap the part of the model without it."
-            )
 
 
 def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -67,6 +77,12 @@ def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mappi
     ------
     InputError
     """
+    _require_containers(args, kwargs)
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "a training step cannot be planned under torch.inference_mode(), where nothing has gradients: "
+            "call this outside of it"
+        )
     try:
         inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
@@ -76,6 +92,16 @@ def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mappi
         ) from error
     except ValueError:
         return  # a forward without a signature: capture tells
+
+
+def _require_containers(args: object, kwargs: object) -> None:
+    """Refuse one tensor as ``args``, a mapping there, or anything else as ``kwargs``."""
+    if isinstance(args, Mapping):
+        raise InputError("args= is a mapping, whose names would be lost: pass kwargs=batch")
+    if isinstance(args, torch.Tensor | str) or not isinstance(args, Sequence):
+        raise InputError(f"args= is a {type(args).__name__}, not a sequence of arguments: pass args=(x,)")
+    if not isinstance(kwargs, Mapping):
+        raise InputError(f"kwargs= is a {type(kwargs).__name__}, not a mapping: pass kwargs={{'name': x}}")
 
 
 def require_local(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hybridremat.compiler.early_gradients import gradients_dropped
+from hybridremat.compiler.random_states import random_states_restored
 from hybridremat.compiler.sample_inputs import is_strided
 from hybridremat.errors import ModelError
 from hybridremat.graph.private_torch import _disable_current_modes, change_count, gradient_hooks
@@ -22,12 +23,10 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
 
     Inside, parameters have no gradients, and their hooks do not run. Gradients that leave early are dropped.
     """
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    random = torch.random.fork_rng(devices=devices)
     with ExitStack() as stack:
         for each in (_without_gradients, _without_hooks, _buffers_restored):
             stack.enter_context(each(model))
-        stack.enter_context(random)
+        stack.enter_context(random_states_restored(cuda=torch.cuda.is_available()))
         stack.enter_context(gradients_dropped())
         yield
 

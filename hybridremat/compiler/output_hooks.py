@@ -22,7 +22,11 @@ from torch import fx
 
 from hybridremat.compiler.early_gradients import deliver
 from hybridremat.errors import DoubleBackwardError, HeldOutputWarning, ModelError, PlanMismatchError
-from hybridremat.graph.private_torch import graph_is_retained, tangent_output
+from hybridremat.graph.private_torch import (
+    graph_is_retained,
+    is_traceable_wrapper_subclass,
+    tangent_output,
+)
 from hybridremat.units import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -123,11 +127,16 @@ class HeldOutputs:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else 0
+    return tensor.untyped_storage().nbytes() if _has_memory(tensor) else 0
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
+    return tensor.untyped_storage().data_ptr() if _has_memory(tensor) else id(tensor)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has one storage of its own: quantized weights and DTensors are made of others."""
+    return tensor.layout == torch.strided and not is_traceable_wrapper_subclass(tensor)
 
 
 def _refuse_gradient(index: int, shape: tuple[int, ...]) -> Callable[[torch.Tensor], None]:
