@@ -9,17 +9,21 @@ finds is replayed exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
+from typing import Final
 
 from ortools.sat.python import cp_model
 
 from hybridremat.blocks.cpsat_model import BlockModel, fix
 from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.simulate import simulate_option
-from hybridremat.blocks.types import BlockProblem, Option
+from hybridremat.blocks.types import LOADING, BlockProblem, Option
 
 COPIES = (2, 3)
 """C, the most recomputations of one op: the second only where the first leaves no option."""
+
+MOST_LOADING: Final = 4.0
+"""The same of all solves of a family: a block of very many ops has few solves."""
 
 Limits = tuple[int, int]
 """Most saved bytes, and most bytes at the peak of either phase."""
@@ -100,12 +104,15 @@ class BlockSearch:
     ----------
     tolerance
         Nanoseconds by which an option may miss the least time before it is worth a solve.
+    seconds
+        Of a nominal core: once they are spent, what is known answers all that is asked.
     """
 
     problem: BlockProblem
     solo: bool = False
     tolerance: int = 0
     effort: float = 1.0
+    seconds: float = inf
     options: list[Option] = field(default_factory=list)
     solves: int = 0
     unproved: int = 0
@@ -118,6 +125,12 @@ class BlockSearch:
         self._bounds: dict[int, list[tuple[Limits, int]]] = {copies: [] for copies in COPIES}
         self._infeasible: dict[int, list[Limits]] = {copies: [] for copies in COPIES}
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing more is to be solved: there is an option, and the time is up."""
+        loaded = self.solves * LOADING * len(self.problem.ops) * len(self.problem.steps)
+        return bool(self.options) and (loaded > MOST_LOADING or loaded + self.spent > self.seconds)
+
     def best(self, limits: Limits) -> Option | None:
         """The fastest known option within ``limits`` (bytes)."""
         fitting = [o for o in self.options if _fits(o, limits)]
@@ -125,7 +138,7 @@ class BlockSearch:
 
     def query(self, limits: Limits) -> Option | None:
         """The fastest option within ``limits``; None if there is none (or none was found in time)."""
-        if limits in self._asked:
+        if limits in self._asked or self.exhausted:
             # The search may have ended without a proof: asking again would end alike.
             return self.best(limits)
         self._asked.add(limits)

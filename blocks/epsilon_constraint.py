@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import inf
 
 from hybridremat.blocks.cpsat_search import BlockSearch
 from hybridremat.blocks.types import BlockProblem, Effort, Option
@@ -55,11 +56,20 @@ class _Rectangle:
         )
 
 
-def explore_rectangles(problem: BlockProblem, effort: Effort, *, solo: bool) -> BlockSearch:
-    """Solve for the rectangles with the most at stake until none matters or the solves are spent."""
+def explore_rectangles(
+    problem: BlockProblem, effort: Effort, *, solo: bool, seconds: float = inf
+) -> BlockSearch:
+    """Solve for the rectangles with the most at stake until none matters or the solves are spent.
+
+    ``seconds``: of a nominal core, after which nothing more is solved.
+    """
     forward_time = sum(op.time for op in problem.ops)
     search = BlockSearch(
-        problem, solo=solo, tolerance=int(effort.tolerance * forward_time), effort=effort.deterministic_time
+        problem,
+        solo=solo,
+        tolerance=int(effort.tolerance * forward_time),
+        effort=effort.deterministic_time,
+        seconds=seconds,
     )
     whole = _whole(problem, search)
     if whole is None:
@@ -67,7 +77,7 @@ def explore_rectangles(problem: BlockProblem, effort: Effort, *, solo: bool) -> 
     budget = effort.solo_solves if solo else effort.solves
     heap: list[tuple[float, int, _Rectangle]] = [(0.0, 0, whole)]
     pushed = 1
-    while heap and search.solves < budget and search.spent < effort.family_time:
+    while heap and search.solves < budget and search.spent < effort.family_time and not search.exhausted:
         _, _, rectangle = heappop(heap)
         if rectangle.low_saved > rectangle.high_saved or rectangle.low_peak > rectangle.high_peak:
             continue

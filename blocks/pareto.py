@@ -49,53 +49,69 @@ def enumerate_options(
     GraphSizeError
         If it is too large for the exact program, and that was asked for.
     """
-    lattice = None if solver == "cp-sat" else _lattice(problem, effort, solver)
-    if lattice is not None and _fits(lattice, effort, solver):
-        found = _sweep(lattice, effort, scratch or Scratch())
-    elif solver == "exact":
+    lattice = None if solver == "cp-sat" else fitting_lattice(problem, effort, solver)
+    if lattice is not None:
+        return swept_options(lattice, effort, scratch or Scratch())
+    if solver == "exact":
         raise GraphSizeError(
             f'block_solver="exact": a block of {len(problem.ops)} ops is too large for it, or has an op that '
             'may run in either phase and only once; block_solver="auto" gives such blocks to CP-SAT'
         )
-    else:
-        from hybridremat.blocks.epsilon_constraint import explore_rectangles  # ortools: a third of a second
+    return solved_options(problem, effort)
 
-        ordinary, solo = (explore_rectangles(problem, effort, solo=solo) for solo in (False, True))
-        found = OptionSet(
-            options=nondominated(ordinary.options),
-            solo=nondominated(solo.options),
-            solves=ordinary.solves + solo.solves,
-            unproved=ordinary.unproved + solo.unproved,
-        )
+
+def _that_run(problem: BlockProblem, found: OptionSet) -> OptionSet:
     if all(problem.rerun_only(option) for option in found.options):
         raise ValueError(f"no option found for a block of {len(problem.ops)} ops")
     return found
+
+
+def solved_options(problem: BlockProblem, effort: Effort, seconds: float = inf) -> OptionSet:
+    """Options of ``problem`` by CP-SAT, in about so many seconds of a nominal core for each family.
+
+    Raises
+    ------
+    ValueError
+        If the block cannot run at all.
+    """
+    from hybridremat.blocks.epsilon_constraint import explore_rectangles  # ortools: a third of a second
+
+    ordinary, solo = (
+        explore_rectangles(problem, effort, solo=solo, seconds=seconds) for solo in (False, True)
+    )
+    found = OptionSet(
+        options=nondominated(ordinary.options),
+        solo=nondominated(solo.options),
+        solves=ordinary.solves + solo.solves,
+        unproved=ordinary.unproved + solo.unproved,
+    )
+    return _that_run(problem, found)
 
 
 def is_solved_exactly(
     problem: BlockProblem, effort: Effort = DEFAULT_EFFORT, solver: BlockSolver = "auto"
 ) -> bool:
     """Whether the exact program solves a block."""
-    return solver != "cp-sat" and _fits(_lattice(problem, effort, solver), effort, solver)
+    return solver != "cp-sat" and fitting_lattice(problem, effort, solver) is not None
 
 
 def exact_work(problem: BlockProblem, solver: BlockSolver = "auto") -> float:
     """Array entries of one sweep of the exact program; infinite where CP-SAT solves a block."""
     if solver == "cp-sat":
         return inf
-    lattice = _lattice(problem, DEFAULT_EFFORT, solver)
-    return lattice.work if _fits(lattice, DEFAULT_EFFORT, solver) else inf
+    lattice = fitting_lattice(problem, DEFAULT_EFFORT, solver)
+    return inf if lattice is None else lattice.work
 
 
-def _lattice(problem: BlockProblem, effort: Effort, solver: BlockSolver) -> Lattice:
-    """The finest lattice that is small enough for the solver, or the coarsest."""
+def fitting_lattice(problem: BlockProblem, effort: Effort, solver: BlockSolver) -> Lattice | None:
+    """The finest lattice that is small enough for the solver; None if none is."""
     lattice = Lattice(problem, scale_block(problem))
     if lattice.work > effort.fused_above:
         lattice = Lattice(problem, lattice.scale, Fusing.EQUAL)
     for fusing in (Fusing.OPTIONAL, Fusing.COARSE):
         if lattice.exact and not _fits(lattice, effort, solver):
             lattice = Lattice(problem, lattice.scale, fusing)
-    return lattice
+    return lattice if _fits(lattice, effort, solver) else None
 
 
 def _fits(lattice: Lattice, effort: Effort, solver: BlockSolver) -> bool:
@@ -104,17 +120,33 @@ def _fits(lattice: Lattice, effort: Effort, solver: BlockSolver) -> bool:
     return lattice.exact and lattice.work <= most and len(lattice.values) <= values
 
 
-def _sweep(lattice: Lattice, effort: Effort, scratch: Scratch) -> OptionSet:
-    """All options from the lattice, for as many peak limits as the effort allows."""
+def peak_limits_for(lattice: Lattice, effort: Effort) -> int:
+    """For how many peak limits a lattice is swept."""
+    return max(effort.least_limits, min(effort.limits, effort.entries // lattice.work))
+
+
+def swept_options(lattice: Lattice, effort: Effort, scratch: Scratch, most: int | None = None) -> OptionSet:
+    """All options from the lattice, for as many peak limits as the effort allows, and at most ``most``.
+
+    Raises
+    ------
+    ValueError
+        If the block cannot run at all.
+    """
     forward_time = sum(op.time for op in lattice.problem.ops)
     tick = lattice.scale.tick
     surface = Surface(lattice, scratch, tolerance=int(effort.tolerance * forward_time / tick))
-    limits = max(effort.least_limits, min(effort.limits, effort.entries // lattice.work))
+    limits = peak_limits_for(lattice, effort)
     explore_peak_limits(
-        surface, limits=limits, resolution=effort.limit_resolution, much=forward_time // (4 * tick) + 1
+        surface,
+        limits=limits if most is None else min(limits, most),
+        resolution=effort.limit_resolution,
+        much=forward_time // (4 * tick) + 1,
     )
     options = nondominated(surface.options, lattice.problem)
-    return OptionSet(options, nondominated(surface.solo), solves=surface.sweeps)
+    return _that_run(
+        lattice.problem, OptionSet(options, nondominated(surface.solo), solves=surface.sweeps)
+    )
 
 
 def nondominated(options: Sequence[Option], problem: BlockProblem | None = None) -> tuple[Option, ...]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from math import inf
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Final
 
 from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
 from hybridremat.blocks.worker import Worker, WorkerError
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
+
+Seconds = Mapping[BlockProblem, float]
 
 LIGHT: Final = 12_000_000
 """Entries of one sweep of all blocks together: a second, where to start a process takes a quarter of one."""
@@ -27,6 +31,7 @@ def solve_blocks(
     solver: BlockSolver = "auto",
     on_progress: Callable[[int, int], None] | None = None,
     deadline: Deadline = NO_DEADLINE,
+    seconds: Seconds = MappingProxyType({}),
 ) -> dict[BlockProblem, OptionSet]:
     """Pareto sets of the distinct problems among ``problems``.
 
@@ -43,6 +48,9 @@ def solve_blocks(
         Called as ``on_progress(done, total)`` in the calling thread, first with ``done = 0``.
     deadline
         When to end without the blocks that are not solved yet.
+    seconds
+        Of a nominal core, for blocks that are not to take as long as they would
+        (:mod:`~hybridremat.blocks.curtailed`).
 
     Returns
     -------
@@ -61,14 +69,16 @@ def solve_blocks(
         raise ValueError(f"workers must be at least 1, not {workers}")
     # Largest first, so that no long solve starts when the others are done; with a deadline as many as can be.
     order = sorted(distinct, key=lambda p: -len(p.ops) * len(p.steps), reverse=bool(deadline))
-    large = _large(order, solver, deadline) if workers != 1 or deadline else set()
+    large = _large(order, solver, deadline, seconds) if workers != 1 or deadline else set()
     count = min(workers or _processors(), len(large))
-    here = _solve_here([problem for problem in order if problem not in large], solver, deadline)
+    here = _solve_here([problem for problem in order if problem not in large], solver, seconds, deadline)
     there = [problem for problem in order if problem in large]
     solved: dict[BlockProblem, OptionSet] = {}
     if on_progress is not None:
         on_progress(0, len(order))
-    for problem, options in _solve_in_processes(there, here, solver, count, deadline) if there else here:
+    if there:
+        here = _solve_in_processes(there, here, solver, seconds, count, deadline)
+    for problem, options in here:
         solved[problem] = options
         if on_progress is not None:
             on_progress(len(solved), len(order))
@@ -76,12 +86,16 @@ def solve_blocks(
 
 
 def _large(
-    problems: Sequence[BlockProblem], solver: BlockSolver, deadline: Deadline
+    problems: Sequence[BlockProblem], solver: BlockSolver, deadline: Deadline, seconds: Seconds
 ) -> set[BlockProblem]:
     """The blocks for other processes, which can be ended: none if starting some would take as long as all."""
+    from hybridremat.blocks.curtailed import most_work
     from hybridremat.blocks.pareto import exact_work
 
-    work = {problem: exact_work(problem, solver) for problem in problems}
+    work = {
+        problem: most_work(seconds[problem]) if problem in seconds else exact_work(problem, solver)
+        for problem in problems
+    }
     if sum(work.values()) <= LIGHT and not deadline:
         return set()
     return {problem for problem in problems if work[problem] > SMALL}
@@ -94,22 +108,26 @@ def _processors() -> int:
 
 
 def _solve_here(
-    order: Iterable[BlockProblem], solver: BlockSolver, deadline: Deadline = NO_DEADLINE
+    order: Iterable[BlockProblem],
+    solver: BlockSolver,
+    seconds: Seconds,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Iterator[tuple[BlockProblem, OptionSet]]:
-    from hybridremat.blocks.pareto import enumerate_options
+    from hybridremat.blocks.curtailed import options_within
     from hybridremat.blocks.scratch import Scratch
 
     scratch = Scratch()
     for problem in order:
         if deadline.passed:
             return
-        yield problem, enumerate_options(problem, solver=solver, scratch=scratch)
+        yield problem, options_within(problem, seconds.get(problem, inf), solver, scratch)
 
 
 def _solve_in_processes(
     order: Sequence[BlockProblem],
     here: Iterable[tuple[BlockProblem, OptionSet]],
     solver: BlockSolver,
+    seconds: Seconds,
     count: int,
     deadline: Deadline,
 ) -> Iterator[tuple[BlockProblem, OptionSet]]:
@@ -124,14 +142,14 @@ def _solve_in_processes(
             idle.put(stack.enter_context(Worker()))
 
         def run(problem: BlockProblem) -> OptionSet:
-            worker = idle.get()
+            worker = idle.get_nowait()  # as many as threads
             try:
-                return worker.solve(problem, solver)
+                return worker.solve(problem, solver, seconds.get(problem, inf))
             except WorkerError:
                 if worker.closed:
                     raise
                 # Where processes cannot be had, the answer is the same, only later.
-                return dict(_solve_here([problem], solver))[problem]
+                return dict(_solve_here([problem], solver, seconds))[problem]
             finally:
                 idle.put(worker)
 

@@ -7,7 +7,7 @@ Transformer) are equal and hash alike. A :class:`BlockBinding` ties it to the op
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,9 @@ class OptionSet:
     solves: int = 0
     unproved: int = 0
 
+
+LOADING: Final = 1e-4
+"""Seconds of a nominal core that CP-SAT takes before it searches, for each pair of an op and a step."""
 
 BlockSolver = Literal["auto", "cp-sat", "exact"]
 """What solves blocks: the exact program over sets of values, CP-SAT, or for each block what does better."""

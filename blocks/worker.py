@@ -13,14 +13,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import inf
 from threading import Lock
 from types import TracebackType
+from typing import Final
 
 from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
 
 # The parent's sys.path comes as arguments, so that the worker finds the same package in the same place.
 _START = "import sys; sys.path[:] = sys.argv[1:]; from hybridremat.blocks.worker import serve; serve()"
+
+END_SECONDS: Final = 10.0
+"""How long a killed process is waited for."""
 
 
 class WorkerError(RuntimeError):
@@ -29,19 +34,19 @@ class WorkerError(RuntimeError):
 
 def serve() -> None:
     """Answer every problem on stdin until it closes."""
-    from hybridremat.blocks.pareto import enumerate_options
+    from hybridremat.blocks.curtailed import options_within
 
     answers = os.fdopen(os.dup(1), "wb")
     # Whatever a library prints must not get between the answers.
     os.dup2(2, 1)
     while True:
         try:
-            problem, solver = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by the parent
+            problem, solver, seconds = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by the parent
         except EOFError:
             return
         reply: OptionSet | ValueError
         try:
-            reply = enumerate_options(problem, solver=solver)
+            reply = options_within(problem, seconds, solver)
         except ValueError as error:
             reply = error
         pickle.dump(reply, answers)
@@ -79,10 +84,13 @@ class Worker:
             self.closed = True
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
+            with suppress(subprocess.TimeoutExpired):  # one that the system does not let go of is left to it
+                self._process.communicate(timeout=END_SECONDS)
 
-    def solve(self, problem: BlockProblem, solver: BlockSolver = "auto") -> OptionSet:
-        """Options of one block.
+    def solve(
+        self, problem: BlockProblem, solver: BlockSolver = "auto", seconds: float = inf
+    ) -> OptionSet:
+        """Options of one block, in about so many seconds of a nominal core.
 
         Raises
         ------
@@ -92,17 +100,19 @@ class Worker:
             If the process could not be started or ended without an answer.
         """
         try:
-            reply = self._exchange(problem, solver)
+            reply = self._exchange(problem, solver, seconds)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise WorkerError(f"block solver process failed: {error}") from error
         if isinstance(reply, ValueError):
             raise reply
         return reply
 
-    def _exchange(self, problem: BlockProblem, solver: BlockSolver) -> OptionSet | ValueError:
+    def _exchange(
+        self, problem: BlockProblem, solver: BlockSolver, seconds: float
+    ) -> OptionSet | ValueError:
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
-        pickle.dump((problem, solver), process.stdin)
+        pickle.dump((problem, solver, seconds), process.stdin)
         process.stdin.flush()
         reply: OptionSet | ValueError = pickle.load(process.stdout)  # noqa: S301 - our child
         return reply

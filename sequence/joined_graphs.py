@@ -14,14 +14,17 @@ layers of a Transformer with a break in each) take the same point.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hybridremat.sequence.solving import solved
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntVar
+
+EFFORT: Final = 60.0
+"""CP-SAT's deterministic time for one choice; all that we have seen end in a small part of it."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,11 @@ class MultiGraphStep:
 
 
 def choose_points(
-    step: MultiGraphStep, *, limit: int | None = None, most_time: int | None = None
+    step: MultiGraphStep,
+    *,
+    limit: int | None = None,
+    most_time: int | None = None,
+    effort: float = EFFORT,
 ) -> tuple[int, ...] | None:
     """The point of each distinct graph: least time under a limit, else least memory within a time.
 
@@ -99,6 +106,9 @@ def choose_points(
         Most bytes; None: as few as possible.
     most_time
         Most nanoseconds of the step; None: any.
+    effort
+        CP-SAT's deterministic time at which the search ends; some steps of many graphs may then get no answer
+        though there is one.
 
     Returns
     -------
@@ -124,10 +134,33 @@ def choose_points(
     model.minimize(memory if limit is None else time)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = effort
     solver.parameters.catch_sigint_signal = False
-    if solved(solver, model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    status = solved(solver, model)
+    if status == cp_model.UNKNOWN:
+        return _least_if_fitting(step, limit, most_time)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return tuple(next(p for p, var in enumerate(group) if solver.value(var)) for group in taken)
+
+
+def _least_if_fitting(
+    step: MultiGraphStep, limit: int | None, most_time: int | None
+) -> tuple[int, ...] | None:
+    """Where a search found nothing in its effort: each graph's point of least peak, or of least time."""
+    def first(figure: Callable[[PartPoint], int]) -> tuple[int, ...]:
+        return tuple(min(range(len(p.points)), key=lambda n, p=p: figure(p.points[n])) for p in step.parts)  # type: ignore[misc]
+
+    for chosen in (first(lambda point: point.time), first(_highest)):
+        if limit is not None and step.peak(chosen) > limit:
+            continue
+        if most_time is None or step.time(chosen) <= most_time:
+            return chosen
+    return None
+
+
+def _highest(point: PartPoint) -> int:
+    return max(point.forward_peak, point.backward_peak) + point.saved
 
 
 def _bound_memory(model: CpModel, step: MultiGraphStep, taken: list[list[IntVar]], memory: IntVar) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from math import inf
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -38,9 +38,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BlockProblem]:
     given: list[BlockProblem] = []
     answer = Worker.solve
 
-    def watched(self: Worker, problem: BlockProblem, solver: BlockSolver = "auto") -> OptionSet:
+    def watched(self: Worker, problem: BlockProblem, *how: Any) -> OptionSet:
         given.append(problem)
-        return answer(self, problem, solver)
+        return answer(self, problem, *how)
 
     monkeypatch.setattr(Worker, "solve", watched)
     return given

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hybridremat.blocks import pareto
 from hybridremat.blocks.lattice import Fusing, Lattice
-from hybridremat.blocks.pareto import enumerate_options
+from hybridremat.blocks.pareto import enumerate_options, swept_options
 from hybridremat.blocks.scale import scale_block
 from hybridremat.blocks.scratch import Scratch
 from hybridremat.blocks.simulate import simulate_option
@@ -141,7 +141,7 @@ def test_rows_of_ops_keep_what_is_between_them_out_of_the_lattice() -> None:
 def swept_coarsely(problem: BlockProblem, fusing: Fusing) -> OptionSet | None:
     """The options of a lattice that is as coarse as that; None if its sets do not tell all."""
     lattice = Lattice(problem, scale_block(problem), fusing)
-    return pareto._sweep(lattice, SWEEPS, Scratch()) if lattice.exact else None
+    return swept_options(lattice, SWEEPS, Scratch()) if lattice.exact else None
 
 
 @examples(60, suppress_health_check=list(HealthCheck))

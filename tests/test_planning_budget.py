@@ -16,6 +16,7 @@ from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
 from hybridremat.cli import main as cli
 from hybridremat.errors import LimitError
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
+from hybridremat.planning import pipeline
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.sequence.frontier import look_near
 from hybridremat.units import parse_seconds
@@ -25,6 +26,13 @@ from support.training import small, train, train_plain
 from support.wrapping import HOW, three_limits, wrap
 
 AT_ONCE = Deadline(0.0)
+
+
+@pytest.fixture(autouse=True)
+def _own_options(monkeypatch):
+    """With a deadline blocks are solved in other processes, with full effort: not for other tests to find."""
+    monkeypatch.setattr(pipeline, "OPTIONS", OptionCache())
+
 
 # x → a (10) → b (4, temporary 3) → y (6); the backward reads b, then a.
 CHAIN = BlockProblem(
@@ -59,7 +67,7 @@ def test_times_are_read(given: float | str, seconds: float) -> None:
 @pytest.mark.parametrize("given", [0, -1, "10", "0s", "ten", "10d", True, float("inf"), float("nan"), [1]])
 def test_what_is_no_time_is_refused_before_anything_is_done(given: object) -> None:
     model, batch = small("mlp")
-    with pytest.raises(LimitError, match=r"planning_budget=.* give seconds"):
+    with pytest.raises(LimitError, match=r'planning_budget=.* give seconds .*, or "unlimited"\.$'):
         wrap(model, batch, planning_budget=given)
 
 
@@ -121,7 +129,7 @@ def test_in_no_time_the_least_memory_and_what_just_fits_are_looked_at() -> None:
     assert {0, 99, 100, 101} <= set(looked.slots) and len(looked.slots) <= 20
 
 
-@pytest.mark.parametrize("name", ["transformer", "running"])
+@pytest.mark.parametrize("name", [pytest.param("transformer", marks=pytest.mark.slow), "running"])
 @pytest.mark.parametrize("budget", [1e-9, "5s"])
 def test_a_step_that_is_planned_in_no_time_trains_as_the_plain_one(name: str, budget: float | str) -> None:
     plain = train_plain(*small(name))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning.improvement import search_ranges
@@ -50,6 +52,7 @@ def test_a_plan_for_one_limit_looks_at_few_schedules_and_is_the_same(monkeypatch
         assert near == everywhere and few < 0.65 * all_
 
 
+@pytest.mark.slow
 def test_how_many_tables_of_a_chain_are_filled(monkeypatch):
     """Fewer options need no table of the finest slots, and none at all far from the least memory.
 

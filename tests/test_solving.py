@@ -42,14 +42,19 @@ def test_an_error_of_the_solver_is_raised() -> None:
         solved(solver_of(1.0), None)  # type: ignore[arg-type]
 
 
+def test_a_solve_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_deterministic_time"):
+        solved(cp_model.CpSolver(), knapsacks(10))
+
+
 def test_an_interrupt_ends_the_solve_and_its_thread() -> None:
-    solver, threads = solver_of(1e9), threading.active_count()
+    solver, model, threads = solver_of(100.0), knapsacks(400), threading.active_count()
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        solved(solver, knapsacks(400))
-    timer.join()
+        solved(solver, model)
+    timer.join(10)
     for thread in threading.enumerate():
         if thread.name == "cp-sat":
-            thread.join()
-    assert threading.active_count() == threads
+            thread.join(60)
+    assert threading.active_count() == threads, threading.enumerate()

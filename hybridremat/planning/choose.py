@@ -93,6 +93,8 @@ def plan_of_point(
         reused_options=frontier.reused_options,
         pins=frontier.pins,
         timings=dict(frontier.timings),
+        search=frontier.search_effort,
+        untried=tuple(dict.fromkeys(graph.untried)),
     )
 
 

@@ -62,5 +62,6 @@ class PlanContext:
         )
 
     def at(self, origin: Origin, progress: Progress = no_progress) -> PlanContext:
-        """The context of one step of the same model."""
-        return replace(self, origin=origin, progress=progress)
+        """The context of one step of the same model, which may take what earlier ones were granted."""
+        settings = replace(self.settings, granted=self.store.granted)
+        return replace(self, settings=settings, origin=origin, progress=progress)

@@ -18,6 +18,7 @@ from hybridremat.graph.joint import JointGraph, Schedule, ops_by_parts
 from hybridremat.graph.memory import StepMemory
 from hybridremat.graph.pins import Pins, obeys
 from hybridremat.planning.candidates import Candidate
+from hybridremat.planning.effort import SearchBound
 from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.plans.certify import bound_under
 from hybridremat.plans.outside_memory import (
@@ -32,7 +33,8 @@ from hybridremat.sequence.bounds.certificate import time_once
 from hybridremat.sequence.exchange.edits import Edits
 from hybridremat.sequence.exchange.search import Exchange, simulations_for
 from hybridremat.sequence.frontier import schedule_point
-from hybridremat.sequence.polish.search import Polish
+from hybridremat.sequence.polish import search as polish_search
+from hybridremat.sequence.polish.search import Polish, preparation_seconds
 
 BEYOND: Final = 24
 """Candidates beyond a limit that exchanges try to bring under it."""
@@ -49,6 +51,15 @@ QUICK: Final = 200
 PROMISING: Final = 0.01
 """The share of its time that a plan has to be from the bound, for it to be polished."""
 
+
+EXECUTIONS_A_SECOND: Final = 250_000
+"""Executions that exchanges simulate on a nominal core."""
+
+A_DETERMINISTIC_SECOND: Final = 3.5
+"""Seconds of a nominal core that polishing takes for each deterministic one of CP-SAT."""
+
+LEAST_POLISHING: Final = 0.05
+"""Deterministic seconds below which nothing is polished."""
 
 NEAR: Final = 0.05
 """What is near a limit: a share of it, beyond it. What is below is slower."""
@@ -73,7 +84,8 @@ def search_ranges(limit: int, plain_peak: int) -> tuple[tuple[int, int], ...]:
 class Improvement:
     """Improves candidates of one frontier, by rising peak; ``plain_peak`` is the plain step's in bytes.
 
-    Once the ``deadline`` has passed, what it is asked to improve is its answer.
+    Once the ``deadline`` has passed, what it is asked to improve is its answer. ``bound`` says what searches
+    may spend in all.
     """
 
     graph: JointGraph
@@ -82,6 +94,7 @@ class Improvement:
     pins: Pins
     deadline: Deadline = NO_DEADLINE
     progress: Progress = no_progress
+    bound: SearchBound | None = None
     _known: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
     _polished: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
 
@@ -123,7 +136,8 @@ class Improvement:
     def _after_polish(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
         if candidate.chain_index is None or self.deadline.passed:
             return candidate
-        if not self._promises(candidate, limit, outside):
+        effort = self._polishing(candidate, limit, outside)
+        if effort <= 0:
             return candidate
         graph = ops_by_parts(self.graph, candidate.point.parted)
 
@@ -135,20 +149,33 @@ class Improvement:
             graph,
             excess,
             lambda each: obeys(graph, each, self.pins),
+            effort=effort,
             deadline=self.deadline,
             report=lambda spent: self.progress("polishing", round(100 * spent), 100),
         )
         schedule = polish(candidate.point.schedule)
+        if self.bound is not None:
+            prepared = preparation_seconds(candidate.point.schedule)
+            self.bound.spend(prepared + polish.spent * A_DETERMINISTIC_SECOND)
         if schedule == candidate.point.schedule:
             return candidate
         return _replaced(candidate, candidate, graph, schedule)
 
-    def _promises(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> bool:
-        """Whether a schedule that takes a good deal less time is not ruled out."""
+    def _polishing(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> float:
+        """CP-SAT's deterministic seconds for a candidate; 0 if no schedule takes a good deal less time."""
         worth = int(candidate.point.time * (1 - PROMISING))
-        if worth < time_once(self.graph):
-            return False
-        return bound_under(self.graph, limit, outside, candidate.point.schedule, QUICK_BOUND) <= worth
+        if worth < time_once(self.graph) or self._polishing_left(candidate) <= 0:
+            return 0.0
+        bound = bound_under(self.graph, limit, outside, candidate.point.schedule, QUICK_BOUND)
+        return self._polishing_left(candidate, bound) if bound <= worth else 0.0
+
+    def _polishing_left(self, candidate: Candidate, bound: int | None = None) -> float:
+        """Deterministic seconds that are left for a candidate; too few to begin are none."""
+        if self.bound is None:
+            return polish_search.EFFORT
+        left = self.bound.left(candidate.point.time, bound) - preparation_seconds(candidate.point.schedule)
+        searching = left / A_DETERMINISTIC_SECOND
+        return min(polish_search.EFFORT, searching) if searching >= LEAST_POLISHING else 0.0
 
     def along(self, chosen: Sequence[Candidate], report: Callable[[int], None]) -> list[Candidate]:
         """What exchanges find quickly at some candidates, by rising peak, each under its own.
@@ -210,6 +237,8 @@ class Improvement:
             needs = memory_needs(graph, outside, schedule, memory)
             return needs - limit, int(np.argmax(profile_with_outside(graph, outside, schedule, memory)))
 
+        schedules = [each.point.schedule for each in starts]
+        simulations = self._simulations(candidate, simulations)
         exchange = Exchange(
             graph,
             fit,
@@ -218,11 +247,20 @@ class Improvement:
             simulations,
             self.deadline,
         )
-        schedules = [each.point.schedule for each in starts]
         schedule, origin = exchange(schedules[0], schedules[1:])
+        if self.bound is not None:
+            simulated = simulations - exchange.simulations
+            self.bound.spend(simulated * len(schedules[0].steps) / EXECUTIONS_A_SECOND)
         if schedule == schedules[0]:
             return candidate
         return _replaced(candidate, starts[origin], graph, schedule)
+
+    def _simulations(self, candidate: Candidate, most: int) -> int:
+        """How many schedules may be simulated: of what is left for searches, half at once."""
+        if self.bound is None:
+            return most
+        left = self.bound.left(candidate.point.time) / 2
+        return min(most, int(left * EXECUTIONS_A_SECOND / max(1, len(candidate.point.schedule.steps))))
 
 
 def _replaced(start: Candidate, origin: Candidate, graph: JointGraph, schedule: Schedule) -> Candidate:

@@ -1,6 +1,6 @@
 """Options of blocks on disk, so that another limit, another depth or a later run solves no block again.
 
-A block's options depend on nothing but its canonical form and the code that solves it.
+A block's options depend on nothing but its canonical form and the code that solves it, OR-Tools among it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hybridremat.files import cache_folder
 from hybridremat.planning.kept_files import KeptFiles, cache_size
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.codec import UNREADABLE, options_from_dict, options_to_dict
-from hybridremat.version import __version__
+from hybridremat.version import __version__, solver_version
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class KeptOptions:
 def options_key(problem: BlockProblem, solver: BlockSolver) -> str:
     """The key of a block's options: a hash of all that they depend on."""
     described = json.dumps(asdict(problem), default=sorted)
-    parts = described, solver, asdict(DEFAULT_EFFORT), __version__, _code()
+    parts = described, solver, asdict(DEFAULT_EFFORT), __version__, solver_version(), _code()
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 

@@ -30,6 +30,8 @@ def infeasible(
     kept = f", {format_bytes(outside.reserve)} of it kept free by reserve=" if outside.reserve else ""
     if outside.forwards > 1:
         kept += f", for {outside.forwards} forwards at a time"
+    if 0 < limit <= 100:
+        kept += f"; did you mean {limit}%?"
     early = ""
     if workspace:
         early = (

@@ -88,6 +88,11 @@ class LoweredFrontier:
         return self.counted.reused_options
 
     @property
+    def curtailed(self) -> bool:
+        """Whether blocks were left with fewer options than more work would find."""
+        return self.counted.curtailed
+
+    @property
     def plain_peak(self) -> int:
         """Bytes of the plain step as Inductor compiles it."""
         return self.plain_memory.peak
@@ -156,7 +161,7 @@ class LoweredFrontier:
         return self.figures(point)
 
     def checkpointed(self) -> None:
-        """Checkpointing each block is not lowered."""
+        """Checkpointing each layer is not lowered."""
 
     def points(self) -> tuple[FrontierPoint, ...]:
         """Figures of points at about equal steps of counted memory, and of all that were lowered.

@@ -15,7 +15,7 @@ from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.apply import applied
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.lowered_frontier import code_needs
-from hybridremat.planning.pipeline import Chosen, costed, make_plan
+from hybridremat.planning.pipeline import Chosen, costed, make_plan, note_checkpointing
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.plan_cache import plan_key
 from hybridremat.planning.port import with_local_names
@@ -35,6 +35,7 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
     HybridRematError
         As :func:`hybridremat.wrap`.
     """
+    note_checkpointing(traced, context)
     step = under_checked_policy(traced, context)
     ready = _ready(step, context)
     is_new = ready is None or ready.details is None
@@ -44,6 +45,7 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
         step, timings = costed(step, context)
         plan = context.agreement.on_plan(lambda: ready or _made(step, timings, context))
     context.store.add(plan)
+    context.progress("emitting", 0, 1)
     started = partial(context.store.use, plan.fingerprint)
     if plan.details is not None:  # with the workspaces of its code, and what runs by parts
         step = replace(step, graph=plan.details.graph)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
+from types import MappingProxyType
 
 from hybridremat.blocks.pareto import block_structure, reuse_options
 from hybridremat.blocks.quick_options import quick_options
@@ -34,23 +35,28 @@ class OptionCache:
         on_progress: Callable[[int, int], None],
         solver: BlockSolver = "auto",
         deadline: Deadline = NO_DEADLINE,
+        seconds: Mapping[BlockProblem, float] = MappingProxyType({}),
     ) -> dict[BlockProblem, OptionSet]:
         """Options of each problem; only new ones are solved.
 
-        Those that are not solved by the deadline have some quick ones, which are not kept.
+        Those that are not solved by the deadline have some quick ones. These are not kept, and neither are
+        those of blocks that may take only some ``seconds`` of a nominal core.
         """
         known = self._known
         missing = [problem for problem in dict.fromkeys(problems) if (problem, solver) not in known]
         found = self._read(missing, solver)
+        curtailed: dict[BlockProblem, OptionSet] = {}
         if unsolved := [problem for problem in missing if problem not in found]:
-            solved = _solved(unsolved, workers, on_progress, solver, deadline)
+            solved = _solved(unsolved, workers, on_progress, solver, deadline, seconds)
+            curtailed = {problem: solved.pop(problem) for problem in seconds if problem in solved}
             found.update(solved)
             if self._kept is not None:
                 for problem, options in solved.items():
                     self._kept.write(problem, solver, options)
         known.update({(problem, solver): options for problem, options in found.items()})
         self._by_structure.update(((block_structure(problem), solver), problem) for problem in found)
-        quick = {problem: quick_options(problem) for problem in missing if problem not in found}
+        rest = (problem for problem in missing if problem not in found and problem not in curtailed)
+        quick = curtailed | {problem: quick_options(problem) for problem in rest}
         return {problem: quick.get(problem) or known[problem, solver] for problem in problems}
 
     def _read(self, problems: Sequence[BlockProblem], solver: BlockSolver) -> dict[BlockProblem, OptionSet]:
@@ -78,10 +84,11 @@ def _solved(
     on_progress: Callable[[int, int], None],
     solver: BlockSolver,
     deadline: Deadline,
+    seconds: Mapping[BlockProblem, float],
 ) -> dict[BlockProblem, OptionSet]:
     """Options of new problems; by the deadline, or at all where there are no quick ones."""
     found = solve_blocks(
-        problems, workers=workers, solver=solver, on_progress=on_progress, deadline=deadline
+        problems, workers=workers, solver=solver, on_progress=on_progress, deadline=deadline, seconds=seconds
     )
     needed = [each for each in problems if each not in found and quick_options(each) is None]
     return found | (solve_blocks(needed, workers=workers, solver=solver) if needed else {})

@@ -8,6 +8,7 @@ PyTorch hands over the joint graph in the middle of its own compilation, so the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,13 @@ from torch import fx, nn
 from hybridremat.compiler.backend import Backend, Partition
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.compiler.check import check
+from hybridremat.compiler.cuda_attention import cuda_attention
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.inner import run_op_by_op
+from hybridremat.compiler.layout_trials import LayoutTrials
 from hybridremat.compiler.model_checks import require_capturable
+from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.costs.slice_trials import slices_tried
 from hybridremat.graph.deadline import Deadline
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
@@ -46,8 +50,11 @@ from hybridremat.sequence.bounds.certificate import QUICK
 from hybridremat.sequence.strategies import STRATEGIES
 from hybridremat.version import __version__
 
+logger = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from hybridremat.compiler.inductor import Inductor
+
 
 
 @dataclass(frozen=True)
@@ -119,12 +126,20 @@ def inductor_for(settings: Settings) -> Inductor | None:
 
 
 def captured_call(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    backend: Backend,
+    capability: int | None = None,
 ) -> Callable[..., Any]:
-    """The model's call, with the step for these sample inputs planned; none is run."""
+    """The model's call, with the step for these sample inputs planned; none is run.
+
+    ``capability``: see :func:`~hybridremat.compiler.cuda_attention.cuda_attention`.
+    """
     require_capturable(model)  # check
     run = compile_step(model, backend)
-    capture(model, run, backend, args, kwargs)  # capture, which calls split
+    with cuda_attention(capability):
+        capture(model, run, backend, args, kwargs)  # capture, which calls split
     return run  # run: a call is a planned forward; autograd runs its backward
 
 
@@ -152,6 +167,7 @@ class PlannedPartition:
             rules=rules,
             leaving=leaving,
             rewrites=self.rewrites,
+            real=LayoutTrials() if self.inductor is None else None,
         )
         chosen = self.choose(traced)  # an existing plan, or make_plan
         forward, backward = emit(chosen.step, chosen.schedule, save_views=self.inductor is None)  # emit
@@ -181,8 +197,22 @@ class PlannedPartition:
         return self.choose(trace_joint(graph, len(joint_outputs(graph)), hold_outputs=True)).started
 
 
+def note_checkpointing(step: TracedStep, context: PlanContext) -> None:
+    """Say in the log, once, that the model's own checkpointing decides nothing, if its graph has some."""
+    if step.graph.checkpointed and not context.store.told_of_checkpoints:
+        context.store.told_of_checkpoints = True
+        logger.warning(
+            "the model checkpoints %d ops itself (torch.utils.checkpoint, gradient_checkpointing_enable()): "
+            "the plan decides itself what is recomputed, but for what a selective policy says must be saved, "
+            "and they add no time to it; print(plan) shows what they would take. Leave it out, unless the "
+            "model also trains without hybridremat.",
+            len(step.graph.checkpointed),
+        )
+
+
 def costed(traced: TracedStep, context: PlanContext) -> tuple[TracedStep, Timings]:
     """The step with costs, and the seconds that measuring them took."""
+    note_checkpointing(traced, context)
     return with_costs(traced, context.settings, context.agreement, context.progress)  # cost
 
 
@@ -193,14 +223,16 @@ def graph_frontier(
     *,
     reuse: bool = False,
     for_one_plan: bool = False,
+    bounded: bool = False,
 ) -> StepFrontier:
     """The frontier of a graph with costs, under the context's policy; ``timings`` of earlier stages.
 
     ``for_one_plan``: nobody will ask it for anything but the plan of the context's limit, so it is thin
-    elsewhere; unless the overhead is bounded too, which may lead anywhere.
+    elsewhere; unless the overhead is bounded too, which may lead anywhere. ``bounded``: searches go as far
+    as the plan can win back, unless the caller says for how long.
     """
     plain_peak = plain_point(graph).peak
-    limit = context.settings.limit_bytes(plain_peak)
+    limit = context.settings.limit_bytes(plain_peak, least=0)  # one of several graphs may take nothing
     ranges = None
     if for_one_plan and limit is not None and context.settings.overhead_limit() is None:
         ranges = search_ranges(limit, plain_peak)
@@ -218,6 +250,7 @@ def graph_frontier(
         ranges=ranges,
         solver=context.settings.block_solver,
         deadline=Deadline(context.settings.budget_seconds()),
+        bounded=bounded and context.settings.planning_budget is None,
     )
 
 
@@ -228,21 +261,25 @@ def step_frontier(
     *,
     reuse: bool = False,
     for_one_plan: bool = False,
+    bounded: bool = False,
 ) -> StepFrontier | LoweredFrontier:
     """The frontier of a step with costs; of one that is to be compiled, by the memory of its code.
 
-    ``for_one_plan``: see :func:`graph_frontier`. Of a compiled step all points are looked at: which of them
-    keep the limit, is not known before they are lowered.
+    ``for_one_plan``, ``bounded``: see :func:`graph_frontier`. Of a compiled step all points are looked at:
+    which of them keep the limit, is not known before they are lowered.
     """
     inductor = inductor_for(context.settings)
     if inductor is None:
-        return graph_frontier(step.graph, timings, context, reuse=reuse, for_one_plan=for_one_plan)
+        return graph_frontier(
+            step.graph, timings, context, reuse=reuse, for_one_plan=for_one_plan, bounded=bounded
+        )
     timed, plain = Stopwatch(timings), plain_schedule(step.graph)
     with timed("lowering"):
         context.progress("lowering", 0, 1)
         code = inductor.lowered(step, plain, plain=True)
     step = code.laid_out(step)
-    counted = replace(graph_frontier(step.graph, timed.timings, context, reuse=reuse), exchanges=False)
+    counted = graph_frontier(step.graph, timed.timings, context, reuse=reuse, bounded=bounded)
+    counted = replace(counted, exchanges=False)
     outside = context.settings.outside_memory()
     return LoweredFrontier(step, counted, inductor.lowered, code.memory, outside, context.progress)
 
@@ -257,10 +294,27 @@ def make_plan(
     InfeasibleLimitError, PolicyError
         If no plan satisfies the request.
     """
-    frontier = step_frontier(step, timings, context, reuse=reuse, for_one_plan=True)
-    context.progress("improving", 0, 1)
-    plan = choose_from(frontier, context.settings, context.origin, on_infeasible=on_infeasible)  # choose
-    if context.settings.planning_budget is None or plan.details is None or inductor_for(context.settings):
+    plan = _chosen(step, timings, context, reuse=reuse, on_infeasible=on_infeasible)
+    if context.settings.budget_seconds() is None or plan.details is None or inductor_for(context.settings):
         return plan
     context.progress("bounding", 0, 1)
     return replace(plan, certificate=certificate_of(plan, QUICK))
+
+
+def _chosen(
+    step: TracedStep, timings: Timings, context: PlanContext, *, reuse: bool, on_infeasible: OnInfeasible
+) -> Plan:
+    """The plan that a bounded search finds; if nothing fits there, that of the whole one."""
+    for bounded in (True, False):
+        frontier = step_frontier(step, timings, context, reuse=reuse, for_one_plan=True, bounded=bounded)
+        context.progress("improving", 0, 1)
+        more = bounded and frontier.curtailed
+        try:
+            return choose_from(  # choose
+                frontier, context.settings, context.origin, on_infeasible="error" if more else on_infeasible
+            )
+        except InfeasibleLimitError:
+            if not more:
+                raise
+            logger.info("nothing fits among the first options of blocks; these are solved whole")
+    raise AssertionError("the whole search chooses or raises")

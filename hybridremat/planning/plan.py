@@ -13,7 +13,9 @@ from hybridremat.plans.plan_data import PlanData
 from hybridremat.reports.explain import explain_block, explain_module
 from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation
 from hybridremat.reports.html_page import write_html
+from hybridremat.reports.memory_viz import write_memory_viz
 from hybridremat.reports.text import plan_tables, rendered
+from hybridremat.reports.trace_file import write_trace
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,9 @@ class Plan(PlanData):
     certificate
         How near the plan is to the best there is, if it was certified or had a budget; ``lower_bound`` and
         ``optimality_gap`` are its figures.
+    untried
+        The ops whose workspace is unknown and not counted in any peak, each with its line and why: those that
+        ``untried="allow"`` let pass, and ops with effects.
     """
 
     parts: tuple[Plan, ...] = ()
@@ -102,7 +107,7 @@ class Plan(PlanData):
 
         Raises
         ------
-        OSError
+        OutputError
             If it cannot be written.
         """
         write_plan(self, path)
@@ -112,10 +117,39 @@ class Plan(PlanData):
 
         Raises
         ------
-        OSError
+        OutputError
             If it cannot be written.
         """
         write_html(self, path)
+
+    def to_memory_viz(self, path: str | Path) -> None:
+        """Write the step as a snapshot of PyTorch's allocator, for its memory viewer.
+
+        A pickle as of ``torch.cuda.memory._dump_snapshot``, which https://pytorch.org/memory_viz opens:
+        each allocation with its bytes, and its op, module and line of source.
+
+        Raises
+        ------
+        PlotError
+            If the step is several graphs, or has no backward.
+        OutputError
+            If it cannot be written.
+        """
+        write_memory_viz(self, path)
+
+    def to_trace(self, path: str | Path) -> None:
+        """Write the step as a trace for Perfetto or ``chrome://tracing``: ops, and memory as counters.
+
+        Times are those of the plan's cost model.
+
+        Raises
+        ------
+        PlotError
+            If the step is several graphs, or has no backward.
+        OutputError
+            If it cannot be written.
+        """
+        write_trace(self, path)
 
     def certified(self, *, progress: bool = True) -> Plan:
         """The same plan with a proof of how good it is; it takes some seconds, and nothing is planned again.

@@ -17,7 +17,7 @@ from hybridremat.planning.kept_files import KeptFiles, cache_size
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.codec import SCHEMA, plan_from_dict, plan_to_dict
-from hybridremat.version import __version__
+from hybridremat.version import __version__, solver_version
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,6 @@ def plan_key(fingerprint: str, settings: Settings, device: str, *, reused: bool)
     torch, which captured the graph. ``reused`` says whether options of another input shape may be in it.
     """
     here = device_description(device) if settings.spec is None else torch.__version__
-    versions = SCHEMA, COSTS_VERSION, __version__
+    versions = SCHEMA, COSTS_VERSION, __version__, solver_version()
     parts = fingerprint, settings.deciding(), here, reused, *versions, _compiler(settings)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

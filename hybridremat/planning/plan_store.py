@@ -6,12 +6,22 @@ from hybridremat.planning.plan import Plan
 
 
 class PlanStore:
-    """Plans by fingerprint of their joint graph, least recently used first; at most ``most`` are kept."""
+    """Plans by fingerprint of their joint graph, least recently used first; at most ``most`` are kept.
+
+    Attributes
+    ----------
+    granted
+        The most bytes that the limit of a plan came to, dropped ones included.
+    told_of_checkpoints
+        Whether the log says that the model has checkpoints of its own.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._plans: dict[str, Plan] = {}
         self._current: str | None = None
+        self.granted = 0
+        self.told_of_checkpoints = False
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -32,6 +42,7 @@ class PlanStore:
             del self._plans[next(iter(self._plans))]
         self._plans[plan.fingerprint] = plan
         self._current = plan.fingerprint
+        self.granted = max(self.granted, plan.asked_limit or 0)
 
     def resume(self, plan: Plan) -> None:
         """Make an earlier plan the current one; it is added again if it has been dropped."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from hybridremat.blocks.types import BlockSolver
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Phase
+from hybridremat.planning.effort import FOR_BLOCKS, TYPICAL_GAP, PlanningEffort
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
 from hybridremat.planning.stages import compose, forward_frontier, plain_point, segment_graph, solve_options
@@ -37,6 +40,7 @@ def plan_graph(
     ranges: Ranges | None = None,
     solver: BlockSolver = "auto",
     deadline: Deadline = NO_DEADLINE,
+    bounded: bool = False,
 ) -> StepFrontier:
     """The frontier of a joint graph with costs: the whole of it, or what is in some ranges.
 
@@ -63,6 +67,9 @@ def plan_graph(
         What solves the blocks.
     deadline
         When to end with what has been found: each stage has a part of the time (:data:`SHARES`).
+    bounded
+        Whether searches go only as far as a plan can win back (:class:`PlanningEffort`), once under what is
+        won as a rule, and where that leaves blocks aside, again under what the first plan could win.
 
     Raises
     ------
@@ -71,8 +78,9 @@ def plan_graph(
     GraphSizeError
         If the graph is too large for the strategy, or a block for the solver.
     """
-    pinned, timed = pinned or Pinned(), Stopwatch(timings or {})
-    if not any(op.phase is Phase.BACKWARD for op in graph.ops):
+    pinned, timed, plain = pinned or Pinned(), Stopwatch(timings or {}), plain_point(graph)
+    effort = PlanningEffort.of(graph, plain.time) if bounded else None
+    if not {Phase.FORWARD, Phase.BACKWARD} <= {op.phase for op in graph.ops}:
         return forward_frontier(graph, pinned, timed.timings)
     if isinstance(strategy, WholeGraph):
         return whole_graph_frontier(
@@ -80,32 +88,56 @@ def plan_graph(
         )
     with timed("segment"):
         chains = segment_graph(graph, pinned.pins, progress, outside)  # segment
-    with timed("solve blocks"):
-        plans, reused = solve_options(  # solve
-            chains,
-            cache,
-            workers,
-            progress,
-            reuse=reuse,
-            strategy=strategy,
-            solver=solver,
-            deadline=deadline.share(SHARES["solve"]),
+
+    def searched(seconds: float) -> StepFrontier:
+        with timed("solve blocks"):
+            solved = solve_options(  # solve
+                chains,
+                cache,
+                workers,
+                progress,
+                reuse=reuse,
+                strategy=strategy,
+                solver=solver,
+                deadline=deadline.share(SHARES["solve"]),
+                seconds=seconds * FOR_BLOCKS,
+            )
+        until = deadline.share(SHARES["compose"])
+        with timed("compose"):
+            points, base = compose(  # compose
+                solved.plans, pinned.pins, progress, outside, strategy, ranges, until
+            )
+        return StepFrontier(
+            graph,
+            solved.plans,
+            points,
+            plain,
+            timed.timings,
+            solved.reused,
+            pinned.records,
+            pinned=pinned.pins,
+            base=base,
+            exchanges=strategy.exchanges,
+            deadline=deadline.share(SHARES["improve"]),
+            progress=progress,
+            curtailed=solved.curtailed,
+            effort=effort,
         )
-    with timed("compose"):
-        points, base = compose(  # compose
-            plans, pinned.pins, progress, outside, strategy, ranges, deadline.share(SHARES["compose"])
-        )
-    return StepFrontier(
-        graph,
-        plans,
-        points,
-        plain_point(graph),
-        timed.timings,
-        reused,
-        pinned.records,
-        pinned=pinned.pins,
-        base=base,
-        exchanges=strategy.exchanges,
-        deadline=deadline.share(SHARES["improve"]),
-        progress=progress,
-    )
+
+    return searched(inf) if effort is None else _as_far_as_it_pays(searched, effort, limit, outside)
+
+
+def _as_far_as_it_pays(
+    searched: Callable[[float], StepFrontier],
+    effort: PlanningEffort,
+    limit: int | None,
+    outside: OutsideMemory,
+) -> StepFrontier:
+    """What is found in what pays as a rule; or, if blocks were left aside, in what the first plan can win."""
+    first = effort.seconds(TYPICAL_GAP)
+    frontier = searched(first)
+    more = effort.seconds(frontier.gap_under(limit, outside))
+    if not frontier.curtailed or more <= first:
+        return frontier
+    found = searched(more), frontier
+    return min(found, key=lambda each: each.composed_under(limit, outside) or inf)

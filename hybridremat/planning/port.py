@@ -96,15 +96,16 @@ def _mapped(values: Iterable[int], value_of: dict[int, int]) -> frozenset[int]:
 
 
 def with_local_names(plan: Plan, graph: JointGraph, here: Origin) -> Plan:
-    """``plan`` with the module names and source lines of ``graph``, an equal graph traced here."""
+    """``plan`` with module names, source lines and checkpoints of ``graph``, an equal graph traced here."""
     details = plan.details
     if details is None:
         return replace(plan, origin=here)
     pairs = zip(details.graph.ops, graph.ops, strict=True)
     ops = tuple(replace(op, module=own.module, source=own.source) for op, own in pairs)
-    if ops == details.graph.ops:
+    named = replace(details.graph, ops=ops, checkpointed=graph.checkpointed)
+    if named == details.graph:
         return replace(plan, origin=here)
-    chain = replace(details.chain, graph=replace(details.graph, ops=ops))
+    chain = replace(details.chain, graph=named)
     return replace(
         plan,
         blocks=planned_blocks(chain, details.block_options, plan.schedule, details.decisions),

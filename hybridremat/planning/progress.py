@@ -1,16 +1,28 @@
-"""How far planning is, as a bar on the terminal, and how long its stages took."""
+"""How far planning is, as a bar on a terminal and as lines elsewhere, and how long its stages took."""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+
+from hybridremat.interrupts import prompt_interrupts, raise_if_interrupted
+from hybridremat.planning.stage_weights import CAPTURE, USUAL
+
+logger = logging.getLogger("hybridremat.progress")
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
 Timings = dict[str, float]
 """Seconds by stage."""
+
+SOON = 2.0
+"""Seconds of planning in which nothing is said where there is no terminal."""
 
 
 def no_progress(_stage: str, _done: int, _total: int) -> None:
@@ -25,42 +37,81 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Time a stage."""
+        """Time a stage; one that is timed again adds to it."""
         started = time.perf_counter()
         yield
-        self.timings[stage] = time.perf_counter() - started
+        self.timings[stage] = self.timings.get(stage, 0.0) + time.perf_counter() - started
 
 
 @contextmanager
-def planning_progress(*, show: bool = True) -> Iterator[Progress]:
-    """Yield a function (stage, done, total) that moves a bar, which is removed at the end.
+def planning_progress(*, show: bool = True, first: str = CAPTURE) -> Iterator[Progress]:
+    """Yield a function (stage, done, total) that shows how far planning is.
 
-    Nothing is drawn if the error stream is not a terminal, or with ``show=False``.
+    On a terminal it moves a bar, which is removed at the end. Elsewhere (a batch job's file, a notebook) it
+    says a line for each stage, unless all is over in :data:`SOON` seconds; ``first``: for the capture.
+    Nothing is shown with ``show=False``, and one process of a group shows it.
     """
-    from rich import progress as bars
-    from rich.console import Console
+    with prompt_interrupts(), _shown(show=show and _first_rank(), first=first) as move:
 
-    console = Console(stderr=True)
-    with bars.Progress(
-        bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
-        bars.TimeRemainingColumn(compact=True),
-        bars.TextColumn("left"),
-        console=console,
-        transient=True,
-        disable=not (show and console.is_terminal),
-    ) as bar:
-        task = bar.add_task("capturing", total=None)
-        shown = ""
+        def prompt(stage: str, done: int, total: int) -> None:
+            raise_if_interrupted()
+            move(stage, done, total)
 
-        def move(stage: str, done: int, total: int) -> None:
-            nonlocal shown
-            if stage != shown:  # drawn at once, with clocks of its own: the next update may be far away
-                bar.reset(task)
-            bar.update(task, description=stage, completed=done, total=total, refresh=stage != shown)
-            shown = stage
+        yield prompt
 
-        yield move
+
+@contextmanager
+def _shown(*, show: bool, first: str) -> Iterator[Progress]:
+    if not show:
+        yield no_progress
+    elif sys.stderr.isatty():
+        from hybridremat.planning.progress_bar import planning_bar  # loads rich
+
+        with planning_bar() as move:
+            yield move
+    else:
+        lines, finished = _Lines(first), False
+        try:
+            yield lines.move
+            finished = True
+        finally:
+            lines.end(finished=finished)
+
+
+def say(line: str, *, show: bool = True) -> None:
+    """Say a line of progress: by ``logging`` to who asked for its level INFO, else on the error stream."""
+    if not show or logger.isEnabledFor(logging.INFO):
+        logger.info("%s", line)
+    elif _first_rank():
+        sys.stderr.write(f"hybridremat: {line}\n")
+
+
+class _Lines:
+    """Says the stages of one planning, each as it begins, once it has gone on for a while."""
+
+    def __init__(self, first: str) -> None:
+        self._started, self._stage, self._said = time.perf_counter(), CAPTURE, False
+        self._capture = threading.Timer(SOON, self._say, [first])  # capture reports nothing meanwhile
+        self._capture.daemon = True
+        self._capture.start()
+
+    def move(self, stage: str, _done: int, _total: int) -> None:
+        self._capture.cancel()
+        spent = time.perf_counter() - self._started
+        if stage != self._stage and spent >= SOON:
+            self._say(f"{stage} ({spent:.0f} s so far)")
+        if spent >= SOON:
+            self._stage = stage
+
+    def end(self, *, finished: bool) -> None:
+        self._capture.cancel()
+        if self._said and finished and self._stage in (CAPTURE, *USUAL):  # else not planning: measuring, say
+            say(f"planned in {time.perf_counter() - self._started:.0f} s")
+
+    def _say(self, line: str) -> None:
+        self._said = True
+        say(line)
+
+
+def _first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"

@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast, get_args
+from typing import Any, Final, Literal, TypedDict, cast, get_args
 
 from hybridremat.blocks.types import BlockSolver
 from hybridremat.errors import LimitError
 from hybridremat.graph.costs.cost_models import CostModel, cost_model
 from hybridremat.graph.costs.device_specs import DeviceSpec, device_spec
 from hybridremat.graph.costs.spec_costs import SpecCost
+from hybridremat.graph.costs.untried import Untried
 from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import Policy, policy_of, validated_policy
 from hybridremat.plans.records import Request
-from hybridremat.units import parse_bytes, parse_overhead, parse_seconds, require_count, resolve_limit
+from hybridremat.units import (
+    is_share,
+    parse_bytes,
+    parse_overhead,
+    parse_seconds,
+    require_count,
+    resolve_limit,
+)
 
 GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
@@ -55,14 +64,7 @@ class CommonSettings(TypedDict, total=False):
     strategy: StrategyName
     block_solver: BlockSolver
     planning_budget: float | str | None
-
-
-class BatchSettings(CommonSettings, total=False):
-    """Keywords of :func:`hybridremat.max_batch_size`."""
-
-    max_overhead: float | str | None
-    reserve: int | str
-    forwards: int
+    untried: Untried
 
 
 class WrapSettings(CommonSettings, total=False):
@@ -79,6 +81,14 @@ class WrapSettings(CommonSettings, total=False):
 
 class _Elsewhere(TypedDict, total=False):
     device_spec: str | Path | DeviceSpec | None
+
+
+class BatchSettings(CommonSettings, _Elsewhere, total=False):
+    """Keywords of :func:`hybridremat.max_batch_size` and :func:`hybridremat.fit`."""
+
+    max_overhead: float | str | None
+    reserve: int | str
+    forwards: int
 
 
 class PlanSettings(WrapSettings, _Elsewhere, total=False):
@@ -102,7 +112,8 @@ _NOT_OF_WRAP = {"decides": True, "of_wrap": False}
 class Settings:
     """Settings of :func:`hybridremat.wrap`, which describes each of them.
 
-    ``reckoning`` says how ``memory_limit="auto"`` was computed (``runtime/auto_limit.py``).
+    ``reckoning`` says how ``memory_limit="auto"`` was computed (``runtime/auto_limit.py``); ``granted`` are
+    the bytes that a share came to for the largest input shape so far: a smaller shape may take as many.
     """
 
     memory_limit: int | str | None = field(default=None, metadata=_DECIDES | {"option": "limit"})
@@ -118,6 +129,7 @@ class Settings:
     workers: int | None = field(default=None, metadata=_HOW)
     cache: bool = field(default=True, metadata=_HOW | {"option": "no_cache"})
     reckoning: str = field(default="", metadata=_NOT_OF_WRAP)
+    granted: int = field(default=0, metadata=_NOT_OF_WRAP)
     device_spec: str | Path | DeviceSpec | None = field(default=None, metadata=_NOT_OF_WRAP)
     policy: Policy | None = field(default=None, metadata=_DECIDES | {"option": "pin"})
     compiler: Compiler = field(default="eager", metadata=_OF_PLAN)
@@ -127,10 +139,15 @@ class Settings:
     strategy: StrategyName = field(default="hybrid", metadata=_OF_PLAN)
     block_solver: BlockSolver = field(default="auto", metadata=_DECIDES)
     planning_budget: float | str | None = field(default=None, metadata=_DECIDES)
+    untried: Untried = field(default="error", metadata=_DECIDES)
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
             object.__setattr__(self, "policy", dict(self.policy))
+        for name in ("memory_limit", "reserve", "forwards", "max_plans", "workers"):  # numpy's, for one
+            number = getattr(self, name)
+            if not isinstance(number, bool) and isinstance(number, Integral):
+                object.__setattr__(self, name, int(number))
 
     def validated(self, *, need_limit: bool) -> Settings:
         """These settings, or a typed error about the first one that cannot be used.
@@ -172,6 +189,7 @@ class Settings:
         _one_of("outputs", self.outputs, get_args(Outputs))
         _one_of("strategy", self.strategy, get_args(StrategyName))
         _one_of("block_solver", self.block_solver, get_args(BlockSolver))
+        _one_of("untried", self.untried, get_args(Untried))
         self._require_one_clock()
         self._require_early_gradients()
         self._require_one_loss()
@@ -317,22 +335,46 @@ class Settings:
         return OutsideMemory(self.reserve_bytes(), self.forwards)
 
     def budget_seconds(self) -> float | None:
-        """``planning_budget`` in seconds."""
-        if self.planning_budget is None:
+        """``planning_budget`` in seconds; None if searches go by counts of work."""
+        if self.planning_budget in (None, UNLIMITED):
             return None
-        return parse_seconds(self.planning_budget, name="planning_budget")
+        return parse_seconds(self.planning_budget, name="planning_budget", other=f'or "{UNLIMITED}"')
+
+    def capability(self) -> int | None:
+        """The compute capability of the device that is not here; None where a plan is for this one."""
+        return None if self.spec is None else self.spec.capability
 
     def overhead_limit(self) -> float | None:
         """``max_overhead`` as a fraction."""
         return None if self.max_overhead is None else parse_overhead(self.max_overhead)
 
-    def limit_bytes(self, plain_peak: int) -> int | None:
-        """``memory_limit`` in bytes, for a plain step of ``plain_peak`` bytes."""
-        return None if self.memory_limit is None else resolve_limit(self.memory_limit, plain_peak)
+    def limit_bytes(self, plain_peak: int, *, least: int = 1) -> int | None:
+        """``memory_limit`` in bytes, for a plain step of ``plain_peak`` bytes.
 
+        Raises
+        ------
+        LimitError
+            If a share comes to fewer than ``least`` bytes.
+        """
+        if self.memory_limit is None:
+            return None
+        granted = self.granted if is_share(self.memory_limit) else 0
+        resolved = resolve_limit(self.memory_limit, plain_peak, least=0 if granted else least)
+        return max(granted, resolved)
+
+
+UNLIMITED: Final = "unlimited"
+"""The ``planning_budget`` of searches that go on to caps of their own."""
 
 SETTING_NAMES: tuple[str, ...] = tuple(item.name for item in fields(Settings) if item.metadata["of_wrap"])
 """The settings that are keywords of ``wrap``."""
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """A sentence with the known name nearest to an unknown one, or nothing."""
+    near = [each for each in known if name in each.split("_")]
+    near = near or get_close_matches(name, known, n=1, cutoff=0.5)
+    return f". Did you mean {near[0]!r}?" if near else ""
 
 
 def settings_of(function: str, keywords: Collection[str], given: Mapping[str, Any]) -> Settings:
@@ -345,9 +387,9 @@ def settings_of(function: str, keywords: Collection[str], given: Mapping[str, An
     """
     for name in given:
         if name not in keywords:
-            near = get_close_matches(name, keywords, n=1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}{did_you_mean(name, keywords)}"
+            )
     return Settings(**given)
 
 

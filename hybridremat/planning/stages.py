@@ -6,13 +6,15 @@ frontiers of the chains are merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
+from hybridremat.blocks.curtailed import shares
 from hybridremat.blocks.pareto import is_solved_exactly
 from hybridremat.blocks.problem import bind_blocks
-from hybridremat.blocks.types import BlockBinding, BlockSolver
+from hybridremat.blocks.types import BlockBinding, BlockProblem, BlockSolver
 from hybridremat.errors import GraphSizeError, PolicyError
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
@@ -48,6 +50,19 @@ class BoundChain:
 
     chain: Chain
     bindings: tuple[BlockBinding, ...]
+
+
+@dataclass(frozen=True)
+class SolvedChains:
+    """Chains with the options of their blocks.
+
+    ``reused``: some blocks have options of blocks of other sizes. ``curtailed``: with more work there would
+    be more options, or more chains.
+    """
+
+    plans: tuple[ChainPlan, ...]
+    reused: bool
+    curtailed: bool
 
 
 def segment_graph(
@@ -86,9 +101,11 @@ def solve_options(
     strategy: Strategy,
     solver: BlockSolver = "auto",
     deadline: Deadline = NO_DEADLINE,
-) -> tuple[tuple[ChainPlan, ...], bool]:
-    """The chains with the options of their blocks that the strategy takes, and whether some were reused.
+    seconds: float = inf,
+) -> SolvedChains:
+    """The chains with the options of their blocks that the strategy takes.
 
+    In ``seconds`` of a nominal core: chains of more work are left out (:mod:`hybridremat.blocks.curtailed`).
     ``reuse`` allows options of blocks that differ in sizes alone (:mod:`hybridremat.blocks.pareto`). The
     exact ``solver`` leaves chains out whose blocks are too large for it. Blocks that are not solved by the
     ``deadline`` have quick options.
@@ -99,6 +116,13 @@ def solve_options(
         If the blocks of every chain are.
     """
     chains = _solvable(chains, solver)
+    solved: Sequence[int] = range(len(chains))
+    share: Mapping[BlockProblem, float] = {}
+    if seconds < inf and solver == "auto":
+        every = [[binding.problem for binding in bound.bindings] for bound in chains]
+        solved, share = shares(every, seconds)
+    curtailed = bool(share) or len(solved) < len(chains)
+    chains = [chains[number] for number in solved]
     problems = [binding.problem for bound in chains for binding in bound.bindings]
     reused = cache.reused(problems, solver) if reuse else {}
     options = reused | cache.solve(
@@ -107,13 +131,14 @@ def solve_options(
         lambda done, total: progress("solving blocks", done, total),
         solver,
         deadline,
+        share,
     )
     taken = {problem: strategy.restrict(found) for problem, found in options.items()}
     plans = tuple(
         ChainPlan(bound.chain, bound.bindings, tuple(taken[each.problem] for each in bound.bindings))
         for bound in chains
     )
-    return plans, bool(reused)
+    return SolvedChains(plans, bool(reused), curtailed)
 
 
 def _solvable(chains: Sequence[BoundChain], solver: BlockSolver) -> Sequence[BoundChain]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from functools import partial
 
 from hybridremat.errors import DeviceMemoryWarning
 from hybridremat.graph.costs.cost_models import with_footprints, with_times
@@ -14,7 +15,7 @@ from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.costs.part_trials import with_part_times, with_parts
 from hybridremat.graph.costs.spec_costs import sized_for
 from hybridremat.graph.tracing.trace import TracedStep
-from hybridremat.planning.progress import Progress, Timings
+from hybridremat.planning.progress import Progress, Timings, no_progress
 from hybridremat.planning.rank_agreement import RankAgreement
 from hybridremat.planning.settings import Settings
 from hybridremat.units import format_bytes
@@ -30,7 +31,7 @@ def with_costs(
         step = with_times(sized_for(step, spec), model, KernelStore(), lambda *_: None)
         return step, {"costs": time.perf_counter() - started}
     store = _store(step, settings)
-    step = agreement.on_memory(step, _with_memory(step, settings, store))
+    step = agreement.on_memory(step, _with_memory(step, settings, store, progress))
 
     def timed() -> TracedStep:
         made = with_times(step, model, store, lambda done, total: progress("timing kernels", done, total))
@@ -53,8 +54,11 @@ def _store(step: TracedStep, settings: Settings) -> KernelStore:
     return KernelStore.for_device(distinct_kernels(step).device) if settings.cache else KernelStore()
 
 
-def _with_memory(step: TracedStep, settings: Settings, store: KernelStore) -> TracedStep:
-    measured = with_footprints(step, store)
+def _with_memory(
+    step: TracedStep, settings: Settings, store: KernelStore, progress: Progress = no_progress
+) -> TracedStep:
+    report = partial(progress, "trying kernels")
+    measured = with_footprints(step, store, settings.untried, report)
     if settings.rewrites != "none" and settings.compiler == "eager":
         measured = with_rewrites(measured, store)
         if settings.graph_breaks == "error":

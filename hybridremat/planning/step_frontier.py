@@ -12,13 +12,15 @@ from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, ops_by_parts
 from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.planning.candidates import Candidate, ChainPlan
+from hybridremat.planning.effort import PlanningEffort, SearchBound
 from hybridremat.planning.improvement import Improvement
 from hybridremat.planning.limit_errors import infeasible, too_slow
 from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, schedule_needs
-from hybridremat.plans.records import FrontierPoint, PinRecord
+from hybridremat.plans.records import FrontierPoint, PinRecord, SearchEffort
+from hybridremat.sequence.bounds.certificate import time_once
 from hybridremat.sequence.frontier import SchedulePoint, pareto_frontier
-from hybridremat.sequence.strategies.segments import checkpointed_blocks
+from hybridremat.sequence.strategies.layers import checkpointed_layers
 from hybridremat.units import format_overhead_up
 
 MOST_FAILURES: Final = 3
@@ -64,6 +66,10 @@ class StepFrontier:
         When searches end with what they have.
     progress
         Called with (stage, done, total) by searches that take long.
+    curtailed
+        Whether blocks were left with fewer options than more work would find.
+    effort
+        What bounds the searches of a choice; None: caps of their own alone.
     """
 
     graph: JointGraph
@@ -79,6 +85,29 @@ class StepFrontier:
     under: Callable[[int], Sequence[Candidate]] | None = field(default=None, compare=False)
     deadline: Deadline = field(default=NO_DEADLINE, compare=False)
     progress: Progress = field(default=no_progress, compare=False)
+    curtailed: bool = False
+    effort: PlanningEffort | None = field(default=None, compare=False)
+
+    @property
+    def search_effort(self) -> SearchEffort | None:
+        """What a plan records of the bound of its search."""
+        if self.effort is None:
+            return None
+        return SearchEffort(self.effort.capture, self.effort.step, self.curtailed)
+
+    def composed_under(self, limit: int | None, outside: OutsideMemory) -> int | None:
+        """Nanoseconds of the fastest candidate under a limit (bytes), or of all; None if none fits."""
+        fitting = [each for each in self.candidates if limit is None or self.needs(each, outside) <= limit]
+        return fitting[-1].point.time if fitting else None
+
+    def gap_under(self, limit: int | None, outside: OutsideMemory) -> float:
+        """What could be won at most of that time, as a share of the plain step's; 0 where nothing fits."""
+        time = self.composed_under(limit, outside)
+        return 0.0 if time is None else (time - self._time_once) / max(1, self.plain.time)
+
+    @cached_property
+    def _time_once(self) -> int:
+        return time_once(self.graph)
 
     @property
     def searches(self) -> bool:
@@ -153,13 +182,12 @@ class StepFrontier:
         return tuple(kept)
 
     def checkpointed(self) -> FrontierPoint | None:
-        """Figures of checkpointing each block, on the chain of fewest blocks; None without blocks."""
-        solved = (plan for plan in self.chains if all(each.options for each in plan.option_sets))
-        chains = [plan for plan in solved if plan.chain.blocks]
-        if not chains:
+        """Figures of checkpointing each layer; None without layers, and where the frontier has that point."""
+        point = checkpointed_layers(self.graph)
+        if point is None:
             return None
-        plan = min(chains, key=lambda each: len(each.chain.blocks))
-        return self.figures(checkpointed_blocks(plan.chain, plan.bindings, plan.option_sets))
+        figures, known = self.figures(point), (*self.points(), self.figures(self.plain))
+        return None if (figures.peak, figures.overhead) in {(p.peak, p.overhead) for p in known} else figures
 
     def choose(
         self,
@@ -281,7 +309,22 @@ class StepFrontier:
         return self._improvement_of(self.base or self.candidates)
 
     def _improvement_of(self, candidates: Sequence[Candidate]) -> Improvement:
-        return Improvement(self.graph, candidates, self.plain.peak, self.pinned, self.deadline, self.progress)
+        return Improvement(
+            self.graph,
+            candidates,
+            self.plain.peak,
+            self.pinned,
+            self.deadline,
+            self.progress,
+            self._bound,
+        )
+
+    @cached_property
+    def _bound(self) -> SearchBound | None:
+        """One for all searches of this frontier."""
+        if self.effort is None:
+            return None
+        return SearchBound(self.effort, self.plain.time, self._time_once)
 
     def needs(self, candidate: Candidate, outside: OutsideMemory) -> int:
         """Bytes of the step at a point, outside memory included."""

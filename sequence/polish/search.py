@@ -31,8 +31,16 @@ EFFORT_AT_ONCE: Final = 2.0
 WORTH: Final = 0.0005
 """The least share of the step's time that a search has to save."""
 
+WINDOWS_OF_PAIR: Final = 2e-7
+"""Seconds of a nominal core to find the windows of a schedule, for each pair of its executions."""
+
 Excess = Callable[[Schedule, StepMemory], int]
 """Bytes that a schedule with this memory is beyond the limit; 0 or less: it fits."""
+
+
+def preparation_seconds(schedule: Schedule) -> float:
+    """What it takes to find the windows of a schedule, on a nominal core."""
+    return WINDOWS_OF_PAIR * len(schedule.steps) ** 2
 
 
 @dataclass
@@ -63,18 +71,19 @@ class Polish:
     report: Callable[[float], None] = lambda _: None
 
     def __post_init__(self) -> None:
-        self._left = 0.0
+        self._left = self._most = 0.0
+        self._last: tuple[Schedule, Stages, Runs] | None = None
         self._simulate = MemorySimulator(self.graph)
         self._remove_dead = DeadCodeElimination(self.graph)
 
     def __call__(self, schedule: Schedule) -> Schedule:
         """A faster schedule that fits as well, or ``schedule``, which fits and has no dead executions."""
-        self._left = most = EFFORT if self.effort is None else self.effort
+        self._left = self._most = EFFORT if self.effort is None else self.effort
         in_vain = 0  # windows, one after the other
         number = 0
         found = self._windows(schedule)
         while found and in_vain < len(found) and self._left > 0 and not self.deadline.passed:
-            self.report(1 - self._left / most)
+            self.report(self.spent / self._most)
             faster = self._searched(schedule, found[number % len(found)])
             if faster is None:
                 in_vain, number = in_vain + 1, number + 1
@@ -83,13 +92,20 @@ class Polish:
                 found = self._windows(schedule)
         return schedule
 
+    @property
+    def spent(self) -> float:
+        """Deterministic seconds of the last call."""
+        return self._most - self._left
+
     def _windows(self, schedule: Schedule) -> list[Window]:
         stages, given = self._decided(schedule)
         return [each for near, most in SIZES for each in windows(stages, given, near, most)]
 
     def _decided(self, schedule: Schedule) -> tuple[Stages, Runs]:
-        stages = stages_of(self.graph, schedule)
-        return stages, frozenset(stages.decisions(schedule)[0])
+        if self._last is None or self._last[0] is not schedule:
+            stages = stages_of(self.graph, schedule)
+            self._last = schedule, stages, frozenset(stages.decisions(schedule)[0])
+        return self._last[1:]
 
     def _searched(self, schedule: Schedule, window: Window) -> Schedule | None:
         """A schedule that is faster by what is worth it and fits; None if none is found."""

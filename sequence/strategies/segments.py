@@ -18,12 +18,8 @@ from itertools import pairwise
 from math import isqrt
 from typing import Final
 
-from hybridremat.blocks.types import BlockBinding, OptionSet
-from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.sequence.chain_problem import ChainProblem
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption
-from hybridremat.sequence.flatten import Flattener
-from hybridremat.sequence.frontier import SchedulePoint, schedule_point
 from hybridremat.sequence.strategies.strategy import Decided, Strategy, fastest_option
 
 
@@ -48,16 +44,6 @@ def square_root(problem: ChainProblem) -> list[int]:
     root = isqrt(length)
     count = root if root * root == length else root + 1
     return [length * number // count for number in range(count)]
-
-
-def checkpointed_blocks(
-    chain: Chain, bindings: Sequence[BlockBinding], option_sets: Sequence[OptionSet]
-) -> SchedulePoint:
-    """The one schedule of ``every-block``, for comparison; any options given."""
-    fastest = tuple(map(fastest_option, option_sets))
-    decisions = by_segments(range(len(fastest)), len(fastest))
-    schedule = Flattener(chain, bindings, fastest)(decisions)
-    return schedule_point(chain.graph, schedule, tuple(decisions))
 
 
 SQRT: Final = Strategy("sqrt", fastest_option, of_segments(square_root))
