@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -19,7 +20,10 @@ from support.loop_cases import (
     OVERHEAD,
     PREDICTED,
     Rows,
+    Wandb,
+    Writer,
     agree,
+    assert_uploaded_once,
     fail_in_backward,
     profiler_runs,
 )
@@ -135,9 +139,39 @@ def test_training_is_equal_and_measured(whole, tmp_path):
 def test_by_default_one_step_is_measured_and_logged_at_once(tmp_path):
     logged = fit(Lit(), tmp_path, planned())
     entries = logged.with_key(PREDICTED)
-    assert [(entry["step"], MEASURED in entry) for entry in entries] == [(1, False), (2, True)]
+    assert [(entry["step"], MEASURED in entry) for entry in entries[:2]] == [(1, False), (2, True)]
+    plans = [entry["hybridremat/plans"] for entry in entries]
+    assert plans[0] == 1 and plans[-1] == 2  # the last batch is smaller
     metrics = logged.trainer.callback_metrics
     assert metrics[MEASURED] == logged.with_key(MEASURED)[0][MEASURED]
+
+
+class TensorBoardLogger(Kept):
+    """By its name and its writer what Lightning's logger is."""
+
+    experiment = None
+
+    def save(self):
+        pass
+
+
+class WandbLogger(Kept):
+    """By its name and its run what Lightning's logger is."""
+
+    experiment = None
+
+    def save(self):
+        pass
+
+
+def test_the_report_reaches_each_logger_once(tmp_path, monkeypatch):
+    board, weights, wandb = TensorBoardLogger(tmp_path), WandbLogger(tmp_path), Wandb()
+    board.experiment, weights.experiment = Writer(), wandb
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    callback = planned()
+    fit(Lit(), tmp_path, callback, logger=[board, weights])
+    assert_uploaded_once(board.experiment, wandb, Path(board.log_dir) / "hybridremat" / "plan.html")
+    assert len(callback.plans) == 2  # the last batch is smaller
 
 
 def test_plain_steps_give_a_measured_overhead(tmp_path):

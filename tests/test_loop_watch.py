@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import accumulate
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_figures import StepLog
 from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
 from hybridremat.integrations.loop_options import find_target, loop_options
+from hybridremat.units import format_bytes
 from support.cuda_stand_in import Allocator
 from support.loop_cases import HOW, MEASURED, PREDICTED, profiler_runs
 from support.training import allocated_peak, small
@@ -209,9 +211,60 @@ def test_every_other_step_is_measured_if_asked(cuda):
     assert found == [None, 5, None, 5, None, 5] and peaks.rare
 
 
+def some_plan(size):
+    return SimpleNamespace(
+        predicted_peak=size, overhead=0.1, plain_peak=4 * size, memory_limit=2 * size, fingerprint=str(size),
+        planning_seconds=1.5,
+    )  # fmt: skip
+
+
+def test_plans_are_counted_once_for_each_shape_and_again_if_made_again():
+    log, first, second = StepLog(), some_plan(1 << 20), some_plan(1 << 21)
+    for plan in (first, second, first, second):
+        log.ran(plan)
+    entry = log.entry()
+    assert log.plans == (first, second)
+    assert (entry["hybridremat/plans"], entry["hybridremat/planning_seconds"]) == (2, 3.0)
+    assert (entry["hybridremat/plain_peak_bytes"], entry["hybridremat/limit_bytes"]) == (1 << 23, 1 << 22)
+    assert (entry["hybridremat/predicted_peak_mib"], entry["hybridremat/limit_mib"]) == (2.0, 4.0)
+    again = some_plan(1 << 20)
+    log.ran(again)
+    assert log.plans == (again, second) and log.entry()["hybridremat/planning_seconds"] == 4.5
+
+
+def test_a_run_ends_with_one_line_and_keeps_its_plans(tmp_path, caplog):
+    model, batch = small("transformer")
+    watched = watch(model)
+    for _ in range(2):
+        entry = step(watched, model, batch)
+    with caplog.at_level("INFO", logger="hybridremat"):
+        watched.finish(tmp_path)
+        watched.end()
+    (plan,) = watched.log.plans
+    peak, plain = format_bytes(entry[MEASURED]), format_bytes(plan.plain_peak)
+    start = f"peak {peak} instead of {plain}, {100 * plan.overhead:+.1f} %, 1 shape, "
+    line = re.escape(start) + r"\d+ s planning"
+    report = tmp_path / "hybridremat" / "plan.html"
+    assert re.fullmatch(rf"{line}; report: {re.escape(str(report))}", caplog.messages[-1])
+    assert report.read_text().startswith("<!doctype html>")
+    assert report.with_name("frontier.png").read_bytes().startswith(b"\x89PNG")
+    watched.finish(tmp_path)  # over already: nothing is said twice
+    assert sum(message.startswith("peak ") for message in caplog.messages) == 1
+
+
+def test_a_report_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
+    model, batch = small("transformer")
+    watched = watch(model)
+    step(watched, model, batch)
+    (tmp_path / "hybridremat").write_text("a file, where a folder should be")
+    watched.finish(tmp_path)
+    assert "no report" in caplog.text and watched.summary.report is None
+    watched.end()
+
+
 def test_of_several_measurements_the_largest_is_logged_beside_its_own_plan():
     log = StepLog()
-    plans = [SimpleNamespace(predicted_peak=size, overhead=0.1) for size in (100, 300, 200)]
+    plans = [some_plan(size) for size in (100, 300, 200)]
     for plan in plans:
         log.ran(plan)
         log.measured(SimpleNamespace(plan=plan, measured=plan.predicted_peak + 1), due=False)

@@ -19,7 +19,10 @@ from support.loop_cases import (
     OVERHEAD,
     PREDICTED,
     Rows,
+    Wandb,
+    Writer,
     agree,
+    assert_uploaded_once,
     fail_in_backward,
     profiler_runs,
 )
@@ -137,6 +140,42 @@ def test_by_default_the_second_planned_step_is_measured_alone(tmp_path):
     assert [entry["step"] for entry in entries(trainer, PREDICTED)] == [1, 2, 3, 4, 4]
 
 
+class Board(transformers.TrainerCallback):
+    """Has a writer until the end, as transformers' callback for TensorBoard does."""
+
+    def __init__(self, writer):
+        self.tb_writer = writer
+
+    def on_train_end(self, args, state, control, **_):
+        self.tb_writer = None
+
+
+class Weights(transformers.TrainerCallback):
+    """Has the module, as transformers' callback for Weights & Biases does."""
+
+    def __init__(self, wandb):
+        self._wandb = wandb
+
+
+def test_the_report_reaches_each_logger_once(tmp_path, monkeypatch):
+    writer, wandb, callback = Writer(), Wandb(), planned()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    trainer = make_trainer(language_model(), tmp_path, Board(writer), Weights(wandb), callback)
+    trainer.train()
+    assert_uploaded_once(writer, wandb, tmp_path / "hybridremat" / "plan.html")
+    (plan,) = callback.plans
+    entry = entries(trainer, PREDICTED)[0]
+    assert (entry["hybridremat/plain_peak_bytes"], entry["hybridremat/plans"]) == (plan.plain_peak, 1)
+    assert entry["hybridremat/limit_bytes"] == plan.memory_limit
+    assert entry["hybridremat/planning_seconds"] == plan.planning_seconds
+
+
+def test_without_a_report_nothing_is_written_or_sent(tmp_path):
+    writer = Writer()
+    make_trainer(language_model(), tmp_path, Board(writer), planned(report=False)).train()
+    assert not writer.images and not (tmp_path / "hybridremat").exists()
+
+
 @pytest.mark.slow
 def test_plain_steps_give_a_measured_overhead(tmp_path):
     trainer = make_trainer(language_model(), tmp_path, planned(plain_steps=1, measure_every=100))
@@ -163,11 +202,11 @@ def test_resuming_from_a_checkpoint(tmp_path):
 
 
 class Holding(transformers.Trainer):
-    """Allocates beside the model, as a loss outside of it does."""
+    """Allocates beside the model, but not in the first step, where that would be measured and reserved."""
 
     def compute_loss(self, model, inputs, return_outputs=False, **named):
         loss = super().compute_loss(model, inputs, **named)
-        held = torch.zeros(8192)
+        held = torch.zeros(8192 if self.state.global_step else 1)
         return loss + (held * loss.detach()).sum() * 0
 
 

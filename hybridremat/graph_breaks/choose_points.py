@@ -108,6 +108,7 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Can
         schedule=Schedule((), 0),
         pins=total_records(r for g in problem.order for r in problem.frontiers[g].pins),
         reused_options=any(frontier.reused_options for frontier in problem.frontiers),
+        untried=tuple(dict.fromkeys(text for each in problem.frontiers for text in each.graph.untried)),
         timings=_summed(frontier.timings for frontier in problem.frontiers),
     )
     return chosen, whole

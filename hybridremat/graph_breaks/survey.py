@@ -18,6 +18,7 @@ from torch import fx
 from hybridremat.compiler.backend import Backend, break_after
 from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.joint import JointGraph, plain_schedule
+from hybridremat.graph.private_torch import num_graph_breaks
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.graph.tracing.trace import TracedStep
@@ -55,6 +56,8 @@ class Survey:
         Memory of the eager code before each graph of ``order`` and after the last one, if measured.
     joined_bytes
         The largest gradient that several graphs make and autograd adds up.
+    broken
+        Whether Dynamo met a break as it traced.
     refused
         Why the policy cannot be kept in one of the graphs.
     latest
@@ -71,6 +74,7 @@ class Survey:
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     eager_code: list[StepPart | None] = field(default_factory=list)
     joined_bytes: int = 0
+    broken: bool = False
     refused: PolicyError | None = None
     latest: str | None = None
     recorder: EagerCodeRecorder | None = None
@@ -118,8 +122,10 @@ class Survey:
         """
         for _ in range(_TRIALS):
             self._forget_path()
+            before = num_graph_breaks()
             with trial() as run:
                 run()
+            self.broken = num_graph_breaks() > before
             if not self.has_breaks:
                 return
             try:
@@ -150,8 +156,8 @@ class Survey:
 
     @property
     def has_breaks(self) -> bool:
-        """Whether the step is anything but one graph."""
-        return len(self.order) > 1 or any(ending is not None for ending in self.breaks)
+        """Whether the step is anything but one graph; a break before the first one is after none."""
+        return self.broken or len(self.order) > 1 or any(ending is not None for ending in self.breaks)
 
 
 def path_frontier(graph: JointGraph, timings: Timings, context: PlanContext) -> StepFrontier:
@@ -196,5 +202,10 @@ def _requires_grad(node: object) -> bool:
 
 
 def _as_in_training(output: Any, differentiable: bool) -> Any:
-    """The output, requiring a gradient if it would in training."""
-    return output if not differentiable or output.requires_grad else non_leaf(output)
+    """The output, requiring a gradient if it would in training.
+
+    A view that is made without gradients says that it requires one, and has no history.
+    """
+    if not differentiable or output.grad_fn is not None:
+        return output
+    return output if output.requires_grad and not output._is_view() else non_leaf(output)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Unpack
 
 from hybridremat.errors import MissingPackageError, ModelError
 from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_options import WrapOptions, loop_options
+from hybridremat.integrations.loop_report import Uploads
 from hybridremat.integrations.optimizer_in_backward import require_steps_in_backward
+from hybridremat.planning.plan import Plan
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # one code base under two names, with separate classes
 
@@ -52,9 +55,18 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
         does not hold in them.
     tolerance
         By which fraction a measured peak may leave the prediction without a warning.
+    report
+        Whether the HTML report and the frontier's picture are written at the end, to ``hybridremat/`` in the
+        folder of the Trainer's logger, or else in ``default_root_dir``, and handed to TensorBoard and Weights
+        & Biases.
     wrap_options
         ``memory_limit``, ``max_overhead``, ``reserve`` and the other keyword arguments of
         :func:`hybridremat.wrap`, except sample inputs and ``across_ranks``.
+
+    Attributes
+    ----------
+    plans
+        The plans that ran, one for each input shape; they stay after training.
 
     Raises
     ------
@@ -71,6 +83,9 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
     ``log_every_n_steps``, the largest since the last time) and when as many planned batches as plain ones
     have been timed. A peak that leaves the prediction is a :class:`~hybridremat.PredictionWarning`, once.
 
+    ``plain_peak_bytes``, ``limit_bytes``, ``plans``, ``planning_seconds``, and MiB beside all bytes
+    (``…_mib``) are there, too. Training ends with one line in the log.
+
     Examples
     --------
     >>> from hybridremat import HybridRematLightningCallback
@@ -86,6 +101,7 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
         measure_every: int | None = None,
         plain_steps: int = 0,
         tolerance: float = 0.03,
+        report: bool = True,
         **wrap_options: Unpack[WrapOptions],
     ) -> None:
         options = loop_options(
@@ -94,9 +110,15 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
             measure_every=measure_every,
             plain_steps=plain_steps,
             tolerance=tolerance,
+            report=report,
         )
         super().__init__()
         self._watch = LoopWatch(options)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans that ran in the last training, one for each input shape."""
+        return self._watch.log.plans
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Check and wrap the module.
@@ -155,9 +177,13 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
             pl_module.log_dict(entry, on_step=True, on_epoch=False, logger=False)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the last figures, and unwrap the module."""
+        """Log the last figures, say what it came to, hand over the report, and unwrap the module."""
         if self._watch.log.waiting:
             _to_loggers(trainer, self._watch.log.entry())
+        if trainer.is_global_zero:
+            writes = not (trainer.barebones or trainer.fast_dev_run)
+            folder = Path(trainer.log_dir or trainer.default_root_dir) if writes else None
+            self._watch.finish(folder, upload_to=_uploads(trainer))
         self._watch.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -174,3 +200,14 @@ def _to_loggers(trainer: Any, entry: dict[str, float]) -> None:
     """Log at once, whatever ``log_every_n_steps``: ``log_dict`` would drop the steps between."""
     for logger in trainer.loggers:
         logger.log_metrics(entry, step=trainer.global_step)
+
+
+def _uploads(trainer: Any) -> Uploads:
+    """The writers of TensorBoard's loggers, and the runs of Weights & Biases'."""
+    found: dict[str, list[Any]] = {"TensorBoardLogger": [], "WandbLogger": []}
+    for logger in trainer.loggers:
+        for kind in type(logger).__mro__:
+            if kind.__name__ in found:
+                found[kind.__name__].append(logger.experiment)
+                break
+    return Uploads(tuple(found["TensorBoardLogger"]), tuple(found["WandbLogger"]), trainer.global_step)

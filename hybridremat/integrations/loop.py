@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 from torch import nn
 
@@ -18,6 +19,14 @@ from hybridremat.errors import PredictionWarning
 from hybridremat.integrations.loop_figures import StepFigures, StepLog
 from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
 from hybridremat.integrations.loop_options import LoopOptions, find_target
+from hybridremat.integrations.loop_report import (
+    NO_UPLOADS,
+    RunSummary,
+    Uploads,
+    run_summary,
+    upload,
+    with_report,
+)
 from hybridremat.runtime.planned_call import PlannedCall, planned_call
 from hybridremat.runtime.prepare import require_wrappable, wrap_at_first_step
 
@@ -32,7 +41,9 @@ class LoopWatch:
     target
         The module that is planned; None outside of a run.
     log
-        Figures for the loop's logger.
+        Figures for the loop's logger, and the plans that ran; they stay until the next run.
+    summary
+        What :meth:`finish` said.
     """
 
     def __init__(self, options: LoopOptions) -> None:
@@ -42,6 +53,7 @@ class LoopWatch:
 
     def _reset(self, device: str = "cpu") -> None:
         self.log = StepLog()
+        self.summary: RunSummary | None = None
         self._times = StepTimes(self.options.plain_steps)
         self._peaks = StepPeaks(device, self.options.measure_every)
         self._call: PlannedCall | None = None
@@ -49,10 +61,14 @@ class LoopWatch:
         self._forwards = 0  # planned ones of the current micro-batch
         self._planned = 0  # micro-batches that ran planned
         self._captures = 0  # graphs captured by the end of the last forward
+        self._loss_outside = False
         self._pure = True  # whether the current step spends its time on training alone
 
-    def begin(self, model: nn.Module) -> None:
+    def begin(self, model: nn.Module, *, loss_outside: bool = False) -> None:
         """Training begins: wrap the module, unless its owner has.
+
+        ``loss_outside``: the loop computes the loss from what the module returns. With
+        ``grad_outputs="all"`` or ``outputs="loss"`` its owner has said how.
 
         Raises
         ------
@@ -66,6 +82,8 @@ class LoopWatch:
             require_wrappable(target, self.options.settings)
         self._reset(model_device(target))
         self.target = target
+        settings = self.options.settings
+        self._loss_outside = loss_outside and (settings.grad_outputs, settings.outputs) == ("auto", "all")
         if call is not None:
             self._times = StepTimes(0)  # its owner wants no plain steps
             self._watch(call)
@@ -78,10 +96,33 @@ class LoopWatch:
         call, self._call = self._call, None
         if call is not None:
             call.around_forward = nullcontext
+            if call.first_steps is not None:
+                call.first_steps.give_up()
             # Someone may have unwrapped the model meanwhile, or wrapped it anew.
             if self._wrapped_here and planned_call(call.model) is call:
                 call.remove()
         self.target = None
+
+    def finish(self, folder: Path | None, *, upload_to: Uploads = NO_UPLOADS) -> None:
+        """Training has come to its end: log a line about it, and write and hand over its report, once.
+
+        Parameters
+        ----------
+        folder
+            Where the report is written (``hybridremat/plan.html`` in it); None: nowhere.
+        upload_to
+            The loop's loggers.
+        """
+        log = self.log
+        self.summary = run_summary(log.plans, log.largest, log.overhead, log.planning_seconds)
+        if self.target is None or self.summary is None:
+            return
+        if folder is not None and self.options.report:
+            self.summary = with_report(self.summary, folder)
+            upload(upload_to, self.summary)
+        shown = logger.isEnabledFor(logging.INFO) or not self.options.progress
+        # Nobody asks for INFO by default, and this line is what one looks for at the end.
+        logger.log(logging.INFO if shown else logging.WARNING, "%s", self.summary)
 
     def step_begins(self) -> None:
         """A step begins; it is timed until :meth:`step_ends`."""
@@ -98,6 +139,8 @@ class LoopWatch:
         self._forwards = 0
         if call is None:
             return
+        if call.first_steps is not None:
+            call.first_steps.give_up()
         if not forwards:
             self._warn_unplanned()
             return
@@ -150,7 +193,11 @@ class LoopWatch:
         self._wrapped_here = True
         options = self.options
         call = wrap_at_first_step(
-            self.target, options.settings, given=options.plan, progress=options.progress
+            self.target,
+            options.settings,
+            given=options.plan,
+            progress=options.progress,
+            loss_outside=self._loss_outside,
         )
         self._watch(call)
 

@@ -8,6 +8,7 @@ from hybridremat.planning.plan import Plan
 from hybridremat.units import format_bytes
 
 PREFIX = "hybridremat/"  # of logged names
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -80,43 +81,72 @@ class StepLog:
         Whether there is something that deserves an entry of its own.
     waiting
         Whether there is something that has not been logged.
+    largest
+        The measurement with the largest peak of all.
+    overhead
+        The measured overhead as a fraction, once there is one.
+    planning_seconds
+        What planning took for all plans that ran.
     """
 
     def __init__(self) -> None:
         self.due = self.waiting = False
         self._plan: Plan | None = None
         self._figures: StepFigures | None = None
-        self._overhead: float | None = None
+        self.largest: StepFigures | None = None
+        self.overhead: float | None = None
+        self.planning_seconds = 0.0
+        self._plans: dict[str, Plan] = {}  # the last one for each graph
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans that ran, one for each graph, in the order of their first step."""
+        return tuple(self._plans.values())
 
     def ran(self, plan: Plan) -> None:
         """A step has run under a plan."""
         if self._plan is None:
             self.due = self.waiting = True
         self._plan = plan
+        if self._plans.get(plan.fingerprint) is not plan:
+            self._plans[plan.fingerprint] = plan
+            self.waiting = True
+            self.planning_seconds += plan.planning_seconds
 
     def measured(self, figures: StepFigures, *, due: bool) -> None:
         """A step has been measured."""
         if self._figures is None or figures.measured > self._figures.measured:
             self._figures = figures
+        if self.largest is None or figures.measured > self.largest.measured:
+            self.largest = figures
         self.waiting = True
         self.due = self.due or due
 
     def timed(self, overhead: float, *, due: bool) -> None:
         """The measured overhead as a fraction has changed."""
-        self._overhead, self.waiting = overhead, True
+        self.overhead, self.waiting = overhead, True
         self.due = self.due or due
 
     def entry(self) -> dict[str, float]:
-        """Keys and figures to be logged: bytes, and overheads as fractions. Empty before there is a plan."""
+        """Keys and figures to be logged: bytes and MiB, overheads as fractions, seconds, counts.
+
+        Empty before there is a plan.
+        """
         figures, self._figures = self._figures, None
         self.due = self.waiting = False
         plan = figures.plan if figures is not None else self._plan
         if plan is None:
             return {}
-        entry: dict[str, float] = {f"{PREFIX}predicted_peak_bytes": plan.predicted_peak}
+        sizes = {"predicted_peak": plan.predicted_peak, "plain_peak": plan.plain_peak}
+        if plan.memory_limit is not None:
+            sizes["limit"] = plan.memory_limit
         if figures is not None:
-            entry[f"{PREFIX}measured_peak_bytes"] = figures.measured
+            sizes["measured_peak"] = figures.measured
+        entry: dict[str, float] = {f"{PREFIX}{name}_bytes": size for name, size in sizes.items()}
+        entry |= {f"{PREFIX}{name}_mib": size / MIB for name, size in sizes.items()}
         entry[f"{PREFIX}predicted_overhead"] = plan.overhead
-        if self._overhead is not None:
-            entry[f"{PREFIX}measured_overhead"] = self._overhead
+        if self.overhead is not None:
+            entry[f"{PREFIX}measured_overhead"] = self.overhead
+        entry[f"{PREFIX}plans"] = len(self._plans)
+        entry[f"{PREFIX}planning_seconds"] = self.planning_seconds
         return entry

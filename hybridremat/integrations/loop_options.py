@@ -11,7 +11,7 @@ from torch import nn
 
 from hybridremat.errors import ModelError, OptionsError
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.settings import SETTING_NAMES, Settings, WrapSettings
+from hybridremat.planning.settings import SETTING_NAMES, Settings, WrapSettings, did_you_mean
 from hybridremat.runtime.planned_call import planned_call
 from hybridremat.runtime.prepare import given_plan
 from hybridremat.units import is_count
@@ -35,6 +35,7 @@ class LoopOptions:
     measure_every: int | None = None
     plain_steps: int = 0
     tolerance: float = 0.03
+    report: bool = True
 
     def validated(self) -> LoopOptions:
         """These options, or a typed error about the first one that cannot be used.
@@ -58,6 +59,8 @@ class LoopOptions:
             _whole("measure_every", self.measure_every, 1, "of steps between measurements, or None")
         _whole("plain_steps", self.plain_steps, 0, "of steps that run plain")
         _fraction("tolerance", self.tolerance)
+        if not isinstance(self.report, bool):
+            raise OptionsError(f"report={self.report!r}: give True or False, whether a report is written")
         return self
 
 
@@ -72,10 +75,10 @@ def loop_options(wrap_options: Mapping[str, Any], **own: Any) -> LoopOptions:
     known = {*SETTING_NAMES, "plan", "progress"}
     unknown = [name for name in wrap_options if name not in known]
     if unknown:
-        names = ", ".join([*sorted(known), *own])
+        names, meant = ", ".join([*sorted(known), *own]), did_you_mean(unknown[0], known)
         raise OptionsError(
-            f"options that are not known: {', '.join(map(repr, unknown))}; there are {names}. Sample inputs "
-            "are not needed: the plan is made for what the loop passes, on each rank alone."
+            f"options that are not known: {', '.join(map(repr, unknown))}{meant} There are {names}. Sample "
+            "inputs are not needed: the plan is made for what the loop passes, on each rank alone."
         )
     given = dict(wrap_options)
     plan, progress = given.pop("plan", None), bool(given.pop("progress", True))

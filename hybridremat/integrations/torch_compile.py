@@ -22,7 +22,7 @@ from hybridremat.planning.context import PlanContext
 from hybridremat.planning.one_graph import choose_schedule
 from hybridremat.planning.pipeline import backend_for
 from hybridremat.planning.progress import planning_progress
-from hybridremat.planning.settings import SETTING_NAMES, Settings
+from hybridremat.planning.settings import SETTING_NAMES, Settings, did_you_mean
 from hybridremat.runtime.origin import graph_origin
 
 OPTION_NAMES = (*SETTING_NAMES, "on_plan", "progress")
@@ -76,8 +76,8 @@ def read_options(
     unknown = [name for name in options if name not in OPTION_NAMES]
     if unknown:
         raise OptionsError(
-            f"options of the backend hybridremat that are not known: {', '.join(map(repr, unknown))}; "
-            f"there are {', '.join(OPTION_NAMES)}"
+            f"options of the backend hybridremat that are not known: {', '.join(map(repr, unknown))}"
+            f"{did_you_mean(unknown[0], OPTION_NAMES)} There are {', '.join(OPTION_NAMES)}"
         )
     given = dict(options)
     on_plan, show = given.pop("on_plan", None), bool(given.pop("progress", True))

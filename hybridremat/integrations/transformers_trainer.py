@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, Unpack
 
@@ -11,10 +13,12 @@ from torch import nn
 from hybridremat.errors import MissingPackageError, ModelError
 from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_options import WrapOptions, loop_options
+from hybridremat.integrations.loop_report import Uploads
 from hybridremat.integrations.optimizer_in_backward import require_steps_in_backward
+from hybridremat.planning.plan import Plan
 
 try:
-    from transformers import TrainerCallback
+    from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import CallbackHandler
 except ImportError as error:
     raise MissingPackageError(
@@ -43,9 +47,17 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
         The limit does not hold in them.
     tolerance
         By which fraction a measured peak may leave the prediction without a warning.
+    report
+        Whether the HTML report and the frontier's picture are written at the end, to ``hybridremat/`` in
+        ``output_dir``, and handed to TensorBoard and Weights & Biases.
     wrap_options
         ``memory_limit``, ``max_overhead``, ``reserve`` and the other keyword arguments of
         :func:`hybridremat.wrap`, except sample inputs and ``across_ranks``.
+
+    Attributes
+    ----------
+    plans
+        The plans that ran, one for each input shape; they stay after training.
 
     Raises
     ------
@@ -59,8 +71,10 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
     From the first planned step on, the Trainer's own log entries have ``hybridremat/predicted_peak_bytes``
     and ``hybridremat/predicted_overhead`` (a fraction). Those after a measurement have
     ``hybridremat/measured_peak_bytes`` too (the largest since the last entry, beside the prediction of that
-    step), and those after ``plain_steps`` ``hybridremat/measured_overhead``. A peak that leaves the
-    prediction is a :class:`~hybridremat.PredictionWarning`, once.
+    step), and those after ``plain_steps`` ``hybridremat/measured_overhead``. ``plain_peak_bytes``,
+    ``limit_bytes``, ``plans``, ``planning_seconds``, and MiB beside all bytes (``…_mib``) are there, too. A
+    peak that leaves the prediction is a :class:`~hybridremat.PredictionWarning`, once. Training ends with one
+    line in the log.
 
     Transformers tells its callbacks nothing when training fails. ``with callback: trainer.train()`` unwraps
     the model in any case, and so does :meth:`close`; a new ``train()`` starts afresh in any case.
@@ -80,6 +94,7 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
         measure_every: int | None = None,
         plain_steps: int = 0,
         tolerance: float = 0.03,
+        report: bool = True,
         **wrap_options: Unpack[WrapOptions],
     ) -> None:
         options = loop_options(
@@ -88,8 +103,15 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
             measure_every=measure_every,
             plain_steps=plain_steps,
             tolerance=tolerance,
+            report=report,
         )
         self._watch = LoopWatch(options)
+        self._others: Sequence[TrainerCallback] = ()
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans that ran in the last training, one for each input shape."""
+        return self._watch.log.plans
 
     def __enter__(self) -> HybridRematTrainerCallback:
         return self
@@ -116,9 +138,10 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
             accumulates=args.gradient_accumulation_steps > 1,
             scales=args.fp16,
         )
-        _move_to_front(self, inspect.currentframe())
+        frame = inspect.currentframe()
+        self._others = _move_to_front(self, frame)
         model: nn.Module = kwargs["model"]
-        self._watch.begin(model)
+        self._watch.begin(model, loss_outside=_computes_loss(_trainer(args, frame)))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first micro-batch of an optimizer step begins."""
@@ -145,7 +168,10 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
             state.log_history[-1].update(entry)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Unwrap the model."""
+        """Say what it came to, hand over the report, and unwrap the model."""
+        if state.is_world_process_zero:
+            self._watch.finish(Path(args.output_dir), upload_to=_uploads(self._others, state.global_step))
+        self._others = ()
         self.close()
 
 
@@ -159,8 +185,33 @@ def _require_one_device(count: int) -> None:
         )
 
 
-def _move_to_front(callback: TrainerCallback, frame: FrameType | None) -> None:
-    """Move a callback to the front, so that all others see what it adds to a log entry.
+def _trainer(args: Any, frame: FrameType | None) -> Trainer | None:
+    """The Trainer of these arguments, which calls; None if it is not among the callers."""
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, Trainer) and found.args is args:
+            return found
+        frame = frame.f_back
+    return None
+
+
+def _computes_loss(trainer: Trainer | None) -> bool:
+    """Whether a Trainer may compute its loss from the model's outputs, in place of taking the model's own."""
+    if trainer is None:
+        return True
+    own = getattr(trainer.compute_loss, "__func__", None) is not Trainer.compute_loss
+    return own or trainer.compute_loss_func is not None or trainer.label_smoother is not None
+
+
+def _uploads(callbacks: Sequence[TrainerCallback], step: int) -> Uploads:
+    """The writers and runs of transformers' own callbacks for TensorBoard and Weights & Biases."""
+    writers = [getattr(callback, "tb_writer", None) for callback in callbacks]
+    runs = [getattr(getattr(callback, "_wandb", None), "run", None) for callback in callbacks]
+    return Uploads(tuple(filter(None, writers)), tuple(filter(None, runs)), step)
+
+
+def _move_to_front(callback: TrainerCallback, frame: FrameType | None) -> Sequence[TrainerCallback]:
+    """Move a callback to the front, so that all others see what it adds to a log entry; returns all of them.
 
     The Trainer puts the callbacks of ``report_to`` before its user's, and a callback has no reference to its
     handler, so it is looked for among the callers. Where it is not found, only later callbacks see the
@@ -172,5 +223,6 @@ def _move_to_front(callback: TrainerCallback, frame: FrameType | None) -> None:
             # The handler is iterating over this list: those before have been called, and move by one.
             handler.callbacks.remove(callback)
             handler.callbacks.insert(0, callback)
-            return
+            return list(handler.callbacks)
         frame = frame.f_back
+    return ()

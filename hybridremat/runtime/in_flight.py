@@ -27,15 +27,15 @@ class ForwardsInFlight:
     """Counts the forwards of a wrapped model that wait for their backward."""
 
     def __init__(self, context: PlanContext) -> None:
-        self._context = context
+        self.context = context
         self._tokens: weakref.WeakSet[_Token] = weakref.WeakSet()
         self._warned = False
 
     def before_forward(self) -> None:
         """Warn, once, if this forward is one more than planned."""
         waiting = sum(not token.spent for token in self._tokens)
-        planned = self._context.settings.forwards
-        plan = self._context.store.current
+        planned = self.context.settings.forwards
+        plan = self.context.store.current
         if self._warned or waiting < planned or plan is None:
             return
         self._warned = True

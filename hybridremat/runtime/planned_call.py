@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,14 +17,18 @@ from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
-from hybridremat.errors import CaptureError, InfeasibleLimitError
-from hybridremat.graph.private_torch import tree_leaves
+from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, ModelError
+from hybridremat.graph.private_torch import inside_transform, tree_leaves
 from hybridremat.graph_breaks.planner import SurveyNeededError
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.progress import say
+from hybridremat.plans.outside_memory import forward_peak
+from hybridremat.runtime.first_steps import FirstSteps, SeenLoss
 from hybridremat.runtime.in_flight import ForwardsInFlight
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
-from hybridremat.runtime.steps import Step, StepMaker, conditions, input_key
+from hybridremat.runtime.steps import Step, StepMaker, conditions, input_key, shape_text
+from hybridremat.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -39,25 +45,44 @@ class PlannedCall:
     ----------
     around_forward
         Makes a context manager that is entered around each planned forward, once its step is planned.
+    first_steps
+        Runs the first step of each shape where the loop computes the loss outside of the model
+        (``loss_outside``); else None.
     """
 
-    def __init__(self, model: nn.Module, context: PlanContext, *, show: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, context: PlanContext, *, show: bool = False, loss_outside: bool = False
+    ) -> None:
         self.model, self.context = model, context
-        self._maker = StepMaker(model, context, show=show)
+        self._asked = context.settings
+        self._maker, self._show = StepMaker(model, context, show=show), show
         self.in_flight = ForwardsInFlight(context)
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
         self._caching = caching_configs(model)
         self._warned_of_shapes = self._warned_of_captures = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.first_steps = FirstSteps(model, self._plan_for, self._planned_call) if loss_outside else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the planned step in training, the plain model in eval mode or without gradients."""
         if not self.model.training or not torch.is_grad_enabled():
             return self.model._call_impl(*args, **kwargs)
+        if inside_transform():
+            raise ModelError(
+                f"this {type(self.model).__name__} is wrapped, and was called inside a transform of "
+                "torch.func (grad, vmap, jvp), which a plan knows nothing of. Call model.forward(…) "
+                "there instead of model(…), which runs the plain model, or hybridremat.unwrap(model)."
+            )
+        if self.first_steps is not None:
+            with without_caches(self._caching):
+                return self.first_steps.forward(args, kwargs)
+        return self._planned_call(args, kwargs)
+
+    def _planned_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, held: int = 0) -> Any:
         with without_caches(self._caching):
             try:
-                return self._planned_forward(args, kwargs)
-            except CaptureError:
+                return self._planned_forward(args, kwargs, held)
+            except (CaptureError, InputError):
                 self._raise_as_plain(args, kwargs)
                 raise
 
@@ -79,8 +104,26 @@ class PlannedCall:
         """The number of graphs compiled for the steps that are kept; it changes when a step is planned."""
         return sum(step.backend.graphs for step in self._steps.values())
 
-    def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _plan_for(self, loss: SeenLoss) -> None:
+        """Plan the next step for a loss that the loop computes."""
+        asked = self._asked
+        reserve = max(asked.reserve_bytes(), loss.outside or 0)
+        settings = replace(
+            asked, reserve=reserve, grad_outputs="all" if loss.beyond_scalars else asked.grad_outputs
+        ).validated(need_limit=True)
+        self.context = replace(PlanContext.of(settings), store=self.context.store)
+        self._maker.context = self.in_flight.context = self.context
+        logger.info(
+            "the loss of %s is computed outside of it: %s, and %s are reserved for what that allocates",
+            type(self.model).__name__,
+            "all outputs take part in it" if loss.beyond_scalars else "it is made of its scalar outputs",
+            format_bytes(reserve),
+        )
+
+    def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any], held: int) -> Any:
         step = self._step(args, kwargs)
+        if held:
+            step = self._with_room(step, args, kwargs, held)
         if step.breaks is not None:
             step.breaks.begin()
         self.in_flight.before_forward()
@@ -89,6 +132,32 @@ class PlannedCall:
         self.in_flight.after_forward(output)
         self._notice_captures(step.backend)
         return output
+
+    def _with_room(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any], held: int) -> Step:
+        """A step, or another one for this call alone, whose forward leaves the loop so many bytes.
+
+        Plans count nothing of the loop's in a forward; this one has gradients of its outputs beside it.
+        """
+        plan = self.plan
+        if plan is None or plan.memory_limit is None or forward_peak(plan) + held <= plan.memory_limit:
+            return step
+        narrow = replace(
+            self.context.settings,
+            memory_limit=max(1, plan.memory_limit - held),
+            max_overhead=None,
+            on_infeasible="least",
+        )
+        context = PlanContext.of(narrow)
+        made = StepMaker(self.model, context, show=False).planned(args, kwargs)
+        least = context.store.current
+        if least is not None and forward_peak(least) + held > plan.memory_limit:
+            logger.warning(
+                "the first step of %s for these shapes may take %s more than the limit: gradients of its "
+                "outputs are there while its forward runs, this once.",
+                type(self.model).__name__,
+                format_bytes(forward_peak(least) + held - plan.memory_limit),
+            )
+        return made
 
     def _notice_captures(self, backend: Backend) -> None:
         """Warn, once, if steps are captured again and again for inputs of one shape."""
@@ -162,10 +231,17 @@ class PlannedCall:
         if key in self._steps:
             self._steps.move_to_end(key)
             return self._steps[key]
+        started = time.perf_counter()
         step = self._maker.planned(args, kwargs)
         self._make_room()  # not earlier: a shape that cannot be planned must not cost another its plan
         self._steps[key] = step
+        if len(self._steps) > 1:
+            self._say_new_shape(args, kwargs, time.perf_counter() - started)
         return step
+
+    def _say_new_shape(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> None:
+        plans = f"{len(self._steps)} of {self.context.settings.max_plans}"
+        say(f"new shape {shape_text(args, kwargs)}: planned in {seconds:.1f} s, {plans}", show=self._show)
 
     def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         """The key of a step; with planned breaks it has the model's state, as eager code may depend on it."""

@@ -15,6 +15,7 @@ from hybridremat.compiler.unread_memory import on_unread_memory, require_memory
 from hybridremat.errors import LimitError, ModelError, PolicyError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.apply import applicable
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.lowered_frontier import LoweredFrontier
@@ -49,6 +50,7 @@ def require_planned_call(model: nn.Module) -> PlannedCall:
     return call
 
 
+@prompt_interrupts()
 def make_planned_call(
     model: nn.Module,
     args: Sequence[Any],
@@ -71,7 +73,7 @@ def make_planned_call(
         given = None if plan is None else given_plan(plan, settings)
         settings = settings if given is None else settings.following(given)
         settings = with_auto_limit(settings, model).validated(need_limit=True)
-        model, args, kwargs = _with_memory(model, args, kwargs or {}, settings)
+        model, args, kwargs = with_memory(model, args, {} if kwargs is None else kwargs, settings)
         context = PlanContext.of(settings, given=given, ranks=ranks, build=build)
         call = _new_call(model, context, progress=progress)
         require_matching_inputs(model, args, kwargs)
@@ -80,6 +82,7 @@ def make_planned_call(
     return call
 
 
+@prompt_interrupts()
 def model_frontier(
     model: nn.Module,
     args: Sequence[Any],
@@ -96,7 +99,7 @@ def model_frontier(
         As :func:`hybridremat.frontier`.
     """
     settings = settings.validated(need_limit=False)
-    model, args, kwargs = _with_memory(model, args, kwargs or {}, settings)
+    model, args, kwargs = with_memory(model, args, {} if kwargs is None else kwargs, settings)
     found: list[StepFrontier | LoweredFrontier] = []
     with planning_progress(show=progress) as shown:
         context = replace(PlanContext.of(settings), progress=shown)
@@ -125,15 +128,21 @@ def capture_only(
     require_matching_inputs(model, args, kwargs)
     backend = backend_for(settings, choose, build=False)
     with without_caches(caching_configs(model)):
-        captured_call(model, args, kwargs, backend)
+        captured_call(model, args, kwargs, backend, settings.capability())
     if not backend.captured:
         raise no_backward(model)
 
 
-def _with_memory(
+def with_memory(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], settings: Settings
 ) -> tuple[nn.Module, Sequence[Any], Mapping[str, Any]]:
-    """The model and its inputs as they are captured."""
+    """The model and its inputs as they are captured.
+
+    Raises
+    ------
+    ModelError
+        If the model cannot be planned, or has no memory to run in here.
+    """
     _require_plannable(model)
     if settings.spec is not None:
         return on_unread_memory(model, args, kwargs)
@@ -141,10 +150,12 @@ def _with_memory(
     return model, args, kwargs
 
 
-def _new_call(model: nn.Module, context: PlanContext, *, progress: bool) -> PlannedCall:
+def _new_call(
+    model: nn.Module, context: PlanContext, *, progress: bool, loss_outside: bool = False
+) -> PlannedCall:
     """A planned call without plans, for a model that has been checked."""
     _require_plannable(model)
-    return PlannedCall(model, context, show=progress)
+    return PlannedCall(model, context, show=progress, loss_outside=loss_outside)
 
 
 def _require_plannable(model: nn.Module) -> None:
@@ -198,9 +209,17 @@ def _require_same_request(given: Plan, settings: Settings) -> None:
 
 
 def wrap_at_first_step(
-    model: nn.Module, settings: Settings, *, given: Plan | None = None, progress: bool = True
+    model: nn.Module,
+    settings: Settings,
+    *,
+    given: Plan | None = None,
+    progress: bool = True,
+    loss_outside: bool = False,
 ) -> PlannedCall:
     """Wrap without sample inputs: the first training step is planned for its own inputs.
+
+    ``loss_outside``: the loop computes the loss outside of the model, so that a step is planned once its
+    first backward has shown how (:mod:`hybridremat.runtime.first_steps`); not with a given plan.
 
     Returns the planned call. Ranks of a process group do not wait for one another.
 
@@ -211,7 +230,7 @@ def wrap_at_first_step(
         infeasible limit, are raised by the first step.
     """
     context = PlanContext.of(settings.validated(need_limit=True), given=given)
-    call = _new_call(model, context, progress=progress)
+    call = _new_call(model, context, progress=progress, loss_outside=loss_outside and given is None)
     call.install()
     return call
 

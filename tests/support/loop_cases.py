@@ -60,3 +60,54 @@ def profiler_runs():
 def agree(figures, tolerance=0.03):
     """Whether an entry of a log has a measured peak within the tolerance of the predicted one."""
     return abs(figures[MEASURED] / figures[PREDICTED] - 1) <= tolerance
+
+
+class Writer:
+    """Stands in for TensorBoard's ``SummaryWriter``: records what it is given."""
+
+    def __init__(self):
+        self.images, self.texts, self.scalars = [], [], []
+
+    def add_image(self, tag, image, step, dataformats):
+        self.images.append((tag, image.shape, step, dataformats))
+
+    def add_text(self, tag, text, step=None):
+        self.texts.append((tag, text))
+
+    def add_scalar(self, *scalar):
+        self.scalars.append(scalar)
+
+    def flush(self):
+        pass
+
+    def close(self):
+        pass
+
+
+class Wandb:
+    """Stands in for the module ``wandb`` and its run."""
+
+    def __init__(self):
+        self.run, self.logged = self, []
+
+    def log(self, entry, step=None):
+        self.logged.append(entry)
+
+    @staticmethod
+    def Html(text):  # noqa: N802 (its own name)
+        return ("html", text)
+
+    @staticmethod
+    def Image(path):  # noqa: N802
+        return ("image", path)
+
+
+def assert_uploaded_once(writer, wandb, report):
+    """The picture and the report have reached both, once, and are those of the file."""
+    (image,) = [each for each in writer.images if each[0] == "hybridremat/frontier"]
+    assert image[1][2] == 3 and image[3] == "HWC"
+    (text,) = [text for tag, text in writer.texts if tag == "hybridremat/report"]
+    assert text.startswith("peak ")
+    (entry,) = [entry for entry in wandb.logged if "hybridremat/report" in entry]
+    assert entry["hybridremat/report"] == ("html", report.read_text())
+    assert entry["hybridremat/frontier"] == ("image", str(report.with_name("frontier.png")))
