@@ -18,6 +18,7 @@ from hybridremat.errors import (
     DeviceSpecError,
     DoubleBackwardError,
     EarlyGradientError,
+    GeneratedCodeError,
     GraphSizeError,
     HeldOutputWarning,
     HybridRematError,
@@ -42,6 +43,7 @@ from hybridremat.errors import (
     RankError,
     TargetError,
     UnsurveyedPathWarning,
+    UntriedKernelError,
     UsageError,
 )
 from hybridremat.version import __version__ as __version__
@@ -49,10 +51,12 @@ from hybridremat.version import __version__ as __version__
 if TYPE_CHECKING:
     from hybridremat.analysis.batch_search import max_batch_size
     from hybridremat.analysis.batch_size import BatchSize
+    from hybridremat.analysis.fit import Fit, fit
     from hybridremat.analysis.frontier import Frontier
     from hybridremat.analysis.frontier_data import MeasuredPoint
     from hybridremat.analysis.measure import Measurement, measure
     from hybridremat.api import frontier, get_plan, plan, prepare, unwrap, wrap
+    from hybridremat.compiler.opaque_calls import opaque
     from hybridremat.graph.costs.device_specs import DeviceSpec
     from hybridremat.integrations.lightning import (
         HybridRematLightningCallback as HybridRematLightningCallback,
@@ -74,7 +78,9 @@ __all__ = [
     "DeviceSpecError",
     "DoubleBackwardError",
     "EarlyGradientError",
+    "Fit",
     "Frontier",
+    "GeneratedCodeError",
     "GraphSizeError",
     "HeldOutputWarning",
     "HybridRematError",
@@ -102,12 +108,15 @@ __all__ = [
     "RankError",
     "TargetError",
     "UnsurveyedPathWarning",
+    "UntriedKernelError",
     "UsageError",
     "auto_limit",
+    "fit",
     "frontier",
     "get_plan",
     "max_batch_size",
     "measure",
+    "opaque",
     "optimizer_in_backward",
     "plan",
     "prepare",
@@ -123,6 +132,7 @@ _HOME = {
     "get_plan": "hybridremat.api",
     "prepare": "hybridremat.api",
     "frontier": "hybridremat.api",
+    "opaque": "hybridremat.compiler.opaque_calls",
     "Plan": "hybridremat.planning.plan",
     "Frontier": "hybridremat.analysis.frontier",
     "DeviceSpec": "hybridremat.graph.costs.device_specs",
@@ -132,6 +142,8 @@ _HOME = {
     "AutoLimit": "hybridremat.runtime.auto_limit",
     "auto_limit": "hybridremat.runtime.auto_limit",
     "BatchSize": "hybridremat.analysis.batch_size",
+    "fit": "hybridremat.analysis.fit",
+    "Fit": "hybridremat.analysis.fit",
     "Measurement": "hybridremat.analysis.measure",
     "optimizer_in_backward": "hybridremat.integrations.optimizer_in_backward",
     # Not in __all__ nor in dir(): these need packages that may not be there, and must not be read unasked.

@@ -112,13 +112,21 @@ def wrap(
         **How long the search may take**: ``"10s"``, ``"2min"``, or seconds, by the clock, from when the step
         is captured and its costs are known. The plan is the best found by then: its memory is exact and
         under the limit as ever, ``plan.optimality_gap`` says what is proven about its time, and another run
-        may find another one. None: until what is worth a search has been searched, the same everywhere.
+        may find another one. None: as far as a plan can win back in 1,000 steps what the search takes, or for
+        about the time of the capture if that is more, counted in work, so that it is the same everywhere.
+        ``"unlimited"``: until what the search can find has been searched.
+    untried
+        **Kernels that cannot be tried alone.** What a kernel allocates while it runs is measured on inputs
+        that are made up for it. If one takes none of these, ``"error"`` refuses the model, as no limit can be
+        kept; ``"allow"`` plans without what it allocates, and the plan names it (``reserve=`` may keep room
+        for it).
     cost_model, workers, cache, progress
         **How it is planned.** ``cost_model`` is the source of times: ``"profile"`` (measured here),
         ``"roofline"``, ``"flops"`` (the same everywhere). ``workers``: processes that solve blocks; None: one
         per core; the plan is the same for any number. ``cache``: whether plans and measured kernels are
         cached on disk (in the folder ``HYBRIDREMAT_CACHE``, with at most ``HYBRIDREMAT_CACHE_SIZE`` bytes of
-        plans). ``progress``: whether to show a progress bar on a terminal.
+        plans). ``progress``: whether to show how far planning is, as a bar on a terminal and as lines on
+        the error stream elsewhere, and a line for each new input shape.
     plan
         **Instead of a limit**, a plan or its file (:meth:`hybridremat.Plan.save`). On the device that it was
         made on, it runs without being solved or measured again; elsewhere its memory is measured and compared
@@ -189,8 +197,8 @@ def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any
         As :func:`wrap`; existing plans are kept.
     """
     call = require_planned_call(model)
-    require_matching_inputs(model, args, kwargs or {})
-    made = call.prepare(args, kwargs or {})
+    require_matching_inputs(model, args, {} if kwargs is None else kwargs)
+    made = call.prepare(args, {} if kwargs is None else kwargs)
     assert made is not None
     return made
 

@@ -28,7 +28,7 @@ class TargetError(HybridRematError, ValueError):
 
 
 class PlotError(HybridRematError, ValueError):
-    """A frontier cannot be written: the suffix of the file names no known format."""
+    """A picture or trace cannot be made: no known suffix of a file, or a step of several graphs."""
 
 
 class UsageError(HybridRematError, ValueError):
@@ -40,7 +40,7 @@ class UsageError(HybridRematError, ValueError):
 
 
 class OutputError(HybridRematError, OSError):
-    """A file cannot be written at the path that was given. Nothing has been computed for it."""
+    """A file cannot be written at the path that was given; nothing is left there."""
 
 
 class DeviceSpecError(HybridRematError, ValueError):
@@ -64,8 +64,15 @@ class CaptureError(HybridRematError):
     """The model's joint graph could not be captured: a graph break, or a model that cannot be traced."""
 
 
+class GeneratedCodeError(HybridRematError):
+    """What Inductor generates of the step has lines whose memory is not known to hybridremat."""
+
+
 class ModelError(HybridRematError, ValueError):
-    """The model has nothing to plan for (no trainable parameters), or is already wrapped, or not wrapped."""
+    """The model has nothing to plan for (no trainable parameters), or is already wrapped, or not wrapped.
+
+    Or it is not on the current CUDA device.
+    """
 
 
 class InputError(HybridRematError, TypeError):
@@ -86,6 +93,10 @@ class PlanFormatError(PlanError):
 
 class MeasurementError(HybridRematError, RuntimeError):
     """No memory was left to measure a kernel on its own."""
+
+
+class UntriedKernelError(HybridRematError, RuntimeError):
+    """A kernel takes no inputs that can be made up, so that its workspace is not known, and no limit kept."""
 
 
 class EarlyGradientError(HybridRematError, RuntimeError):

@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from hybridremat.errors import OutputError
+
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write under a temporary name and rename: readers see the old file or the new one, both complete.
@@ -15,14 +17,25 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
     Raises
     ------
-    OSError
+    OutputError
         If it cannot be written; no temporary file is left.
+    OSError
+        From a pipe or device.
     """
     if is_special(path):
         with path.open("wb") as special:
             special.write(_bytes(content))
         return
-    path = path.resolve()
+    try:
+        _replace(path.resolve(), content)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(
+            f"{path} cannot be written ({reason}): name a file in a folder that exists and takes files"
+        ) from error
+
+
+def _replace(path: Path, content: str | bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:

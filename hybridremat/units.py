@@ -55,7 +55,12 @@ def parse_bytes(size: int | str, *, name: str = "size") -> int:
     return _read_bytes(size, name, _SIZES)
 
 
-def resolve_limit(limit: int | str, plain_peak: int, *, name: str = "memory_limit") -> int:
+def is_share(limit: object) -> bool:
+    """Whether a limit is a share of the plain step's memory (``"40%"``)."""
+    return isinstance(limit, str) and _PERCENT.fullmatch(limit) is not None
+
+
+def resolve_limit(limit: int | str, plain_peak: int, *, name: str = "memory_limit", least: int = 1) -> int:
     """Bytes of a memory limit; ``"40%"`` is taken of ``plain_peak`` (bytes), rounded down.
 
     A share above 100 % is allowed: it constrains nothing.
@@ -63,14 +68,14 @@ def resolve_limit(limit: int | str, plain_peak: int, *, name: str = "memory_limi
     Raises
     ------
     LimitError
-        If it cannot be read, is negative, or comes to less than one byte.
+        If it cannot be read, is negative, or comes to fewer than ``least`` bytes.
     """
     percent = _PERCENT.fullmatch(limit) if isinstance(limit, str) else None
     if percent is None:
         resolved = _read_bytes(limit, name, _LIMITS)
     else:
         resolved = math.floor(Fraction(percent[1]) * plain_peak / 100)
-    if resolved == 0:
+    if resolved < least:
         raise LimitError(f"{name}={limit!r} leaves no memory at all: no step runs in that. Give {_LIMITS}.")
     return resolved
 
@@ -95,8 +100,10 @@ def parse_overhead(overhead: float | str, *, name: str = "max_overhead") -> floa
     return float(overhead)
 
 
-def parse_seconds(time: float | str, *, name: str) -> float:
+def parse_seconds(time: float | str, *, name: str, other: str = "") -> float:
     """Seconds of a time: ``10``, ``"10s"``, ``"500 ms"``, ``"2min"``, ``"1h"``.
+
+    ``other``: what else the caller takes, for the error.
 
     Raises
     ------
@@ -110,7 +117,8 @@ def parse_seconds(time: float | str, *, name: str) -> float:
     elif isinstance(time, int | float) and not isinstance(time, bool):
         seconds = float(time)
     if seconds is None or not 0 < seconds <= sys.float_info.max:
-        raise LimitError(f'{name}={time!r} is no time: give seconds (10, "10s"), "500ms", "2min" or "1h".')
+        text = f'{name}={time!r} is no time: give seconds (10, "10s"), "500ms", "2min" or "1h"'
+        raise LimitError(f"{text}, {other}." if other else f"{text}.")
     return seconds
 
 

@@ -9,6 +9,7 @@ from typing import Unpack
 from hybridremat.analysis.batch_size import BatchSize
 from hybridremat.analysis.batch_steps import Batches, Factory
 from hybridremat.errors import InfeasibleLimitError, LimitError, TargetError
+from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.settings import BatchSettings, settings_of
 from hybridremat.units import format_bytes, is_count
 
@@ -16,6 +17,7 @@ GROWTH = 32  # a secant may reach this many times the largest batch that fits
 PATIENCE = 3  # steps that may fail to halve the bracket before it is bisected
 
 
+@prompt_interrupts()
 def max_batch_size(
     model_factory: Factory,
     memory_limit: int | str,
@@ -43,7 +45,7 @@ def max_batch_size(
     **settings
         As of :func:`hybridremat.wrap`: ``max_overhead`` (against the plain step of the same batch),
         ``reserve``, ``forwards``, ``cost_model``, ``hold_outputs``, ``grad_outputs``, ``workers``, ``cache``,
-        ``policy``, ``compiler``.
+        ``policy``, ``compiler``; ``device_spec`` as of :func:`hybridremat.plan`.
 
     Raises
     ------
@@ -73,7 +75,17 @@ def max_batch_size(
     _validate(model_factory, memory_limit, start, most)
     asked = settings_of("max_batch_size", BatchSettings.__optional_keys__, settings)
     asked = replace(asked, memory_limit=memory_limit).validated(need_limit=True)
-    batches = Batches(model_factory, asked, show=progress)
+    return largest_batch(Batches(model_factory, asked, show=progress), start=start, most=most)
+
+
+def largest_batch(batches: Batches, *, start: int, most: int) -> BatchSize:
+    """The largest of the batches that fits their limit.
+
+    Raises
+    ------
+    InfeasibleLimitError
+        If batch 1 does not fit.
+    """
     guess = {0: batches.constant(start)}
     found = largest_fitting(batches.need, batches.limit, known=guess, start=start, most=most)
     if found == 0:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridremat.analysis.batch_size import TriedBatch
-from hybridremat.analysis.sample_step import sample_step
+from hybridremat.analysis.resident import resident_bytes, rounding
+from hybridremat.analysis.sample_step import SampleStep, sample_step
 from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.choose_lowered import choose_from
@@ -21,7 +22,7 @@ from hybridremat.planning.stages import plain_point
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.outside_memory import schedule_needs
 from hybridremat.runtime.origin import origin_of
-from hybridremat.runtime.prepare import capture_only
+from hybridremat.runtime.prepare import capture_only, with_memory
 
 Factory = Callable[[int], tuple[Any, ...]]
 
@@ -30,13 +31,14 @@ Factory = Callable[[int], tuple[Any, ...]]
 class BatchStep:
     """The traced step of one batch with its costs; it is planned when somebody asks.
 
-    ``timings`` are the seconds that the costs took.
+    ``timings`` are the seconds that the costs took, ``inputs`` the bytes that the batch takes.
     """
 
     batch: int
     step: TracedStep
     timings: Timings
     context: PlanContext
+    inputs: int
 
     @property
     def graph(self) -> JointGraph:
@@ -44,19 +46,20 @@ class BatchStep:
         return self.step.graph
 
     @staticmethod
-    def captured(factory: Factory, settings: Settings, batch: int, *, show: bool) -> BatchStep:
-        """The step of the model that ``factory`` makes for a batch."""
-        made = sample_step(factory(batch), f"the model factory, called with batch {batch},")
-        context = PlanContext.of(settings).at(origin_of(made.model, made.args, made.kwargs))
+    def captured(made: SampleStep, settings: Settings, batch: int = 0, *, show: bool) -> BatchStep:
+        """The step of a model and its inputs; ``batch`` names it in the progress bar, unless it is 0."""
+        model, args, kwargs = with_memory(made.model, made.args, made.kwargs, settings)
+        context = PlanContext.of(settings).at(origin_of(model, args, kwargs, settings.spec))
+        inputs = resident_bytes((args, kwargs), rounding(model, settings.spec))
         found: list[BatchStep] = []
 
         def choose(traced: TracedStep) -> Chosen:
             step, timings = costed(traced, replace(context, progress=_named(progress, batch)))
-            found.append(BatchStep(batch, step, timings, context))
+            found.append(BatchStep(batch, step, timings, context, inputs))
             return Chosen(step, plain_schedule(step.graph))
 
         with planning_progress(show=show) as progress:
-            capture_only(made.model, made.args, made.kwargs, settings, choose)
+            capture_only(model, args, kwargs, settings, choose)
         return found[-1]
 
     def plain_need(self) -> int:
@@ -78,14 +81,18 @@ class BatchStep:
 
 
 def _named(progress: Progress, batch: int) -> Progress:
+    if not batch:
+        return progress
     return lambda stage, done, total: progress(f"batch {batch}: {stage}", done, total)
 
 
 class Batches:
-    """Steps by batch size, under one limit."""
+    """Steps by batch size, under one limit; ``with_inputs``: what the batch itself takes counts, too."""
 
-    def __init__(self, factory: Factory, settings: Settings, *, show: bool) -> None:
-        self.settings = settings
+    def __init__(
+        self, factory: Factory, settings: Settings, *, show: bool, with_inputs: bool = False
+    ) -> None:
+        self.settings, self._with_inputs = settings, with_inputs
         self._factory, self._show = factory, show
         self._steps: dict[int, BatchStep] = {}
         self._frontiers: dict[int, StepFrontier | LoweredFrontier] = {}
@@ -99,7 +106,7 @@ class Batches:
     def plain_need(self, batch: int) -> int:
         """Bytes of the plain step, the caller's outside included."""
         if batch not in self._plain:
-            self._plain[batch] = self._step(batch).plain_need()
+            self._plain[batch] = self._step(batch).plain_need() + self._inputs(batch)
         return self._plain[batch]
 
     def plain_time(self, batch: int) -> int:
@@ -113,19 +120,20 @@ class Batches:
         """
         step, limit = self._step(batch), self.limit
         frontier = step.frontier(reuse=True, show=self._show)
-        if frontier.reused_options and self._least(frontier) > limit:
+        if frontier.reused_options and self._least(frontier) + self._inputs(batch) > limit:
             frontier = step.frontier(reuse=False, show=self._show)
         self._frontiers[batch] = frontier
-        return self._least(frontier)
+        return self._least(frontier) + self._inputs(batch)
 
     def plan(self, batch: int) -> Plan:
         """The plan for a batch that fits, from options of its own."""
         step, frontier = self._step(batch), self._frontiers[batch]
+        settings = replace(self.settings, memory_limit=self.limit - self._inputs(batch))
         if frontier.reused_options:
             anew = step.frontier(reuse=False, show=self._show)
-            if self._least(anew) <= self.limit:  # else the options of others were better, by chance
+            if self._least(anew) + self._inputs(batch) <= self.limit:  # else others' were better, by chance
                 frontier = self._frontiers[batch] = anew
-        return choose_from(frontier, self.settings, step.context.origin)
+        return choose_from(frontier, settings, step.context.origin)
 
     @property
     def limit(self) -> int:
@@ -140,7 +148,10 @@ class Batches:
 
     def _known_least(self, batch: int) -> int | None:
         frontier = self._frontiers.get(batch)
-        return None if frontier is None else self._least(frontier)
+        return None if frontier is None else self._least(frontier) + self._inputs(batch)
+
+    def _inputs(self, batch: int) -> int:
+        return self._step(batch).inputs if self._with_inputs else 0
 
     def _least(self, frontier: StepFrontier | LoweredFrontier) -> int:
         """Least bytes of the points within the overhead that was asked for."""
@@ -153,5 +164,6 @@ class Batches:
 
     def _step(self, batch: int) -> BatchStep:
         if batch not in self._steps:
-            self._steps[batch] = BatchStep.captured(self._factory, self.settings, batch, show=self._show)
+            made = sample_step(self._factory(batch), f"the model factory, called with batch {batch},")
+            self._steps[batch] = BatchStep.captured(made, self.settings, batch, show=self._show)
         return self._steps[batch]

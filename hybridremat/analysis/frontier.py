@@ -54,8 +54,8 @@ class Frontier(FrontierData):
     plain_peak
         Step memory of the plain step in bytes.
     checkpointed
-        For comparison: each block keeps only its input, as per-layer checkpointing does. None without
-        blocks, and for compiled steps.
+        For comparison: each layer keeps only its input, as with ``torch.utils.checkpoint`` around it. None
+        without modules that repeat, where the frontier has the same point, and for compiled steps.
     measurements
         Results of :meth:`measured`.
     bounds, least_bound
@@ -175,7 +175,7 @@ class Frontier(FrontierData):
         found = measure_points(
             self,
             lambda point: self.plan(memory_limit=point.peak),
-            SampleStep(model, args, kwargs or {}),
+            SampleStep(model, args, {} if kwargs is None else kwargs),
             count=count,
             loss_fn=loss_fn,
             compiler=self._settings.compiler,

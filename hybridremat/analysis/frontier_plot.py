@@ -145,7 +145,7 @@ def _draw_bounds(axes: Axes, frontier: FrontierData, size: int) -> None:
 def _draw_points(axes: Axes, frontier: FrontierData, size: int) -> None:
     _mark(axes, frontier.least, "least feasible", size, marker="v", color=VERMILION, zorder=5)
     if (point := frontier.checkpointed) is not None:
-        _mark(axes, point, "each block checkpointed", size, marker="s", color=PURPLE, zorder=4)
+        _mark(axes, point, "each layer checkpointed", size, marker="s", color=PURPLE, zorder=4)
     _mark(axes, frontier.plain, "plain step", size, marker="D", color=GREEN, zorder=5)
 
 

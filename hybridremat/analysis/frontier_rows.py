@@ -93,7 +93,7 @@ def _lines(frontier: FrontierData, shown: Iterable[FrontierPoint]) -> Iterator[s
     if frontier.least_bound is not None:
         yield f"no schedule goes below {_memory(frontier.least_bound, frontier.plain_peak).strip()}"
     if frontier.checkpointed is not None:
-        yield "each block checkpointed by itself, for comparison:"
+        yield "each layer checkpointed, for comparison:"
         yield _line(frontier.checkpointed, frontier.plain_peak)
     if frontier.measurements:
         yield "measured (overhead against the plain step of PyTorch, run in turn):"

@@ -109,7 +109,7 @@ def measure(
         If the output holds no loss and no ``loss_fn`` is given.
     """
     find_loss = loss_fn or loss_of
-    keywords = dict(kwargs or {})
+    keywords = dict({} if kwargs is None else kwargs)
 
     def step(mark: Mark) -> None:
         _drop_gradients(model)

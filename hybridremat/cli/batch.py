@@ -8,7 +8,7 @@ from argparse import Namespace
 from hybridremat.analysis.batch_search import max_batch_size
 from hybridremat.cli.inputs import limit_value, load, settings_given
 from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
-from hybridremat.errors import TargetError, UsageError
+from hybridremat.errors import TargetError
 from hybridremat.planning.settings import BatchSettings
 from hybridremat.plans.codec import write_plan
 
@@ -26,8 +26,6 @@ def run_batch(options: Namespace) -> int:
     limit = limit_value(options.limit)
     if limit is None:
         raise TargetError(f"give the memory limit that batches of {options.target} must fit: --limit 6GiB")
-    if options.device_spec is not None:
-        raise UsageError("--device-spec: the search for a batch measures kernels here; use plan or frontier")
 
     def made(batch: int) -> tuple[object, ...]:
         target = load(options, batch=batch)

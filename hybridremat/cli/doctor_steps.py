@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hybridremat.analysis.measure import loss_of, measure
+from hybridremat.analysis.needs import training_needs
 from hybridremat.analysis.paired_steps import Subject, differences, train
+from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.api import get_plan, wrap
 from hybridremat.cli.doctor_checks import FAILED, OK, Check
 from hybridremat.units import format_bytes
@@ -100,11 +102,13 @@ def _trained(model: nn.Module, batch: dict[str, Tensor], steps: int) -> list[dic
 def _figures(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, object]:
     plan = get_plan(model)
     measured = measure(model, kwargs=batch, repeats=1)
+    whole = training_needs(SampleStep(model, (), batch), "adamw").formula(plan.needed)
     return {
         "limit": plan.memory_limit,
         "predicted_peak": plan.predicted_peak,
         "measured_peak": measured.peak,
         "plain_peak": plan.plain_peak,
+        "in_all": whole,
     }
 
 
@@ -120,4 +124,4 @@ def _verdict(name: str, figures: dict[str, object], numbers: str) -> Check:
     if measured > limit:
         advice = "leave room in your limits (reserve=), and report it with this command's --json"
         return Check(name, FAILED, f"above the limit: {peaks}", advice, figures)
-    return Check(name, OK, f"{numbers}\n{peaks}", figures=figures)
+    return Check(name, OK, f"{numbers}\n{peaks}\nin all: {figures['in_all']}", figures=figures)

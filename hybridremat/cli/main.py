@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from importlib import import_module
 
 import hybridremat
-from hybridremat.cli.interrupts import prompt_interrupts
 from hybridremat.cli.options import (
     TARGET_HELP,
     Parser,
@@ -22,6 +21,7 @@ from hybridremat.cli.options import (
     add_compare_options,
     add_demo_options,
     add_doctor_options,
+    add_fit_options,
     add_frontier_options,
     add_inspect_options,
     add_plan_options,
@@ -32,6 +32,7 @@ from hybridremat.cli.options import (
 )
 from hybridremat.cli.output import discard_stdout, log_to_stderr, print_error
 from hybridremat.errors import HybridRematError, UsageError
+from hybridremat.interrupts import prompt_interrupts
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
@@ -47,6 +48,7 @@ examples:
   hybridremat frontier gpt2 -o curve.png --limit 60%    overhead against memory, with that plan marked
   hybridremat compare gpt2 --limit 50%                  every published strategy on the same problem
   hybridremat batch train.py:make --limit 6GiB          the largest batch that fits; yours: make(batch)
+  hybridremat fit train.py:make --device-spec h100      whether it fits, parameters to step, and the limit
   hybridremat cache                                     what is kept on disk, and how much
   hybridremat doctor                                    what is installed here, and whether it works
 
@@ -97,6 +99,12 @@ BATCH_EXAMPLES = """\
 examples:
   hybridremat batch gpt2 --limit 1GiB
   hybridremat batch train.py:make --limit 6GiB --max-overhead 10% -o plan.json
+"""
+FIT_EXAMPLES = """\
+examples:
+  hybridremat fit gpt2 --optimizer adamw --memory 2GiB
+  hybridremat fit train.py:make --device-spec rtx4090
+  hybridremat fit train.py:make --optimizer sgd,momentum=0.9 --set batch=64 --json
 """
 CACHE_EXAMPLES = """\
 examples:
@@ -174,6 +182,14 @@ COMMANDS = {
         add_compare_options,
         TARGET_HELP,
         COMPARE_EXAMPLES,
+    ),
+    "fit": Command(
+        "say whether training fits a device, and at which limit",
+        "hybridremat.cli.fit:run_fit",
+        shared_options,
+        add_fit_options,
+        f"{TARGET_HELP}\nIf yours takes batch, and no --set gives it, the largest batch is looked for, too.",
+        FIT_EXAMPLES,
     ),
     "batch": Command(
         "find the largest batch that fits a limit",
@@ -272,7 +288,7 @@ def _run(words: Sequence[str]) -> int:
     options = argparse.Namespace(verbose="-v" in words or "--verbose" in words, json="--json" in words)
     try:
         options = parse(words)
-        with prompt_interrupts(), log_to_stderr(verbose=options.verbose, quiet=options.quiet):
+        with prompt_interrupts(quiet=True), log_to_stderr(verbose=options.verbose, quiet=options.quiet):
             status = _run_command(options)
         sys.stdout.flush()  # here, so that a full disk is reported as an error
         return status

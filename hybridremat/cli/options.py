@@ -20,6 +20,7 @@ TARGET is a built-in model (gpt2, llama, bert, t5, vit, resnet50, unet), module:
 The function returns (model, kwargs) or (model, args, kwargs): what one training step passes."""
 SET_HELP = "field of a built-in model's config, or argument of your function; repeatable (n_layer=24)"
 PIN_HELP = "MODULE[:OP]=must_save or =must_recompute, both globs: h.*.mlp.act=must_recompute; repeatable"
+OPTIMIZER_HELP = "adamw (default), sgd,momentum=0.9, adamw,foreach=False, … or module:Class"
 DEVICE_HELP = "plan for another device: h200, a100-80g, rtx4090, … or a JSON or TOML file"
 
 
@@ -101,6 +102,12 @@ def _planning_options() -> Parser:
         "--rewrites", metavar="NAME", default="exact", help="exact (default), chunked (the loss), or none"
     )
     group.add_argument(
+        "--untried",
+        metavar="NAME",
+        default="error",
+        help="kernels that cannot be tried alone: error (default), or allow (not counted)",
+    )
+    group.add_argument(
         "--strategy",
         metavar="NAME",
         default="hybrid",
@@ -110,7 +117,9 @@ def _planning_options() -> Parser:
     group.add_argument(
         "--block-solver", metavar="NAME", default="auto", help="auto (default), exact, or cp-sat"
     )
-    group.add_argument("--planning-budget", metavar="TIME", help="end the search by then: 10s, 2min")
+    group.add_argument(
+        "--planning-budget", metavar="TIME", help="end the search by then: 10s, 2min; unlimited: search on"
+    )
     group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
     group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)
     group.add_argument("--no-cache", action="store_true", help="neither read nor keep plans, kernel figures")
@@ -157,6 +166,18 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", metavar="FILE", help="write the plan of that batch as JSON to this file")
 
 
+def add_fit_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hybridremat fit`` alone."""
+    add = parser.add_argument
+    add("--optimizer", metavar="NAME", default="adamw", help=OPTIMIZER_HELP)
+    add("--memory", metavar="SIZE", help="what the device has: 24GiB (default: what there is)")
+    add("--margin", metavar="SIZE", help="bytes to be kept free (default: on CUDA 2%%, at least 256 MiB)")
+    add("--max-overhead", metavar="SHARE", help="most extra time: 0.1 or 10%%")
+    add("--reserve", metavar="SIZE", default="0", help="bytes of the limit kept free for your own code")
+    add("--no-batch", action="store_true", help="do not look for the largest batch")
+    add("--most", type=int, default=65536, metavar="N", help="the largest batch to try (default: 65536)")
+
+
 def add_frontier_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hybridremat frontier`` alone."""
     add = parser.add_argument
@@ -188,6 +209,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hybridremat plan`` alone."""
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")
     parser.add_argument("--certify", action="store_true", help="prove how near it is to the best there is")
+    parser.add_argument("--optimizer", metavar="NAME", default="adamw", help=OPTIMIZER_HELP)
 
 
 def add_certify_options(parser: argparse.ArgumentParser) -> None:

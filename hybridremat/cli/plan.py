@@ -6,10 +6,14 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from rich.text import Text
+
+from hybridremat.analysis.needs import TrainingNeeds, training_needs
 from hybridremat.api import plan as make_plan
 from hybridremat.cli.inputs import load, settings_given
 from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
 from hybridremat.errors import TargetError, UsageError
+from hybridremat.graph.costs.device_specs import device_spec
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import PlanSettings, Settings
 from hybridremat.plans.codec import write_plan
@@ -20,20 +24,22 @@ from hybridremat.reports.text import certificate_dict, plan_tables, render, summ
 def run_plan(options: Namespace) -> int:
     """Plan, write the file if one is named, and print the summary, or all of the plan as JSON."""
     require_writable(options.output)
-    plan = _planned(options, certify=options.certify)
+    plan, needs = _planned(options, certify=options.certify)
     if options.output is not None:
         write_plan(plan, options.output)
     if options.json:
         print_json(plan.to_dict())
     else:
-        render([summary(plan)], sys.stdout)
+        memory = None if options.device_spec is None else device_spec(options.device_spec).memory
+        whole = f"in all: {needs.formula(plan.needed, memory=memory)}"
+        render([summary(plan), Text(whole)], sys.stdout)
     return 0
 
 
 def run_inspect(options: Namespace) -> int:
     """Print the blocks of a plan, made now or read from a file; or one block, or one module, in full."""
     require_writable(options.html, option="--html")
-    plan = _read(options) if _is_plan_file(options.target) else _planned(options)
+    plan = _read(options) if _is_plan_file(options.target) else _planned(options)[0]
     if options.html is not None:
         plan.to_html(options.html)
     shown = _shown(plan, options)
@@ -85,16 +91,21 @@ def _read(options: Namespace) -> Plan:
     return Plan.load(options.target)
 
 
-def _planned(options: Namespace, *, certify: bool = False) -> Plan:
+def _planned(options: Namespace, *, certify: bool = False) -> tuple[Plan, TrainingNeeds]:
+    """The plan, and what training takes beside its step."""
     if options.limit is None and options.max_overhead is None:
         raise TargetError(
             f"give a limit to plan {options.target} for: --limit 6GiB, --limit 50% (of the plain step's "
             "memory), or --max-overhead 10% (least memory at no more than 10 % more time)"
         )
     asked = settings_given(options, PlanSettings.__optional_keys__)
-    Settings(**asked).validated(need_limit=True)  # a mistyped limit is refused before a large model is made
+    # a mistyped limit is refused before a large model is made
+    checked = Settings(**asked).validated(need_limit=True)
     target = load(options)
+    optimizer, early = getattr(options, "optimizer", "sgd"), options.gradients == "in_backward"
+    needs = training_needs(target, optimizer, checked.spec, early_gradients=early)
     with stdout_to_stderr(active=options.json):
-        return make_plan(
+        plan = make_plan(
             target.model, target.args, target.kwargs, progress=not options.quiet, certify=certify, **asked
         )
+    return plan, needs

@@ -39,6 +39,33 @@ def load_target(
     """
     if text in REFERENCE_MODELS:
         return _built_in(text, dropout, changes or {})
+    function, folder = _function(text)
+    given = {**({} if dropout is None else {"dropout": dropout}), **(changes or {})}
+    _require_parameters(function, text, given)
+    with _user_code(text, folder):
+        made = function(**given)
+    return sample_step(made, text)
+
+
+def takes_argument(text: str, name: str) -> bool:
+    """Whether a target can be given an argument; built-in models take all of theirs.
+
+    Raises
+    ------
+    TargetError
+        As :func:`load_target`.
+    """
+    if text in REFERENCE_MODELS:
+        return True
+    try:
+        parameters = inspect.signature(_function(text)[0]).parameters
+    except (TypeError, ValueError):
+        return False  # it cannot be read
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _function(text: str) -> tuple[Callable[..., Any], Path]:
+    """The function that a target names, and the folder of the user's code."""
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise TargetError(_unknown_target(text))
@@ -46,11 +73,7 @@ def load_target(
     function = getattr(_load_module(place, folder), name, None)
     if not callable(function):
         raise TargetError(f"{place} has no function {name!r}; it should {RETURNS}")
-    given = {**({} if dropout is None else {"dropout": dropout}), **(changes or {})}
-    _require_parameters(function, text, given)
-    with _user_code(text, folder):
-        made = function(**given)
-    return sample_step(made, text)
+    return function, folder
 
 
 def _built_in(name: str, dropout: float | None, changes: Mapping[str, object]) -> SampleStep:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import StepMemory, step_memory
+from hybridremat.plans.plan_data import PlanData
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,11 @@ def profile_with_outside(
     profile[: schedule.num_forward] += beside.forward
     profile[schedule.num_forward :] += beside.backward
     return profile
+
+
+def forward_peak(plan: PlanData) -> int:
+    """Most bytes of a plan's forward; where they are not known, of its whole step."""
+    if plan.details is None or plan.compiler != "eager":
+        return plan.predicted_peak
+    profile = step_memory(plan.details.graph, plan.schedule).profile
+    return max(profile[: plan.schedule.num_forward], default=0)

@@ -7,7 +7,15 @@ from typing import Self
 
 from hybridremat.graph.joint import Schedule
 from hybridremat.plans.origin import Origin
-from hybridremat.plans.records import Certificate, GraphBreak, PinRecord, PlanDetails, PlannedBlock, Request
+from hybridremat.plans.records import (
+    Certificate,
+    GraphBreak,
+    PinRecord,
+    PlanDetails,
+    PlannedBlock,
+    Request,
+    SearchEffort,
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,8 @@ class PlanData:
     composed_overhead: float | None = None
     strategy_gap: float | None = None
     certificate: Certificate | None = None
+    untried: tuple[str, ...] = ()
+    search: SearchEffort | None = field(default=None, compare=False)
     timings: dict[str, float] = field(compare=False, default_factory=dict)
 
     @property

@@ -12,6 +12,23 @@ from hybridremat.units import format_bytes
 
 
 @dataclass(frozen=True)
+class SearchEffort:
+    """What bounded the search for a plan: seconds of a nominal core, as powers of two.
+
+    Attributes
+    ----------
+    capture, step
+        About what the capture took, and the plain step by the cost model.
+    curtailed
+        Whether blocks were left with fewer options than a whole search finds.
+    """
+
+    capture: float
+    step: float
+    curtailed: bool
+
+
+@dataclass(frozen=True)
 class Request:
     """The settings of :func:`hybridremat.wrap` that a plan was made for, as the caller wrote them.
 
@@ -91,7 +108,8 @@ class PlanDetails:
         The points that were looked at and could have been chosen, by rising peak: all near the limit, and
         few elsewhere where one plan alone was asked for.
     checkpointed
-        For comparison: the figures if every block saves only its input, as per-layer checkpointing does.
+        For comparison: the figures if each of the layers that repeat saves only its input. None without
+        such, or where the frontier has the same point.
     """
 
     chain: Chain

@@ -30,7 +30,7 @@ class BlockRow:
     @property
     def indices(self) -> str:
         """Places in the chain: ``3``, ``1–4`` or ``1, 3, 5–7``."""
-        return _runs([block.index for block in self.blocks])
+        return runs([block.index for block in self.blocks])
 
 
 def block_rows(blocks: Sequence[PlannedBlock], *, merged: bool = True) -> list[BlockRow]:
@@ -158,11 +158,22 @@ def _pattern(paths: Sequence[str]) -> str | None:
     if len(varying) != 1 or not all(part.isdigit() for part in columns[varying[0]]):
         return None
     parts = list(split[0])
-    parts[varying[0]] = "{" + _runs([int(part) for part in columns[varying[0]]]) + "}"
+    parts[varying[0]] = "{" + runs([int(part) for part in columns[varying[0]]]) + "}"
     return ".".join(parts)
 
 
-def _runs(numbers: Sequence[int]) -> str:
+def common_pattern(paths: Sequence[str]) -> str:
+    """One path for those that differ in numbers alone: ``h.{1, 3–5}.attn``, or ``h.*.parts.*``."""
+    distinct = list(dict.fromkeys(paths))
+    if len(distinct) == 1:
+        return distinct[0]
+    if (found := _pattern(distinct)) is not None:
+        return found
+    columns = zip(*(path.split(".") for path in distinct), strict=False)
+    return ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns)
+
+
+def runs(numbers: Sequence[int]) -> str:
     """Numbers in rising order with stretches drawn together: ``1, 3–5``."""
     stretches: list[list[int]] = []
     for number in numbers:

@@ -13,8 +13,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hybridremat.graph.joint import JointGraph
-from hybridremat.graph.memory import MemorySimulator
+from hybridremat.graph.joint import JointGraph, plain_schedule
+from hybridremat.graph.memory import MemorySimulator, schedule_time
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import Certificate, PinRecord, PlannedBlock, ValueRecord
 from hybridremat.reports.block_rows import (
@@ -25,14 +25,11 @@ from hybridremat.reports.block_rows import (
     option_text,
     value_name,
 )
+from hybridremat.reports.largest import largest_table
+from hybridremat.reports.legend import legend_table
 from hybridremat.units import format_bytes, format_share_up, format_time
 
 WIDTH = 120  # columns of text that goes to no terminal
-LEGEND = (
-    "Ops: forward/backward. Bytes: what the block saves, and the peaks of its forward and of its backward, "
-    "without what other blocks hold. Time: its forward, and all that it runs again. A merged row (×n) shows "
-    "one of its blocks."
-)
 COUNTED = (
     "Blocks, values and options are counted on the graph that the compiler fuses; its code takes some "
     "percent more or less than the count."
@@ -61,9 +58,16 @@ def rendered(renderables: Sequence[RenderableType]) -> str:
 
 
 def plan_tables(plan: PlanData, *, everything: bool = False) -> list[RenderableType]:
-    """The summary of a plan and its table of blocks; ``everything``: identical blocks are not merged."""
-    legend = LEGEND if plan.compiler == "eager" else f"{LEGEND} {COUNTED}"
-    return [summary(plan), block_table(plan, everything=everything), Text(legend, style="dim")]
+    """The largest values, the summary, the table of blocks, and what the terms mean.
+
+    ``everything``: identical blocks are not merged.
+    """
+    lines = summary(plan)
+    legend = legend_table([str(name) for name in lines.columns[0].cells])
+    tables: list[RenderableType] = [lines, block_table(plan, everything=everything), legend]
+    if plan.blocks:
+        tables[:0] = [largest_table(plan.blocks), Text()]
+    return tables if plan.compiler == "eager" else [*tables, Text(COUNTED, style="dim")]
 
 
 def summary(plan: PlanData) -> Table:
@@ -90,23 +94,49 @@ def summary(plan: PlanData) -> Table:
     grid.add_row("least feasible", _of_plain(plan.least_peak, plan))
     if plan.pins:
         grid.add_row("policy", "; ".join(map(_pin, plan.pins)))
-    if plan.origin.from_spec:
-        grid.add_row("device", f"{plan.origin.device_name}: what kernels allocate as they run is not counted")
-    for found in plan.breaks:
-        place = found.place.rpartition("/")[2] or "an unknown place"
-        across = f"{format_bytes(found.crossing_bytes)} cross it and are kept to the end of the step"
-        grid.add_row("graph break", f"{place}: {across} ({found.reason.splitlines()[0]})")
+    for name, text in (*_not_counted(plan), *_breaks(plan)):
+        grid.add_row(name, text)
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
-    for name, text in _quality(plan):
+    for name, text in (*_own_checkpoints(plan), *_quality(plan)):
         grid.add_row(name, text)
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")
     for name, text in _rewrites(plan):
         grid.add_row(name, text)
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in plan.timings.items())
     reused = "; block options of another input shape reused" if plan.reused_options else ""
+    if plan.search is not None and plan.search.curtailed:
+        reused += '; some options of blocks were not worth the search (planning_budget="unlimited")'
     grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else "") + reused)
     return grid
+
+
+def _not_counted(plan: PlanData) -> Iterator[tuple[str, str]]:
+    """What the peaks leave out."""
+    if plan.origin.from_spec:
+        yield "device", f"{plan.origin.device_name}: what kernels allocate as they run is not counted"
+    for text in plan.untried:
+        yield "not counted", f"what {text} allocates while it runs"
+
+
+def _own_checkpoints(plan: PlanData) -> Iterator[tuple[str, str]]:
+    """What the model's own checkpointing would take without a plan."""
+    graphs = [each.details.graph for each in (plan, *plan.parts) if each.details is not None]
+    count = sum(len(graph.checkpointed) for graph in graphs)
+    if count:
+        again = sum(graph.ops[op].time for graph in graphs for op in graph.checkpointed)
+        plain = sum(schedule_time(graph, plain_schedule(graph)) for graph in graphs)
+        yield (
+            "own checkpoints",
+            f"not followed; without a plan they run {count} ops again, {again / max(1, plain):+.1%} time",
+        )
+
+
+def _breaks(plan: PlanData) -> Iterator[tuple[str, str]]:
+    for found in plan.breaks:
+        place = found.place.rpartition("/")[2] or "an unknown place"
+        across = f"{format_bytes(found.crossing_bytes)} cross it and are kept to the end of the step"
+        yield "graph break", f"{place}: {across} ({found.reason.splitlines()[0]})"
 
 
 def _quality(plan: PlanData) -> Iterator[tuple[str, str]]:

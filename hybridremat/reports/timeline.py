@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -47,6 +48,12 @@ class StepTimeline:
     def bands(self) -> tuple[int | Band, ...]:
         """The blocks in order, then the kinds of memory outside of them."""
         return (*range(self.block_count), *Band)
+
+    @cached_property
+    def recomputed(self) -> tuple[bool, ...]:
+        """For each execution, whether its op has run before."""
+        first: dict[int, int] = {}
+        return tuple(first.setdefault(op, now) != now for now, op in enumerate(self.schedule.steps))
 
     def totals(self) -> tuple[int, ...]:
         """Bytes at every execution."""

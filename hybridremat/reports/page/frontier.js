@@ -1,7 +1,7 @@
 // The frontier: memory across, extra time up; what was chosen among what.
 
 const FRAME = { left: 60, right: 18, top: 30, bottom: 44 };
-const MARKS = { chosen: "chosen plan", plain: "plain step", least: "least memory", checkpointed: "each block checkpointed" };
+const MARKS = { chosen: "chosen plan", plain: "plain step", least: "least memory", checkpointed: "each layer checkpointed" };
 
 class FrontierChart {
   constructor(graph, section) {

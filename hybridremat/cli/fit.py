@@ -1,0 +1,49 @@
+"""The command ``fit``: whether training fits a device, and at which limit."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import Any
+
+from hybridremat.analysis.fit import fit
+from hybridremat.cli.inputs import limit_value, load, settings_given
+from hybridremat.cli.output import print_json, stdout_to_stderr
+from hybridremat.cli.targets import takes_argument
+from hybridremat.planning.settings import BatchSettings
+
+
+def run_fit(options: Namespace) -> int:
+    """Add everything up, and print the answer; 0 whether it fits or not.
+
+    Raises
+    ------
+    HybridRematError
+        As :func:`hybridremat.fit`.
+    """
+
+    def made(batch: int) -> tuple[Any, ...]:
+        sample = load(options, batch=batch)
+        return sample.model, sample.args, sample.kwargs
+
+    target = load(options)
+    given = any(text.partition("=")[0].strip() == "batch" for text in options.sets)
+    search = not options.no_batch and not given and takes_argument(options.target, "batch")
+    with stdout_to_stderr(active=options.json):
+        found = fit(
+            target.model,
+            target.args,
+            target.kwargs,
+            optimizer=options.optimizer,
+            memory=limit_value(options.memory),
+            margin=limit_value(options.margin),
+            make_batch=made if search else None,
+            most=options.most,
+            progress=not options.quiet,
+            **settings_given(options, BatchSettings.__optional_keys__),
+        )
+    if options.json:
+        print_json(found.to_dict())
+    else:
+        sys.stdout.write(f"{found}\n")
+    return 0
