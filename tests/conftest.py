@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from contextlib import nullcontext
 
@@ -13,16 +14,22 @@ pytest.register_assert_rewrite("support")
 
 from support.command_line import MODELS  # noqa: E402 - assertions in it are to say what they compare
 from support.examples import PROFILES  # noqa: E402
-from support.quick_planning import full_planning, quick_planning  # noqa: E402
+from support.quick_planning import exchanging_planning, full_planning, quick_planning  # noqa: E402
 
 # The same examples on every machine and run: a failure can be repeated, and a slow machine fails nothing.
 for name, count in PROFILES.items():
     settings.register_profile(name, derandomize=True, deadline=None, print_blob=True, max_examples=count)
 settings.load_profile("quick")
 
+SLOW_SECONDS = 600  # the time limit of a slow test; that of the others is in pyproject.toml
+
 # With several threads on a busy machine, the first steps of plain eager training in a process do not always
 # repeat themselves (1 of 24 processes; 0 of 30 with one thread), so nothing could be compared bit for bit.
 torch.set_num_threads(1)
+
+# A shell ignores interrupts for what it starts in the background, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A torch with CUDA, on a machine without a GPU, writes of it to the standard error where it profiles, which
 # is compared where tests start a command.
@@ -50,11 +57,23 @@ def _older_objects_are_not_searched():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """With all examples (``--hypothesis-profile=full``) property tests belong to the slow ones."""
+    """Slow tests have more time; with all examples (``--hypothesis-profile=full``) property tests are."""
     if settings.get_current_profile_name() == "full":
         for item in items:
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
                 item.add_marker("slow")
+    for item in items:
+        slow = item.get_closest_marker("slow") or item.get_closest_marker("compat")
+        if slow and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_lines_of_progress():
+    """What a command prints is not to depend on how fast the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hybridremat.planning.progress.SOON", 1e6)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -78,7 +97,9 @@ def _effort_of_the_test(request):
 def _effort(node):
     """Full effort where it is asked for, and for the figures of the compatibility table."""
     full = node.get_closest_marker("full_effort") or node.get_closest_marker("compat")
-    return full_planning() if full or "HYBRIDREMAT_COMPAT_RESULTS" in os.environ else nullcontext()
+    if full or "HYBRIDREMAT_COMPAT_RESULTS" in os.environ:
+        return full_planning()
+    return exchanging_planning() if node.get_closest_marker("exchanges") else nullcontext()
 
 
 @pytest.fixture

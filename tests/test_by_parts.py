@@ -35,7 +35,7 @@ from hybridremat.sequence.frontier import peak_alone, schedule_point
 from hybridremat.sequence.parts import PartsChooser, parts_for_nothing
 from support.examples import examples
 from support.training import FixedPlanner, train, train_plain
-from support.wrapping import HOW, least_limit, three_limits
+from support.wrapping import HOW, least_limit, three_limits, wrap
 
 ATEN = torch.ops.aten
 
@@ -175,6 +175,26 @@ def test_the_gradient_of_a_loss_by_rows_is_that_of_autograd(reduction, weighted)
     assert torch.equal(kernels.loss_backward_by_rows(*given, parts=8), logits.grad)
     made = kernels.loss_backward_by_rows(*given, parts=8, over=probabilities)
     assert made is probabilities and torch.equal(made, logits.grad)
+
+
+class Classifier(nn.Module):
+    """Log-probabilities along the last dimension, by its number or from the end."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.body, self.dim = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 50)), dim
+
+    def forward(self, x, labels):
+        return functional.nll_loss(functional.log_softmax(self.body(x), self.dim), labels)
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_a_loss_over_the_last_dimension_is_planned_however_it_is_named(dim):
+    torch.manual_seed(0)
+    model, batch = Classifier(dim), {"x": torch.randn(37, 16), "labels": torch.randint(0, 50, (37,))}
+    plain = train_plain(model, batch)
+    wrap(model, batch, least_limit(model, batch))
+    assert plain.differences(train(model, batch)) == []
 
 
 def test_trials_are_kept(monkeypatch):

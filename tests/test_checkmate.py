@@ -159,6 +159,7 @@ def test_what_a_policy_pins_is_recomputed(strategy: str) -> None:
     assert plan.predicted_peak <= plan.memory_limit and plan.overhead > 0
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_slower_in_one_frontier() -> None:
     model, batch = small("mlp")
     found = hybridremat.frontier(model, kwargs=batch, strategy="checkmate", **HOW)

@@ -70,7 +70,6 @@ def test_inspect_plans_a_model_by_itself(models, capsys):
         (["inspect", "missing.json"], "missing.json"),
         (["inspect", "mymodels.py"], "mymodels.py is no plan"),
         (["inspect", "missing.json", "--set", "a=1"], "missing.json is a plan already made: --set cannot"),
-        (["batch", "gpt2", "--limit", "1MiB", "--device-spec", "t4"], "the search for a batch measures"),
         (["frontier", "gpt2", "--measure", "2", "--device-spec", "t4"], "--measure runs plans here"),
         (["demo", "--models", "gpt2,gpt9"], "no demo model gpt9; there are gpt2, resnet50, llama"),
         (["demo", "--steps", "0"], "--steps"),

@@ -38,7 +38,8 @@ def slow(tmp_path, monkeypatch):
 
 
 def planning(*arguments: str):
-    return started("plan", "slow.py:make", "--limit", "50%", "-o", "p.json", *arguments, process_group=0)
+    words = "slow.py:make", "--limit", "50%", "-o", "p.json", "-q"
+    return started("plan", *words, *arguments, process_group=0)
 
 
 def assert_ended(process, folder: Path) -> None:
@@ -132,7 +133,8 @@ def test_the_bar_says_what_is_done_on_a_terminal_alone(slow):
     assert on_terminal(*words, "--quiet") == ""
     with started(*words) as process:
         _, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, err) == (0, "")
+    assert process.returncode == 0
+    assert all(line.startswith("hybridremat: ") for line in err.splitlines()), "lines, and no bar"
 
 
 def on_terminal(*arguments: str) -> str:

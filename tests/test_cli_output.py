@@ -12,7 +12,7 @@ from support.command_line import QUICK
 
 FULL = Path("/dev/full")
 PLAN = ["plan", "mymodels.py:make", "--limit", "99%", "--json", *QUICK]
-COMMANDS = [["cache"], ["cache", "--json"], pytest.param(PLAN, marks=pytest.mark.slow)]
+COMMANDS = [["cache"], ["cache", "--json"], pytest.param([*PLAN, "-q"], marks=pytest.mark.slow)]
 
 
 def ran(words, **how):

@@ -150,7 +150,7 @@ def test_another_shape_gets_a_compiled_plan_of_its_own():
     other = hybridremat.prepare(model, kwargs=half)
     assert other.compiler == "inductor"
     assert other.timings["lowering"] > 0
-    assert step_peak(model, half) == other.predicted_peak <= other.memory_limit < plan().memory_limit
+    assert step_peak(model, half) == other.predicted_peak <= other.memory_limit == plan().memory_limit
     plain(**half).backward()
     assert error(found(model), exact(plain)) < 1e-5
     assert step_peak(model, batch) == plan().predicted_peak

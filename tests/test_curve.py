@@ -28,6 +28,8 @@ from hybridremat.plans.records import FrontierPoint
 from support.training import small, train_plain
 from support.wrapping import HOW, assert_untouched, state_of
 
+pytestmark = pytest.mark.exchanges
+
 
 @pytest.fixture(scope="module")
 def step():
@@ -56,6 +58,7 @@ def limits(curve):
     return [least, (least + plain) // 2, plain, "70%", "1000%"]
 
 
+@pytest.mark.slow
 def test_points_are_the_plans_of_their_limits(step, curve):
     model, batch = step
     for limit in limits(curve):
@@ -221,7 +224,7 @@ def test_the_picture_shows_every_kind_of_point(curve):
     figure = replace(curve, measurements=(plain, other)).plot(memory_limit="80%")
     (axes,) = figure.axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    for start in ("fastest", "least", "each block", "plain", "chosen", "limit", "measured", "peak not as"):
+    for start in ("fastest", "least", "each layer", "plain", "chosen", "limit", "measured", "peak not as"):
         assert any(label.startswith(start) for label in labels), (start, labels)
     drawn = next(line for line in axes.lines if line.get_label() == "fastest plan")
     assert list(drawn.get_ydata()) == [100 * point.overhead for point in curve.points]

@@ -36,6 +36,8 @@ def test_what_it_says_of_this_machine(capsys):
     step = checks["step, cpu"]["figures"]
     assert step["bit_equal"] is True
     assert 0 < step["measured_peak"] == step["predicted_peak"] <= step["limit"] < step["plain_peak"]
+    assert f"in all: {step['in_all']}" in checks["step, cpu"]["found"]
+    assert step["in_all"].startswith("parameters ") and "state of adamw" in step["in_all"]
     compiled = checks["compiled step, cpu"]
     assert (compiled["status"], compiled["found"]) == (SKIPPED, "--no-compile")
 
@@ -102,6 +104,7 @@ def test_a_compiler_that_does_not_work_has_failed(monkeypatch):
 def unplanned(monkeypatch):
     """The net of the step is left plain; the figures of its plan, which a test may change."""
     figures = {"limit": 4096, "predicted_peak": 4000, "measured_peak": 4096, "plain_peak": 8000}
+    figures["in_all"] = "all of it"
     monkeypatch.setattr(doctor_steps, "_wrapped", lambda *_, **__: None)
     monkeypatch.setattr(doctor_steps, "_figures", lambda *_: figures)
     return figures

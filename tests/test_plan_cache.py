@@ -94,6 +94,19 @@ def test_plans_by_older_costs_are_not_found(monkeypatch):
     assert plan_key("f", Settings(), "cpu", reused=False) != now
 
 
+def test_plans_that_another_release_of_the_solver_made_are_not_found(cache, solved, monkeypatch):
+    """Releases may find other schedules of equal cost."""
+    model, batch = small("mlp")
+    ask = {"kwargs": batch, "memory_limit": "98%", **HOW}
+    hybridremat.plan(model, **ask)
+    made = len(solved)
+    hybridremat.plan(model, **ask)
+    assert len(solved) == made
+    monkeypatch.setattr(plan_cache, "solver_version", lambda: "9.16.0")
+    hybridremat.plan(model, **ask)
+    assert len(solved) == made + 1
+
+
 @pytest.mark.parametrize("spec", [None, "h200"])
 def test_another_release_of_torch_has_plans_of_its_own(spec, monkeypatch):
     settings = Settings(device_spec=spec)
@@ -211,7 +224,7 @@ def test_processes_share_a_folder(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join()
+        worker.join(120)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= size
     assert all(path.name.endswith(".json.gz") for path in tmp_path.iterdir())

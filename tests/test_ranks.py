@@ -40,6 +40,15 @@ def test_training_in_ddp_equals_plain_ddp(ranks, loop):
         assert max(made["peaks"]) <= made["limit"] + made["buckets"] + OWN
 
 
+@pytest.mark.slow
+def test_calls_that_stay_one_op_train_in_ddp_too(tmp_path):
+    first, second = run_ranks("support.rank_cases:recurrent", tmp_path)
+    assert first["plan"] == second["plan"]
+    for made in (first["training"], second["training"]):
+        assert made["different"] == []
+        assert sum(peak > made["limit"] + OWN for peak in made["peaks"]) <= 1
+
+
 def test_new_shapes_come_inside_ddp_on_each_rank_alone(ranks):
     for rank in ranks:
         made = rank["training"]["shapes"]

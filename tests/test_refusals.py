@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hybridremat
-from hybridremat.errors import CostModelError
+from hybridremat.errors import CostModelError, UntriedKernelError
 from support.training import Mlp, small, train, train_plain
 from support.wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
@@ -100,9 +100,59 @@ def test_a_missing_argument():
            {"x": batch["x"]})  # fmt: skip
 
 
+def test_keywords_that_are_a_tensor():
+    model, batch = small("mlp")
+    with pytest.raises(hybridremat.InputError, match="kwargs= is a Tensor, not a mapping"):
+        hybridremat.plan(model, kwargs=batch["x"], memory_limit="80%", **HOW)
+
+
+def test_parameters_without_a_shape():
+    model = nn.Sequential(nn.LazyLinear(4))
+    for call in (hybridremat.wrap, hybridremat.plan, hybridremat.frontier, hybridremat.fit):
+        limit = {} if call in (hybridremat.frontier, hybridremat.fit) else {"memory_limit": "80%"}
+        with pytest.raises(hybridremat.ModelError, match="parameters without a shape yet"):
+            call(model, (torch.randn(2, 3),), **limit, **HOW)
+
+
+def test_an_argument_that_was_forgotten_is_no_graph_break():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 4)
+
+        def forward(self, x, labels=None):
+            return nn.functional.cross_entropy(self.head(x), labels)
+
+    refuse(hybridremat.InputError, "must be Tensor, not NoneType", Classifier(), {"x": torch.randn(2, 4)})
+
+
+def test_a_dtype_that_no_kernel_takes_points_to_the_inputs():
+    model, batch = small("mlp")
+    batch = {"x": batch["x"].double()}
+    refuse(UntriedKernelError, "Where a plain step fails alike, its inputs do not fit", model, batch)
+
+
 def test_a_wrong_shape():
     model, _ = small("mlp")
     refuse(hybridremat.InputError, "Mlp fails on these inputs", model, {"x": torch.randn(4, 31)})
+
+
+class OneOp(nn.Module):
+    def __init__(self, op):
+        super().__init__()
+        self.linear, self.op = nn.Linear(4, 4), op
+
+    def forward(self, x):
+        return self.op(self.linear(x)).sum()
+
+
+@pytest.mark.parametrize(
+    "op", [lambda x: torch.bmm(x, x), lambda x: torch.cat([x, x.T]), lambda x: x + x[:, :3], lambda x: x @ x]
+)
+def test_a_wrong_shape_is_said_once(op, caplog, capfd):
+    """torch logs it too, with a traceback through its own code."""
+    refuse(hybridremat.InputError, "OneOp fails on these inputs", OneOp(op), {"x": torch.randn(2, 4)})
+    assert "failed while" not in caplog.text + capfd.readouterr().err
 
 
 def test_a_graph_break():
@@ -113,7 +163,7 @@ def test_a_graph_break_below_many_calls_is_named_with_its_line():
     model = Broken()
     for _ in range(5):
         model = nn.Sequential(model)
-    refuse(hybridremat.CaptureError, r"in forward\n +if x.sum\(\)", model, args=(torch.ones(2, 8),))
+    refuse(hybridremat.CaptureError, r"refusals\.py:\d+ \(if x\.sum\(\)", model, args=(torch.ones(2, 8),))
 
 
 def test_an_output_without_gradient():

@@ -18,6 +18,7 @@ from hybridremat.plans.codec import plan_from_dict, write_plan
 from hybridremat.plans.records import PlannedBlock, ValueRecord
 from hybridremat.reports.block_rows import block_rows, module_names, module_tail
 from hybridremat.reports.explanation import block_text
+from hybridremat.reports.largest import recomputed_groups, saved_groups
 from hybridremat.reports.text import plan_tables, render
 from hybridremat.units import format_time
 
@@ -228,4 +229,52 @@ def test_damaged_plans_are_refused(damage, message, resealed):
 
 
 def test_tables_are_data_until_rendered():
-    assert len(plan_tables(plan_of([block(0, 0)]))) == 3
+    assert len(plan_tables(plan_of([block(0, 0)]))) == 5
+
+
+@given(BLOCKS)
+def test_the_largest_values_come_first_and_every_value_is_in_one_group(blocks):
+    for groups, values in (
+        (saved_groups(blocks), [(b.index, v) for b in blocks for v in b.saved]),
+        (recomputed_groups(blocks), [(b.index, v) for b in blocks for v, _ in b.recomputed]),
+    ):
+        assert sum(group.total for group in groups) == sum(v.bytes for _, v in values)
+        assert sum(group.copies for group in groups) == len(values)
+        assert [group.total for group in groups] == sorted((g.total for g in groups), reverse=True)
+        kinds = {(v.op, v.module.split(".")[3], v.bytes): set() for _, v in values}
+        for index, v in values:
+            kinds[v.op, v.module.split(".")[3], v.bytes].add(index)
+        assert sorted(group.blocks for group in groups) == sorted(tuple(sorted(k)) for k in kinds.values())
+
+
+def test_the_text_begins_with_the_largest_values_and_ends_with_its_terms():
+    blocks = [block(i, i, saved=1000 * (i + 1)) for i in range(7)]
+    lines = str(plan_of(blocks)).splitlines()
+    assert [re.split("  +", line)[1] for line in lines[:5]] == [
+        "6.84 KiB", "5.86 KiB", "4.88 KiB", "3.91 KiB", "2.93 KiB",
+    ]  # fmt: skip
+    assert re.split("  +", lines[0]) == ["most saved", "6.84 KiB", "addmm net.h.6.mlp.first", "block 6"]
+    again = ["most recomputed", "64 B ×7", "gelu net.h.{0–6}.mlp.second", "blocks 0–6"]
+    assert re.split("  +", lines[5]) == again and lines[6] == "" and lines[7].startswith("limit ")
+    legend = lines[max(n for n, line in enumerate(lines) if line.startswith("most saved")) :]
+    assert all(len(line) <= 100 for line in (*lines[:7], *legend))
+    terms = [re.split("  +", line)[0] for line in legend if not line.startswith(" ")]
+    assert terms[:4] == ["most saved", "most recomputed", "limit", "predicted peak"]
+    assert terms[-5:] == ["block", "ops", "option", "bytes", "time"] and "graph break" not in terms
+    # what is summed up and said beside the figures explains itself; every other line has its meaning
+    named = {re.split("  +", line)[0] for line in lines[7:14]} - {"planning", ""}
+    assert named <= set(terms)
+
+
+def test_long_names_leave_the_first_lines_readable():
+    value = ValueRecord("v", 4096, (1024,), "float32", "aten.addmm.default", "net." * 40 + "last")
+    wide = replace(block(0, 0), saved=(value,) * 3, recomputed=())
+    lines = str(plan_of([wide])).splitlines()
+    assert len(lines[0]) <= 100 and "last" in lines[0]
+    assert lines[1].split() == ["most", "recomputed", "nothing"]
+
+
+def test_a_loaded_plan_prints_the_same(tmp_path):
+    plan = plan_of([block(i, i) for i in range(3)])
+    plan.save(tmp_path / "plan.json")
+    assert str(Plan.load(tmp_path / "plan.json")) == str(plan)

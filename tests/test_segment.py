@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 
+import networkx as nx
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.segmentation.chain import Block, Chain
 from hybridremat.graph.segmentation.cuts import block_sizes
+from hybridremat.graph.segmentation.minimum_cut import source_side
 from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.segmentation.validate import validate_chain
 from support.examples import examples
@@ -299,6 +301,20 @@ def test_gradients_handed_down_are_fewest_bytes(data):
     assume(len(chain.boundary[1]) == 1)  # no value rides along: the brute force does not know of that
     handed_down = sum(graph.values[v].bytes for v in chain.gradient_boundary[1])
     assert handed_down == narrowest_placement(graph, chain)
+
+
+@examples(40)
+@given(st.dictionaries(st.tuples(*[st.integers(0, 6)] * 2), st.none() | st.integers(1, 5), max_size=24))
+def test_minimum_cuts_are_those_of_networkx(edges):
+    network = nx.DiGraph()
+    network.add_nodes_from(range(7))
+    for (tail, head), capacity in edges.items():
+        network.add_edge(tail, head, **({} if capacity is None else {"capacity": capacity}))
+    try:
+        _, (expected, _) = nx.minimum_cut(network, 0, 6)
+    except nx.NetworkXUnbounded:
+        assume(False)
+    assert source_side(network, 0, 6) == expected
 
 
 def damaged(chain: Chain) -> dict[str, Chain]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ortools.sat.python import cp_model
 
+from hybridremat.sequence import joined_graphs
 from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
 from support.examples import examples
 
@@ -67,3 +70,20 @@ def test_least_memory_within_a_time(step, most):
     assert (chosen is None) == (not fitting)
     if chosen is not None:
         assert step.peak(chosen) == min(replayed_peak(step, c) for c in fitting)
+
+
+@examples(60)
+@given(steps(), st.none() | st.integers(0, 80), st.none() | st.integers(0, 60))
+def test_a_search_that_found_nothing_still_keeps_what_was_asked(step, limit, most):
+    """Its effort was over: the fastest points, or those of least peak, if they satisfy it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joined_graphs, "solved", lambda *_: cp_model.UNKNOWN)
+        chosen = choose_points(step, limit=limit, most_time=most)
+    fastest = tuple(min(range(len(p.points)), key=lambda n, p=p: p.points[n].time) for p in step.parts)
+
+    def satisfies(choice):
+        fits = limit is None or replayed_peak(step, choice) <= limit
+        return fits and (most is None or step.time(choice) <= most)
+
+    assert chosen is not None or not satisfies(fastest)
+    assert chosen is None or satisfies(chosen)

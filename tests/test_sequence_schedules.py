@@ -35,7 +35,6 @@ from hybridremat.sequence.frontier import (
     look_near,
     schedule_point,
 )
-from hybridremat.sequence.strategies.segments import checkpointed_blocks
 from support.examples import examples
 from support.random_chains import training_chain
 
@@ -188,16 +187,6 @@ def test_more_options_never_cost_more_than_the_table_of_fewer(seed: int, few: in
     for slot in finest.breakpoints():
         fitting = [p.time for p in points if p.peak <= finest.peak_bytes(slot) + uncounted(chain)]
         assert min(fitting) <= finest.top[slot] + constant
-
-
-@examples(40)
-@given(st.integers(0, 10**6))
-def test_per_block_checkpoint_runs_every_forward_twice_but_the_last(seed: int) -> None:
-    chain, bindings, options = prepared(seed)
-    point = checkpointed_blocks(chain, bindings, options)
-    check_complete(chain.graph, point.schedule)
-    check_no_dead_execution(chain.graph, point.schedule)
-    assert [d.forward_runs for d in block_decisions(point.decisions)] == [2] * (len(bindings) - 1) + [1]
 
 
 def point(figures: tuple[int, int]) -> SchedulePoint:

@@ -29,6 +29,13 @@ def tokens(length, batch=2):
     return {"tokens": torch.randint(0, 50, (batch, length), generator=torch.Generator().manual_seed(length))}
 
 
+class BrokenMlp(Mlp):
+    def forward(self, x):
+        loss = super().forward(x)
+        torch._dynamo.graph_break()
+        return loss * 2
+
+
 def rows(count):
     return {"x": torch.randn(count, 32, generator=torch.Generator().manual_seed(count))}
 
@@ -68,11 +75,11 @@ def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkey
     monkeypatch.setattr(
         option_cache, "solve_blocks", lambda ps, **how: solved.extend(ps) or original(ps, **how)
     )
-    plan = hybridremat.prepare(model, kwargs=tokens(20))
+    plan = hybridremat.prepare(model, kwargs=tokens(28))
     assert plan.reused_options and not solved
     assert "reused" in str(plan)
     assert not hybridremat.prepare(model, kwargs=tokens(24)).reused_options  # the first one again
-    alone = hybridremat.plan(Transformer(), kwargs=tokens(20), memory_limit=plan.memory_limit, **HOW)
+    alone = hybridremat.plan(Transformer(), kwargs=tokens(28), memory_limit=plan.memory_limit, **HOW)
     assert solved and not alone.reused_options
     assert alone.extra_flops > 0 and 0 < plan.extra_flops <= alone.extra_flops + 0.02
     assert plan.least_peak <= 1.1 * alone.least_peak
@@ -275,3 +282,17 @@ def test_a_model_that_changes_in_each_step_is_told_of_and_refused_in_the_end(mon
             model(**rows(8)).backward()
     assert caplog.text.count("captured and planned anew") == 1
     assert 3 <= model.calls <= 5
+
+
+@pytest.mark.parametrize("net", [Mlp, BrokenMlp], ids=["one graph", "two graphs"])
+def test_a_share_is_resolved_anew_only_for_a_shape_larger_than_all_before(net):
+    sizes = (64, 4, 96, 64)
+    how = {**HOW, "graph_breaks": "plan"}
+    plain = {n: hybridremat.plan(net(), kwargs=rows(n), memory_limit="100%", **how).plain_peak for n in sizes}
+    model = hybridremat.wrap(net(), kwargs=rows(64), memory_limit="100%", **how)
+    limits = []
+    for size in sizes:
+        model(**rows(size)).backward()
+        limits.append(hybridremat.get_plan(model).memory_limit)
+    first, largest = plain[64], plain[96]
+    assert limits == [first, first, largest, first]

@@ -26,7 +26,7 @@ from hybridremat.sequence.strategies.segments import by_segments, square_root
 from hybridremat.zoo.models import reference_model
 from support.examples import examples
 from support.training import small, train, train_plain
-from support.wrapping import HOW
+from support.wrapping import HOW, frontier_of
 
 
 def slow(name):
@@ -49,13 +49,12 @@ def each_with_each(quick):
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy"), each_with_each([("convnet", "rotor"), ("convnet", "sqrt"), ("mlp", "checkmate")])
+    ("name", "strategy"), each_with_each([("convnet", "rotor"), ("convnet", "sqrt"), ("mlp", "checkmate-lp")])
 )
 def test_each_trains_as_plain_at_its_least_limit(name, strategy):
     model, batch = small(name)
     expected = train_plain(model, batch)
-    found = hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
-    limit = found.least.peak
+    limit = frontier_of(name, strategy).least.peak
     hybridremat.wrap(model, kwargs=batch, memory_limit=limit, strategy=strategy, **HOW)
     plan = hybridremat.get_plan(model)
     trained = train(model, batch)
@@ -66,10 +65,7 @@ def test_each_trains_as_plain_at_its_least_limit(name, strategy):
 
 @pytest.mark.parametrize(("name", "strategy"), each_with_each([("mlp", name) for name in OTHERS]))
 def test_none_is_better_than_the_default(name, strategy):
-    model, batch = small(name)
-    ours = hybridremat.frontier(model, kwargs=batch, **HOW)
-    other = hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
-    assert_nowhere_better(other, ours)
+    assert_nowhere_better(frontier_of(name, strategy), frontier_of(name))
 
 
 @pytest.mark.slow
@@ -115,10 +111,8 @@ def assert_nowhere_better(other, ours):
 
 @pytest.mark.slow
 def test_strategies_recompute_what_they_say():
-    model, batch = small("transformer")
-
     def least(strategy):
-        found = hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
+        found = frontier_of("transformer", strategy)
         plan = found.plan(memory_limit=found.least.peak)
         runs = [each.forward_runs for each in block_decisions(plan.details.decisions)] if plan.details else []
         return plan, runs

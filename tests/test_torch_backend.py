@@ -151,7 +151,7 @@ def test_errors_come_out_inside_those_of_torch():
     ("mode", "options", "kind", "message"),
     [
         (None, {}, LimitError, "neither memory_limit nor max_overhead"),
-        (None, {"memory": "50%"}, OptionsError, "'memory'.*there are memory_limit, max_overhead"),
+        (None, {"memory": "50%"}, OptionsError, "'memory'.*There are memory_limit, max_overhead"),
         (None, {"memory_limit": 0.5}, LimitError, "50%"),
         (None, {"memory_limit": "50%", "on_plan": 3}, OptionsError, "on_plan=3 is no function"),
         ("max-autotune", {"memory_limit": "50%"}, OptionsError, "max-autotune.*no modes"),

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+# dill, which hashes TRL's data sets, takes what lies in a folder of this name for installed; it pickles the
+# whole of any other module, and cannot with pyarrow.
 EXTRA = Path(
-    os.environ.get("HYBRIDREMAT_COMPAT_PACKAGES", Path(__file__).parents[2] / ".compat" / "packages")
+    os.environ.get("HYBRIDREMAT_COMPAT_PACKAGES", Path(__file__).parents[2] / ".compat" / "site-packages")
 )
 
 if (EXTRA / "torchvision").is_dir():
@@ -23,6 +25,12 @@ if (EXTRA / "torchvision").is_dir():
     LIBRARY.define(
         "qnms(Tensor dets, Tensor scores, float iou_threshold, Tensor scale, int zero_point) -> Tensor"
     )
+
+
+@pytest.fixture
+def quantizers(monkeypatch):
+    """Makes packages of quantized weights importable, for one test: transformers imports what it finds."""
+    monkeypatch.syspath_prepend(EXTRA / "quantized")
 
 
 @pytest.fixture

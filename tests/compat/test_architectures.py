@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from support.compat import cases_language, cases_vision, cases_wiring
+from support.compat import cases_language, cases_today, cases_vision, cases_wiring
 from support.compat.harness import hold_to_plain, parameters
 
-CASES = [*cases_language.CASES, *cases_vision.CASES, *cases_wiring.CASES]
+CASES = [*cases_language.CASES, *cases_vision.CASES, *cases_wiring.CASES, *cases_today.CASES]
 
 
 LONGER = {

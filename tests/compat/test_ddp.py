@@ -67,7 +67,7 @@ def test_sharded_models(tmp_path, line):
     for rank in run_ranks("support.compat.ddp_cases:sharded", tmp_path):
         assert rank["FSDP inside"][0] == rank["fully_shard inside"][0] == "ModelError"
         assert rank["fully_shard around"][0] == "CaptureError"
-        assert rank["SyncBatchNorm"][0] == "CaptureError"
+        assert rank["SyncBatchNorm"][0] == "InputError"
         assert rank["FSDP around equal"]
     line(GROUP, "wrap of an FSDP or fully_shard module", "ModelError")
     line(GROUP, "fully_shard of a wrapped module", "CaptureError at the first step")
@@ -77,7 +77,7 @@ def test_sharded_models(tmp_path, line):
         "bit-equal to FullyShardedDataParallel alone",
         remark="parameters that it gathers are not in the limit",
     )
-    line(GROUP, "SyncBatchNorm", "CaptureError", remark="on CPU; PyTorch has it for accelerators alone")
+    line(GROUP, "SyncBatchNorm", "InputError", remark="on CPU; PyTorch has it for accelerators alone")
 
 
 def test_data_parallel_goes_around(line):

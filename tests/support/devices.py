@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.nn import functional
 
 CUDA = pytest.param(
     "cuda",
@@ -19,6 +20,23 @@ SLOW_ON_CPU = [pytest.param("cpu", marks=pytest.mark.slow), CUDA]
 def put(device, model, batch):
     """A model and its batch on a device."""
     return model.to(device), {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+@contextmanager
+def batch_norm_as_captured() -> Iterator[None]:
+    """Plain training with PyTorch's own batch normalization, as every step that AOTAutograd captures has it.
+
+    On CUDA eager training takes cuDNN's, whose numbers differ in their last bits.
+    """
+    usual = functional.batch_norm
+
+    def own(*args, **kwargs):
+        with torch.backends.cudnn.flags(enabled=False):
+            return usual(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "batch_norm", own)
+        yield
 
 
 @contextmanager

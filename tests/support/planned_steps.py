@@ -23,8 +23,8 @@ def planned_forwards() -> Iterator[list[nn.Module]]:
     ran: list[nn.Module] = []
     planned = PlannedCall._planned_forward
 
-    def counted(self, args, kwargs):
-        output = planned(self, args, kwargs)
+    def counted(self, args, kwargs, held):
+        output = planned(self, args, kwargs, held)
         ran.append(self.model)
         return output
 

@@ -36,7 +36,7 @@ def run_ranks(
     finally:
         for process in started:
             process.kill()
-            process.wait()
+            process.wait(30)
     said = "\n".join(f"--- rank {r}\n{_log(folder, r).read_text()[-6000:]}" for r in range(size))
     assert codes == [0] * size, f"{target}: {codes}\n{said}"
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]

@@ -143,9 +143,11 @@ def machine(name: str, more: int):
     """Another machine: its figures are not known here, and every kernel takes so many bytes more."""
     measured = costs.measure_footprints
 
-    def measure(kernels, missing):
-        found = measured(kernels, missing)
-        return {key: replace(item, workspace=item.workspace + more) for key, item in found.items()}
+    def measure(*given):
+        found = measured(*given)
+        for key, item in found.footprints.items():
+            found.footprints[key] = replace(item, workspace=item.workspace + more)
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_store, "device_description", lambda device: name)
@@ -224,6 +226,28 @@ def others(rank: int, x: torch.Tensor) -> dict:
         mixed(x[:32])["loss"].backward()
         wrap(net(), x[:32], "100%", across_ranks=False)
     return {"other kernels": slow, "other inputs": inputs}
+
+
+class Cells(Net):
+    """The net above a recurrent module, which stays one op."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__(width)
+        self.cells = nn.GRU(width, width)
+
+    def forward(self, x):
+        return super().forward(self.cells(x.view(-1, 4, x.shape[-1]))[0].flatten(0, 1))
+
+
+def recurrent(rank: int) -> dict:
+    """One plan of a step with calls that stay one op, and training with it."""
+
+    def make():
+        torch.manual_seed(0)
+        return Cells()
+
+    planned = wrap(make(), batches(rank, 1)[0], "90%")
+    return {"plan": described(planned), "training": compare(planned, batches(rank), make)}
 
 
 def compiled(rank: int) -> dict:

@@ -219,29 +219,30 @@ def train_plain(model, batch, **how) -> Trained:
     return train(copy.deepcopy(model), batch, **how)
 
 
-def with_costs(step, model, store, progress=lambda done, total: None):
+def with_costs(step, model, store, progress=lambda done, total: None, untried="error"):
     """The same step with times, temporaries, the real sizes of its values and, op by op, in-place forms."""
-    sized = with_footprints(step, store)
+    sized = with_footprints(step, store, untried)
     return with_times(sized if step.fused_ops else with_rewrites(sized, store), model, store, progress)
 
 
 class FixedPlanner:
     """Hands out one schedule (the plain one at first) and keeps the traced step."""
 
-    def __init__(self) -> None:
+    def __init__(self, untried="error") -> None:
         self.step = self.schedule = None
+        self.untried = untried
 
     def choose(self, step):
-        self.step = with_costs(step, FlopsCost(), KernelStore())
+        self.step = with_costs(step, FlopsCost(), KernelStore(), untried=self.untried)
         return Chosen(self.step, self.schedule or plain_schedule(self.step.graph), accept=self.accept)
 
     def accept(self, memory):
         self.peak = memory.peak
 
 
-def traced(model, *args, hold_outputs=False, fused=False, **kwargs):
+def traced(model, *args, hold_outputs=False, fused=False, untried="error", **kwargs):
     """The traced step of a model with flops costs, ``fused`` as for Inductor; nothing runs."""
-    planner, inductor = FixedPlanner(), None
+    planner, inductor = FixedPlanner(untried), None
     if fused:
         from hybridremat.compiler.inductor import Inductor  # takes a second
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
 import hybridremat
+from support.training import small
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 
@@ -26,6 +29,13 @@ def three_limits(model, batch, **how):
     least, plain = plan.least_peak, plan.plain_peak
     easy = max(least, plain * 8 // 10)
     return [easy, (easy + least) // 2, least]
+
+
+@cache
+def frontier_of(name, strategy="hybrid"):
+    """The frontier of a small model, made once in a process: several tests look at it."""
+    model, batch = small(name)
+    return hybridremat.frontier(model, kwargs=batch, strategy=strategy, **HOW)
 
 
 def state_of(model):

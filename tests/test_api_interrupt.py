@@ -1,0 +1,104 @@
+"""Ctrl-C in the functions of the API, at any moment: it ends them, and the model can be used as before."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from contextlib import suppress
+
+import pytest
+
+from hybridremat.planning import pipeline
+from support.training import small, train, train_plain
+from support.wrapping import assert_untouched, state_of, wrap
+
+MANY = """
+import os, signal, sys, threading, time
+import hybridremat
+from support.training import small
+from support.wrapping import wrap
+
+moments = int(sys.argv[1])
+wrap(*small("running"), "85%", cache=False)  # imports
+started = time.perf_counter()
+wrap(*small("running"), "85%", cache=False)
+whole = time.perf_counter() - started
+lost = []
+for moment in range(moments):
+    model, batch = small("running")
+    sent = []
+    def send():
+        sent.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+    timer = threading.Timer(whole * (moment + 0.5) / moments * 0.8, send)
+    timer.start()
+    try:
+        wrap(model, batch, "85%", cache=False)
+    except KeyboardInterrupt:
+        ended = True
+    else:
+        timer.cancel()
+        ended = not sent  # over before
+    if not ended:
+        lost.append(moment)
+    elif sent:
+        wrap(model, batch, "100%", cache=False)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+print("lost", lost)
+"""
+
+
+@pytest.mark.parametrize("moments", [6, pytest.param(40, marks=pytest.mark.slow)])
+def test_every_interrupt_ends_wrap(moments) -> None:
+    command = [sys.executable, "-c", "import sys; sys.path[:0] = ['tests']\n" + MANY, str(moments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.stdout == "lost []\n", done.stderr[-3000:]
+
+
+SLEPT_ON: list[int] = []
+
+
+def in_weak_callback() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+    del thing
+    assert reference() is None
+    time.sleep(5)  # the interrupt is sent again
+    SLEPT_ON.append(1)
+
+
+def in_except() -> None:
+    with suppress(BaseException):  # as libraries do
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("swallowed", [in_weak_callback, in_except])
+def test_an_interrupt_that_is_swallowed_ends_wrap(swallowed, monkeypatch) -> None:
+    model, batch = small("running")
+    before, costs = state_of(model), pipeline.with_costs
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "with_costs", lambda *args: (swallowed(), costs(*args))[1])
+        with pytest.raises(KeyboardInterrupt):
+            wrap(model, batch, "85%")
+    assert not SLEPT_ON
+    assert_untouched(before, model)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    wrap(model, batch, "100%")
+    assert not train(model, batch, steps=2).differences(train_plain(*small("running"), steps=2))
+
+
+def test_a_handler_of_the_callers_own_is_left_alone() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        mine = signal.getsignal(signal.SIGINT)
+        wrap(*small("running"), "85%", on_infeasible="error")
+        assert signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, before)
