@@ -17,7 +17,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal
 # Anything for `make bench`: make bench BENCH_ARGS="gpt2 --methods checkpoint hybrid"
 BENCH_ARGS ?=
 
-EXTRA := .compat/packages
+EXTRA := .compat/site-packages
 
 # For `make gpu`: where it runs, its results, and wheels of what is missing there beside torch.
 DEVICE ?= cuda
@@ -28,15 +28,18 @@ GPU_ARGS ?=
 GPU_PYTHON ?= 3.12
 GPU_PLATFORMS := $(foreach glibc,2_28 2_27 2_17,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64
 
+# The first and the last minor release of torch in the range of pyproject.toml.
+OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1.0/p' pyproject.toml)
+NEWEST := $(shell awk -F'"torch>=[0-9.]*,<2[.]' 'NF > 1 {print "2." $$2 - 1 ".0"}' pyproject.toml)
 # Another release of torch, for test-torch; unless said, the oldest one that is supported. TORCH_INDEX: a further
 # package index to take it from, such as https://download.pytorch.org/whl/cpu, whose builds are small.
-TORCH ?= $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1.0/p' pyproject.toml)
+TORCH ?= $(OLDEST)
 TORCH_INDEX ?=
 OTHER := .torch/$(TORCH)
 # What a release of torch could break: the graphs that are captured, their numbers, Inductor's lowering
-OLDEST := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py direct_calls.py compiled*.py lowered_memory.py))
+OF_TORCH := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py direct_calls.py compiled*.py lowered_memory.py generated_lines.py))
 
-.PHONY: help demo test test-slow test-all test-torch test-oldest lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
+.PHONY: help demo test test-slow test-all test-torch test-oldest test-newest lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -60,7 +63,10 @@ test-torch: $(OTHER)/.installed browser ## the quick tests with another torch: m
 	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not compat" $(PYTEST_ARGS)
 
 test-oldest: ## the quick tests of captured graphs, their numbers and compiled steps with the oldest torch
-	@$(MAKE) test-torch PYTEST_ARGS="$(OLDEST) $(PYTEST_ARGS)"
+	@$(MAKE) test-torch TORCH=$(OLDEST) PYTEST_ARGS="$(OF_TORCH) $(PYTEST_ARGS)"
+
+test-newest: ## the same tests with the newest torch that is supported
+	@$(MAKE) test-torch TORCH=$(NEWEST) PYTEST_ARGS="$(OF_TORCH) $(PYTEST_ARGS)"
 
 # Without one, the tests of the HTML report's page are skipped (in CI: fail), all others run.
 browser: ## install Chromium and its driver, for the tests of the HTML report (Debian, as root or with sudo)
@@ -89,7 +95,7 @@ wheel-check: $(STAMP) ## build the wheel, install it elsewhere, import every mod
 docs: $(STAMP) ## the documentation as pages, docs/_build/html/index.html; a warning is an error
 	$(BIN)/sphinx-build -M html docs docs/_build -W --keep-going -q
 
-check: lint types wheel-check docs test-all test-oldest ## lint, types, wheel, documentation and all tests, as CI does
+check: lint types wheel-check docs test-all test-oldest test-newest ## lint, types, wheel, documentation and all tests, as CI does
 
 marks: $(STAMP) ## frontiers of the reference models beside the recorded ones; write docs/benchmarks.md
 	$(BIN)/python benchmarks/compare_marks.py
@@ -104,9 +110,13 @@ compat: $(STAMP) $(EXTRA)/.installed ## try every model and habit of docs/compat
 	$(BIN)/python tools/compat_table.py .compat/lines docs/compatibility.md
 
 # Not in .venv: torchvision has no CPU build for this torch, and breaks other imports unless the tests'
-# conftest.py prepares it. The packages that it and timm need are there already.
+# conftest.py prepares it. The other packages that these and timm need are there already. Those of quantized
+# weights stand in a folder of their own, as transformers imports them where it finds them. dill takes packages for
+# installed by the folder's name (site-packages), and else pickles all of pyarrow, which fails.
 $(EXTRA)/.installed: $(STAMP)
-	@$(PIP) install -qq -c constraints.txt --no-deps --upgrade --target $(EXTRA) torchvision timm
+	@$(PIP) install -qq -c constraints.txt --no-deps --upgrade --target $(EXTRA) torchvision timm \
+		trl datasets pyarrow dill multiprocess xxhash
+	@$(PIP) install -qq -c constraints.txt --no-deps --upgrade --target $(EXTRA)/quantized torchao bitsandbytes
 	@touch $@
 
 # With the torch of $(PYTHON), in an environment on top of it; see docs/benchmarks.md.

@@ -40,7 +40,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|nn|pathlib|collections|typing|argparse|enum)\..*"),
     (r"py:.*", r"hybridremat\.(graph|blocks|sequence|planning\.settings|integrations\.loop_options)\..*"),
-    (r"py:class", r"hybridremat\.api\.M"),  # a type variable
+    (r"py:class", r"hybridremat\.(api\.M|compiler\.opaque_calls\.F)"),  # type variables
     (r"py:mod", r".*"),
     (r"py:.*", r"(?!hybridremat).*"),
 ]
