@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import hybridremat
 from hybridremat.errors import InfeasibleLimitError, UnsurveyedPathWarning
+from hybridremat.graph_breaks.planner import GraphBreakPlanner
 from hybridremat.planning import option_cache, pipeline
 from hybridremat.runtime.steps import StepMaker
 from support.broken_nets import HOW, Inside, Reader, Stage, batch
@@ -139,6 +140,25 @@ def test_another_first_graph_is_planned_together_with_those_after_it(surveys):
         assert train(plain, inputs, steps=1).differences(train(wrapped, inputs, steps=1, measure=False)) == []
         assert hybridremat.get_plan(wrapped).predicted_peak <= least
     assert len(surveys) <= 3
+
+
+def test_a_path_that_does_not_fit_beside_the_others_is_planned_anew(monkeypatch):
+    model, inputs = halves(broken=True)
+    wide = copy.deepcopy(model)
+    wide.twisted = True
+    limit = round(1.02 * hybridremat.plan(wide, kwargs=inputs, memory_limit=ROOMY, **HOW).least_peak)
+    wrapped, plain = planned(model, inputs, limit), copy.deepcopy(model)
+
+    def full(*_, **__):
+        raise InfeasibleLimitError("no point of the new graph fits beside the others'", limit=limit, least=limit + 1)
+
+    monkeypatch.setattr(GraphBreakPlanner, "add_path", full)
+    for twisted in (False, True, False, True):
+        wrapped.twisted = plain.twisted = twisted
+        assert train(plain, inputs, steps=1).differences(train(wrapped, inputs, steps=1, measure=False)) == []
+        plan = hybridremat.get_plan(wrapped)
+        assert len(plan.parts) == 2
+        assert plan.predicted_peak <= limit
 
 
 def test_what_ran_before_the_first_graph_is_not_repeated():

@@ -199,6 +199,8 @@ class PlannedCall:
                 step.breaks.add_path(self._maker.path(args, kwargs), on_infeasible="error")
                 return step
         anew = self._steps[self._key(args, kwargs)] = self._maker.planned(args, kwargs)
+        if anew.breaks is not None:
+            anew.breaks.begin()  # planning it ran its graphs
         return anew
 
     def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
