@@ -17,6 +17,7 @@ from hybridremat.blocks.curtailed import curtailed_options, options_within, seco
 from hybridremat.blocks.epsilon_constraint import explore_rectangles
 from hybridremat.blocks.pareto import enumerate_options
 from hybridremat.blocks.types import LOADING, BackwardStep, BlockProblem, ForwardOp
+from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.planning import effort, improvement
@@ -164,6 +165,25 @@ def test_a_limit_that_little_work_finds_nothing_for_is_looked_at_whole(bounded, 
         tight = hybridremat.plan(model, kwargs=batch, memory_limit=thorough.least_peak, **HOW)
     assert tight.needed <= thorough.least_peak
     assert quick.least_peak == thorough.least_peak or "solved whole" in caplog.text
+
+
+@pytest.mark.full_effort
+def test_a_limit_below_a_bound_is_refused_without_the_whole_search(bounded, monkeypatch, caplog) -> None:
+    model, batch = small("mlp")
+    thorough = hybridremat.plan(model, kwargs=batch, memory_limit="100%", planning_budget="unlimited", **HOW)
+    nothing = "hybridremat.planning.stages.shares"
+    monkeypatch.setattr(nothing, lambda chains, _: ((0,), dict.fromkeys(chains[0], 0.0)))
+    proven = thorough.certified().certificate.least_bound
+    for limit, whole in ((proven // 2, False), (thorough.least_peak * 49 // 50, True)):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "hybridremat"), pytest.raises(InfeasibleLimitError) as refused:
+            hybridremat.plan(model, kwargs=batch, memory_limit=limit, **HOW)
+        assert ("solved whole" in caplog.text) == whole
+        assert ("least feasible limit that was found" in str(refused.value)) != whole
+        kept = hybridremat.plan(model, kwargs=batch, memory_limit=refused.value.least, **HOW)
+        assert kept.needed <= refused.value.least
+    least = hybridremat.plan(model, kwargs=batch, memory_limit=proven // 2, on_infeasible="least", **HOW)
+    assert least.needed <= 1.01 * thorough.least_peak
 
 
 class _Outputs(torch.nn.Module):

@@ -21,8 +21,8 @@ def infeasible(
 ) -> InfeasibleLimitError:
     """The error for a limit below the ``least`` feasible one (bytes).
 
-    ``workspace``: what an optimizer in the backward takes at most. ``searched``: whether the least is only
-    what a strategy found.
+    ``workspace``: what an optimizer in the backward takes at most. ``searched``: whether there may be less
+    than the least that was found.
     """
     share = format_share_up(least, plain_peak)
     under = f" under policy= ({', '.join(pin.pattern for pin in pins)})" if pins else ""
@@ -40,7 +40,7 @@ def infeasible(
         )
     return InfeasibleLimitError(
         f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
-        f"the least feasible limit{' that this strategy found' if searched else ''} for this model and "
+        f"the least feasible limit{' that was found' if searched else ''} for this model and "
         f"input{under} is {format_bytes(least)} "
         f"({least} bytes, {share} of the plain step's {format_bytes(plain_peak)}). "
         f"Raise the limit to that, make the batch or the input smaller{less}, or pass "

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from hybridremat.compiler.inductor import Inductor
 
 
-
 @dataclass(frozen=True)
 class Chosen:
     """The schedule of a traced step.
@@ -304,7 +303,7 @@ def make_plan(
 def _chosen(
     step: TracedStep, timings: Timings, context: PlanContext, *, reuse: bool, on_infeasible: OnInfeasible
 ) -> Plan:
-    """The plan that a bounded search finds; if nothing fits there, that of the whole one."""
+    """The plan that a bounded search finds; if nothing fits there and something may, that of the whole one."""
     for bounded in (True, False):
         frontier = step_frontier(step, timings, context, reuse=reuse, for_one_plan=True, bounded=bounded)
         context.progress("improving", 0, 1)
@@ -314,7 +313,16 @@ def _chosen(
                 frontier, context.settings, context.origin, on_infeasible="error" if more else on_infeasible
             )
         except InfeasibleLimitError:
-            if not more:
+            if not more or (on_infeasible == "error" and _nothing_can_fit(frontier, context)):
                 raise
             logger.info("nothing fits among the first options of blocks; these are solved whole")
     raise AssertionError("the whole search chooses or raises")
+
+
+def _nothing_can_fit(frontier: StepFrontier | LoweredFrontier, context: PlanContext) -> bool:
+    """Whether a bound proves what a search did not find: generated code has none."""
+    limit = context.settings.limit_bytes(frontier.plain_peak, least=0)
+    if limit is None or not isinstance(frontier, StepFrontier):
+        return False
+    context.progress("bounding", 0, 1)
+    return frontier.proves_infeasible(limit)

@@ -18,7 +18,7 @@ from hybridremat.planning.limit_errors import infeasible, too_slow
 from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, schedule_needs
 from hybridremat.plans.records import FrontierPoint, PinRecord, SearchEffort
-from hybridremat.sequence.bounds.certificate import time_once
+from hybridremat.sequence.bounds.certificate import MANY, least_peak_bound, time_once
 from hybridremat.sequence.frontier import SchedulePoint, pareto_frontier
 from hybridremat.sequence.strategies.layers import checkpointed_layers
 from hybridremat.units import format_overhead_up
@@ -124,6 +124,11 @@ class StepFrontier:
         found = [improvement.under(start, limit, outside) for start in (least, quick)]
         return min(found, key=lambda each: each.point.time)
 
+    def proves_infeasible(self, limit: int) -> bool:
+        """Whether it is proven that no schedule at all, found or not, fits into so many bytes."""
+        good = self._least_composed(NO_OUTSIDE_MEMORY).point.schedule
+        return least_peak_bound(self.graph, good, MANY) > limit
+
     def least_composed_needs(self, outside: OutsideMemory) -> int:
         """Bytes that blocks can be composed for. What :meth:`least` searches for seconds may need less."""
         return self.needs(self._least_composed(outside), outside)
@@ -213,8 +218,9 @@ class StepFrontier:
         if not fitting:
             least = self.least(outside)
             if (needs := self.needs(least, outside)) > limit:
+                searched = self.under is not None or self.curtailed
                 raise infeasible(
-                    limit, needs, self.plain.peak, outside, self.pins, self._workspace, self.under is not None
+                    limit, needs, self.plain.peak, outside, self.pins, self._workspace, searched
                 )
             fitting = [least]
         chosen = self._fastest(fitting[-1], limit, outside)
