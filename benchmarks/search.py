@@ -66,13 +66,15 @@ def taken(row: Row) -> float:
 
 
 def is_counted(row: Row) -> bool:
-    """Whether a step is short and the limit feasible: to refuse one takes a search without a bound."""
+    """Whether a step is short and the limit feasible."""
     return float(row["step"]) < SHORT and row.get("overhead") not in ("", None)
 
 
 def _seconds(row: Row) -> str:
+    if row.get("seconds") in ("", None):
+        return "–"
     late = is_counted(row) and taken(row) > allowed(row)
-    return f"**{taken(row):.1f}**" if late else f"{taken(row):.1f}"
+    return f"**{taken(row):.1f} s**" if late else f"{taken(row):.1f} s"
 
 
 def _overheads(row: Row) -> str:
@@ -91,7 +93,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         limit = row["limit"] if row["limit"] != "least" else f"least, {100 * float(row['share']):.1f} %"
         about = f"{row['model']} | {row['cost']} | {1000 * float(row['step']):.3g} ms"
-        yield f"| {about} | {float(row['capture']):.1f} s | {limit} | {_seconds(row)} s | {_overheads(row)} |"
+        yield f"| {about} | {float(row['capture']):.1f} s | {limit} | {_seconds(row)} | {_overheads(row)} |"
 
 
 def part(rows: Sequence[Row]) -> str:

@@ -73,7 +73,7 @@ def planned(step: Any, limit: str | int, costs: str, budget: str | None) -> tupl
 
 
 def rows(kind: str, name: str, costs: str) -> Iterator[dict[str, Any]]:
-    """A row for each limit."""
+    """A row for each limit; one below the least is not searched."""
     model, batch = made(kind, name)
     taken: dict[str, Any] = {}
     context = PlanContext.of(Settings(memory_limit="100%", cost_model=costs).validated(need_limit=True))
@@ -94,6 +94,9 @@ def rows(kind: str, name: str, costs: str) -> Iterator[dict[str, Any]]:
     about |= {stage: taken[stage] for stage in ("capture", "costs")}
     _, least = planned(taken["step"], "100%", costs, None)
     for limit in (*SHARES, least):
+        if isinstance(limit, str) and int(limit[:-1]) * plain.peak < 100 * least:
+            yield about | {"limit": limit, "share": least / plain.peak}
+            continue
         found, _ = planned(taken["step"], limit, costs, None)
         if "overhead" in found and plain.time / 1e9 >= LONG_STEP:
             whole, _ = planned(taken["step"], limit, costs, "unlimited")

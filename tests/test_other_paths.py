@@ -150,7 +150,7 @@ def test_a_path_that_does_not_fit_beside_the_others_is_planned_anew(monkeypatch)
     wrapped, plain = planned(model, inputs, limit), copy.deepcopy(model)
 
     def full(*_, **__):
-        raise InfeasibleLimitError("no point of the new graph fits beside the others'", limit=limit, least=limit + 1)
+        raise InfeasibleLimitError("nothing fits beside the others", limit=limit, least=limit + 1)
 
     monkeypatch.setattr(GraphBreakPlanner, "add_path", full)
     for twisted in (False, True, False, True):

@@ -8,6 +8,7 @@ from torch import nn
 
 import hybridremat
 from hybridremat.errors import CostModelError, UntriedKernelError
+from hybridremat.units import format_bytes
 from support.training import Mlp, small, train, train_plain
 from support.wrapping import HOW, assert_untouched, least_limit, state_of, wrap
 
@@ -50,6 +51,27 @@ def test_infeasible_limit_names_the_least_and_the_least_is_feasible():
     hybridremat.unwrap(model)
     with pytest.raises(hybridremat.InfeasibleLimitError):
         wrap(model, batch, error.least - 1)
+
+
+class OneLargeOp(nn.Module):
+    """A softmax over far more than everything else; no plan can split it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.wide = nn.Linear(8, 8), nn.Linear(8, 4096)
+
+    def forward(self, x):
+        return self.wide(self.first(x)).softmax(-1)[:, 0].sum()
+
+
+def test_an_op_that_sets_the_least_limit_alone_is_named():
+    model, batch = OneLargeOp(), {"x": torch.randn(64, 8)}
+    error = refuse(hybridremat.InfeasibleLimitError, "One op, .*softmax", model, batch, memory_limit=1000)
+    alone = 2 * 64 * 4096 * 4
+    assert f"takes {format_bytes(alone)} of it alone" in str(error) and alone <= error.least
+    deep, inputs = small("mlp")
+    error = refuse(hybridremat.InfeasibleLimitError, "no plan fits", deep, inputs, memory_limit=1000)
+    assert "One op" not in str(error)
 
 
 def test_limit_and_overhead_that_exclude_each_other():

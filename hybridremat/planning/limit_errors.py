@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from hybridremat.errors import InfeasibleLimitError
+from hybridremat.graph.joint import Op
 from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.records import PinRecord
 from hybridremat.units import format_bytes, format_overhead_up, format_share_up
+
+HEAVY: Final = 0.8
+"""The share of the least limit from which one op is named as what sets it."""
 
 
 def infeasible(
@@ -16,13 +21,15 @@ def infeasible(
     plain_peak: int,
     outside: OutsideMemory,
     pins: Sequence[PinRecord],
+    *,
     workspace: int = 0,
     searched: bool = False,
+    heaviest: tuple[Op, int] | None = None,
 ) -> InfeasibleLimitError:
     """The error for a limit below the ``least`` feasible one (bytes).
 
     ``workspace``: what an optimizer in the backward takes at most. ``searched``: whether there may be less
-    than the least that was found.
+    than the least that was found. ``heaviest``: the op that takes most, whatever else is alive.
     """
     share = format_share_up(least, plain_peak)
     under = f" under policy= ({', '.join(pin.pattern for pin in pins)})" if pins else ""
@@ -38,6 +45,8 @@ def infeasible(
             f" The optimizer that steps in the backward takes up to {format_bytes(workspace)} of it "
             '(fused=True takes less), which the plain step does not count; gradients="at_end" leaves it out.'
         )
+    if heaviest is not None and heaviest[1] >= HEAVY * least:
+        early += _named(*heaviest)
     return InfeasibleLimitError(
         f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes{kept}): "
         f"the least feasible limit{' that was found' if searched else ''} for this model and "
@@ -47,6 +56,15 @@ def infeasible(
         f'on_infeasible="least" to run the plan of least memory.{early}',
         limit=limit,
         least=least,
+    )
+
+
+def _named(op: Op, alone: int) -> str:
+    """Of an op that no plan can make smaller."""
+    where = f" ({op.source})" if op.source else ""
+    return (
+        f" One op, {op.name}{where}, takes {format_bytes(alone)} of it alone, with what it reads, writes and "
+        "works in: no plan goes below that."
     )
 
 

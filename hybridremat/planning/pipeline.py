@@ -303,7 +303,7 @@ def make_plan(
 def _chosen(
     step: TracedStep, timings: Timings, context: PlanContext, *, reuse: bool, on_infeasible: OnInfeasible
 ) -> Plan:
-    """The plan that a bounded search finds; if nothing fits there and something may, that of the whole one."""
+    """The plan that a bounded search finds; if nothing fits there, but may, that of the whole one."""
     for bounded in (True, False):
         frontier = step_frontier(step, timings, context, reuse=reuse, for_one_plan=True, bounded=bounded)
         context.progress("improving", 0, 1)

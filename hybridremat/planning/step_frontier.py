@@ -18,7 +18,7 @@ from hybridremat.planning.limit_errors import infeasible, too_slow
 from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, schedule_needs
 from hybridremat.plans.records import FrontierPoint, PinRecord, SearchEffort
-from hybridremat.sequence.bounds.certificate import MANY, least_peak_bound, time_once
+from hybridremat.sequence.bounds.certificate import MANY, heaviest_op, least_peak_bound, time_once
 from hybridremat.sequence.frontier import SchedulePoint, pareto_frontier
 from hybridremat.sequence.strategies.layers import checkpointed_layers
 from hybridremat.units import format_overhead_up
@@ -218,9 +218,15 @@ class StepFrontier:
         if not fitting:
             least = self.least(outside)
             if (needs := self.needs(least, outside)) > limit:
-                searched = self.under is not None or self.curtailed
                 raise infeasible(
-                    limit, needs, self.plain.peak, outside, self.pins, self._workspace, searched
+                    limit,
+                    needs,
+                    self.plain.peak,
+                    outside,
+                    self.pins,
+                    workspace=self._workspace,
+                    searched=self.under is not None or self.curtailed,
+                    heaviest=heaviest_op(self.graph),
                 )
             fitting = [least]
         chosen = self._fastest(fitting[-1], limit, outside)

@@ -82,7 +82,7 @@ def least_peak_bound(graph: JointGraph, schedule: Schedule, effort: BoundEffort 
     known = MemorySimulator(graph)(schedule).peak
     going_by = {schedule, plain_schedule(graph)}
     programs = (peak_program(graph, _moments(graph, each, effort.moments), known) for each in going_by)
-    return max(_most_alone(graph), *(each.lower_bound(effort.iterations) for each in programs))
+    return max(heaviest_op(graph)[1], *(each.lower_bound(effort.iterations) for each in programs))
 
 
 def time_once(graph: JointGraph) -> int:
@@ -90,9 +90,11 @@ def time_once(graph: JointGraph) -> int:
     return sum(min(way.time for way in graph.ops[op].ways) for op in needed_ops(graph))
 
 
-def _most_alone(graph: JointGraph) -> int:
-    """Bytes that one op takes, whatever else is alive."""
-    return max(_bytes_alone(graph, graph.ops[op]) for op in needed_ops(graph))
+def heaviest_op(graph: JointGraph) -> tuple[Op, int]:
+    """The op that takes most with what it reads and writes, and these bytes: no schedule goes below them."""
+    alone = {op: _bytes_alone(graph, graph.ops[op]) for op in needed_ops(graph)}
+    heaviest = max(alone, key=lambda op: (alone[op], -op))
+    return graph.ops[heaviest], alone[heaviest]
 
 
 def _bytes_alone(graph: JointGraph, op: Op) -> int:
