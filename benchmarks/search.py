@@ -40,10 +40,9 @@ SHORT: Final = 0.1
 def every_model() -> dict[str, str]:
     """The kind of each model that there is, by name."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from support.compat import cases_language, cases_vision, cases_wiring
+    from support.compat.every_case import EVERY
 
-    cases = [*cases_language.CASES, *cases_vision.CASES, *cases_wiring.CASES]
-    return dict.fromkeys(ZOO, "zoo") | dict.fromkeys(NETS, "net") | {case.name: "case" for case in cases}
+    return dict.fromkeys(ZOO, "zoo") | dict.fromkeys(NETS, "net") | {case.name: "case" for case in EVERY}
 
 
 def measured(kind: str, name: str, cost: str) -> list[Row]:
@@ -129,7 +128,11 @@ def main() -> None:
         parser.error(f"there is no {unknown[0]!r}")
     for name in () if options.pages else asked:
         for cost in options.costs:
-            found = measured(kinds[name], name, cost)
+            try:
+                found = measured(kinds[name], name, cost)
+            except RuntimeError as error:
+                console.print(f"not measured: {error}", markup=False)
+                continue
             rows = [row for row in rows if (row["model"], row["cost"]) != (name, cost)] + found
             write_rows(ROWS, COLUMNS, rows)
             console.print("\n".join(table(found)))

@@ -1,13 +1,16 @@
 """Settings that every test shares."""
 
 import gc
+import logging
 import os
 import signal
 import sys
+from collections import defaultdict
 from contextlib import nullcontext
 
 import pytest
 import torch
+import torch._dynamo.guards
 from hypothesis import settings
 
 pytest.register_assert_rewrite("support")
@@ -30,6 +33,14 @@ torch.set_num_threads(1)
 # A shell ignores interrupts for what it starts in the background, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# pytest listens to loggers that do not propagate, for which torch prints every graph that it traces, and for
+# which it flushes the caches to measure what guards take. Together some 7 % of these tests.
+torch_traces = logging.getLogger("torch.__trace")
+torch_traces.propagate = True
+torch_traces.handlers.clear()
+if hasattr(torch._dynamo.guards, "profile_guard_manager"):
+    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 # A torch with CUDA, on a machine without a GPU, writes of it to the standard error where it profiles, which
 # is compared where tests start a command.
@@ -55,6 +66,20 @@ def _older_objects_are_not_searched():
     gc.freeze()
 
 
+def _leave_cases_to_the_slow_tests(items):
+    """Of a test with ``quick_cases(n)``, n cases spread over all of them stay quick."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("quick_cases") and not item.get_closest_marker("slow"):
+            cases[item.path, item.originalname].append(item)
+    for every in cases.values():
+        (most,) = every[0].get_closest_marker("quick_cases").args
+        kept = {number * len(every) // most for number in range(most)}
+        for number, item in enumerate(every):
+            if number not in kept:
+                item.add_marker("slow")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Slow tests have more time; with all examples (``--hypothesis-profile=full``) property tests are."""
@@ -62,6 +87,7 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
                 item.add_marker("slow")
+    _leave_cases_to_the_slow_tests(items)
     for item in items:
         slow = item.get_closest_marker("slow") or item.get_closest_marker("compat")
         if slow and not item.get_closest_marker("timeout"):

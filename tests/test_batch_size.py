@@ -65,6 +65,7 @@ def brute(curves, limit, need):
     return max((batch for batch, curve in curves.items() if need(curve) <= limit), default=0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("answer", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 15))])
 def test_it_is_the_largest_of_all_batches(curves, captures, answer):
     factory, asked = captures

@@ -114,6 +114,7 @@ def test_what_is_printed_is_never_more_than_is_proven(plan) -> None:
     assert "more than 1.1 %" in " ".join(str(certified).split())
 
 
+@pytest.mark.slow
 def test_a_frontier_is_bounded_from_below(curve) -> None:
     assert len(curve.bounds) == min(25, len(curve.points))
     overheads = {point.peak: point.overhead for point in curve.points}
@@ -125,6 +126,7 @@ def test_a_frontier_is_bounded_from_below(curve) -> None:
     assert "no schedule goes below" in str(curve)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "strategy",
     [

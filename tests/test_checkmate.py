@@ -121,6 +121,7 @@ def test_whatever_is_kept_the_rest_is_made_again(
     assert rounded(stages, lambda *_: True) == plain_schedule(graph)
 
 
+@pytest.mark.slow
 @given(joint_graphs(), st.integers(0, 100))
 @examples(20, deadline=None)
 def test_points_keep_their_figures_and_the_limit_is_searched_for(graph: JointGraph, percent: int) -> None:

@@ -140,6 +140,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("how", KINDS, ids="-".join)
 def test_gradients_are_as_near_to_float64_as_the_plain_ones(how):
     """At the least limit, which is kept and predicted to the byte."""

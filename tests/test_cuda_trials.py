@@ -32,6 +32,7 @@ ATEN = torch.ops.aten
 LEFT_OUT = {"segment means"}  # its lengths have to add up: the ops before it make them
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("group", ["losses", "others", "bags"])
 def test_spread_indices_are_in_range_for_every_kernel(group):
     """On CUDA one out of range would end the process's work there; on CPU it is an error of the kernel."""

@@ -60,6 +60,7 @@ def tied():
 MODELS = {**{name: lambda name=name: small(name) for name in SMALL}, "tied": tied}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.exchanges
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "tied" else name for name in MODELS]
@@ -78,6 +79,7 @@ def test_it_trains_as_plain_pytorch_at_its_least_limit(name):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["transformer", "tied"])
 def test_the_least_limit_is_below_that_of_gradients_at_the_end(name):
     model, batch = MODELS[name]()

@@ -53,6 +53,7 @@ def without(graph, schedule: Schedule, op: int) -> Schedule:
     return Schedule(tuple(s for s, _ in steps), sum(forward for _, forward in steps))
 
 
+@pytest.mark.quick_cases(1)
 def test_what_saving_one_more_value_costs(plan):
     graph, what_if = plan.details.graph, WhatIf(plan, plan.details)
     fates = [fate for block in plan.blocks for fate in plan.inspect(block.index).values]
@@ -131,6 +132,7 @@ def test_other_options_are_told_with_what_they_would_do(plan):
         )
 
 
+@pytest.mark.slow
 def test_what_the_caller_does_leaves_less_free():
     """Two forwards, and a reserve: what lies beside a phase is worked out here from lifetimes."""
     plan = planned("transformer", reserve=4096, forwards=2)

@@ -66,6 +66,7 @@ def calls(step, target):
     return [node for node in step.op_nodes if node.target is target]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_gradient_of_a_concatenation_is_made_in_parts_with_the_same_bits(layout, bias):

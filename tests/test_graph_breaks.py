@@ -310,6 +310,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.filterwarnings("ignore::hybridremat.UnsurveyedPathWarning")
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_that_cross_breaks_train_as_in_plain_pytorch(name):

@@ -33,6 +33,7 @@ def graph(plan):
     return graph
 
 
+@pytest.mark.quick_cases(1)
 def test_figures_are_the_plans(plan, graph):
     names = ("memory_limit", "predicted_peak", "plain_peak", "least_peak", "overhead", "extra_flops")
     assert {name: graph["figures"][name] for name in names} == {name: getattr(plan, name) for name in names}

@@ -103,6 +103,7 @@ def test_it_asks_the_network_for_nothing(page, address):
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("step", "axis"),
     [

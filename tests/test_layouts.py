@@ -63,6 +63,7 @@ class ConvolutionBelowSoftplus(nn.Module):
 NETS = [ConvolutionBelowSoftplus, NormOfTransposed, SoftplusOfTransposed, ConvolutionOfNorm]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("how", [{}, {"rewrites": "none"}, {"graph_breaks": "plan"}], ids=str)
 def test_a_step_with_other_strides_than_traced_trains_as_planned(net, how):

@@ -187,6 +187,7 @@ def test_what_depends_on_data_has_its_line_and_the_option_that_helps(net):
     assert ("pad or mask instead" in said) == (net in (BranchesOnSize, SizesOfData))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("net", DATA)
 def test_and_with_that_option_it_trains(net):
     torch.manual_seed(0)

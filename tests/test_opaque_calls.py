@@ -100,12 +100,14 @@ def require_same(model, batch, **how):
     assert max(trained.peaks) <= least
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("how", [{}, {"tied": True}, {"frozen": True}], ids=["plain", "tied", "frozen"])
 def test_a_fused_loss_trains_with_the_same_bits(how):
     require_same(*made(**how))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.skipif(not hasattr(functional, "linear_cross_entropy"), reason="newer than this torch")
 @pytest.mark.parametrize("how", [{}, {"tied": True}, {"frozen": True}], ids=["plain", "tied", "frozen"])
 def test_pytorchs_own_fused_loss_trains_with_the_same_bits(how):

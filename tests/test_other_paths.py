@@ -101,6 +101,7 @@ class Tokens(nn.Module):
         return self.stage(scaled(functional.gelu(self.embedding(tokens)))).pow(2).mean()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -142,6 +143,7 @@ def test_another_first_graph_is_planned_together_with_those_after_it(surveys):
     assert len(surveys) <= 3
 
 
+@pytest.mark.slow
 def test_a_path_that_does_not_fit_beside_the_others_is_planned_anew(monkeypatch):
     model, inputs = halves(broken=True)
     wide = copy.deepcopy(model)
@@ -182,6 +184,7 @@ def test_a_break_that_comes_later_is_planned(surveys):
     assert len(surveys) <= 3
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("most", [64, 1])
 def test_the_plan_is_that_of_the_path_that_ran_last(most):
     torch.manual_seed(0)

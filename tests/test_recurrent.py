@@ -61,6 +61,7 @@ def require_same(model, batch, **how):
     return max(expected.peaks), least, trained
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_layers_are_recomputed_one_by_one_with_the_same_bits(kind):
     plain, least, trained = require_same(*made(kind, num_layers=3, dropout=0.15, bidirectional=True))
@@ -183,6 +184,7 @@ def test_packed_sequences_are_refused_with_a_way_out():
         hybridremat.wrap(Packed(nn.GRU), kwargs=batch, memory_limit="100%", **HOW)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 def test_packed_sequences_train_between_graph_breaks(kind):
     torch.manual_seed(0)

@@ -284,6 +284,7 @@ def test_a_model_that_changes_in_each_step_is_told_of_and_refused_in_the_end(mon
     assert 3 <= model.calls <= 5
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("net", [Mlp, BrokenMlp], ids=["one graph", "two graphs"])
 def test_a_share_is_resolved_anew_only_for_a_shape_larger_than_all_before(net):
     sizes = (64, 4, 96, 64)

@@ -48,6 +48,7 @@ def each_with_each(quick):
     return [pair if pair in quick else pytest.param(*pair, marks=pytest.mark.slow) for pair in few]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "strategy"), each_with_each([("convnet", "rotor"), ("convnet", "sqrt"), ("mlp", "checkmate-lp")])
 )
@@ -82,6 +83,7 @@ def test_none_is_better_than_the_default_on_reference_models(name):
         assert_nowhere_better(other, ours)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("strategy", ["rotor", "min-peak", "checkmate-lp"])
 @pytest.mark.parametrize("name", ["mlp", slow("convnet")])
 def test_none_is_better_for_two_forwards_at_a_time(name, strategy):

@@ -39,6 +39,7 @@ class Together(nn.Module):
         return sum(net(x) for net in self.nets)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("autocast", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_kernel_is_tried(group, autocast):
@@ -142,6 +143,7 @@ MORE = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_the_least_limit_is_kept(name):
     torch.manual_seed(0)
@@ -158,6 +160,7 @@ BAGS = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("kind", "how"), BAGS, ids=["sum", "mean", "padded", "embedding"])
 def test_sparse_gradients_count_with_all_their_elements(kind, how):
     """The fake gradient of a bag has none; several of them are alive at the end of a step."""
@@ -185,6 +188,7 @@ class Lists(nn.Module):
         return self.head(self.bag(x, ends)).sin().square().mean()
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("width", [16, 256])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(

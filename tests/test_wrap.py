@@ -228,6 +228,7 @@ def test_plans_are_identical_twice():
     assert plans[0].blocks == plans[1].blocks
 
 
+@pytest.mark.slow
 @pytest.mark.exchanges
 def test_max_overhead_gives_the_least_memory_within_it():
     model, batch = small("transformer")

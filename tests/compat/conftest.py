@@ -5,26 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-# dill, which hashes TRL's data sets, takes what lies in a folder of this name for installed; it pickles the
-# whole of any other module, and cannot with pyarrow.
-EXTRA = Path(
-    os.environ.get("HYBRIDREMAT_COMPAT_PACKAGES", Path(__file__).parents[2] / ".compat" / "site-packages")
-)
-
-if (EXTRA / "torchvision").is_dir():
-    # torchvision has no CPU build for this torch; its Python part runs once these two ops are declared.
-    sys.path.append(str(EXTRA))
-    LIBRARY = torch.library.Library("torchvision", "DEF")
-    LIBRARY.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    LIBRARY.define(
-        "qnms(Tensor dets, Tensor scores, float iou_threshold, Tensor scale, int zero_point) -> Tensor"
-    )
+from support.compat.packages import EXTRA
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ LONGER = {
 }  # another fast test has their mechanism in it, or one close to it
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("case", parameters(CASES, LONGER))
 def test_architecture(case, line):
     figures = hold_to_plain(case)

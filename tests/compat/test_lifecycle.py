@@ -282,6 +282,7 @@ CHANGES = {  # and how many plans there are afterwards
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_after_wrapping(name, line):
     changes, plans = CHANGES[name]

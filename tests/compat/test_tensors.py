@@ -106,6 +106,7 @@ def tier(case: Unusual):
     return everyday if case.everyday else pytest.mark.compat
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=tier(c)) for c in CASES])
 def test_unusual_tensors(case, line):
     reference = fresh(case) if case.reference == "eager" else _Through(fresh(case))
