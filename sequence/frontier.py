@@ -7,7 +7,7 @@ figures of flat schedules, to the byte and nanosecond.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
@@ -15,15 +15,15 @@ from typing import Final
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
-from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_flops, schedule_time
-from hybridremat.graph.pins import NO_PINS, Pins
+from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.sequence.backtrack import Backtracker
 from hybridremat.sequence.chain_problem import ChainProblem, chain_problem
 from hybridremat.sequence.decisions import Decision
 from hybridremat.sequence.dynamic_program import ChainTable, chain_table, slot_bytes, slots_for
 from hybridremat.sequence.flatten import Flattener
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.repair import PinRepair
 from hybridremat.sequence.states import table_rows
 
@@ -59,63 +59,11 @@ Ranges = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class SchedulePoint:
-    """One schedule and its exact figures.
-
-    Attributes
-    ----------
-    peak
-        Bytes of step memory.
-    time
-        Nanoseconds of all executions.
-    flops
-        Matrix-product, convolution and attention flops of all executions.
-    schedule
-        Flat list of op executions.
-    needs
-        Bytes that have to be there for it: the peak, and what else is alive around the step.
-    decisions
-        What it decides for each block; empty for the plain step.
-    parted
-        The ops that run by parts.
-    composed_time
-        Nanoseconds of the schedule of blocks that it was improved from
-        (:mod:`hybridremat.sequence.exchange`); None if it is one.
-    least_time
-        Nanoseconds that no schedule of its strategy beats under the limit that it was made for; None if that
-        is not known.
-    """
-
-    peak: int
-    time: int
-    flops: int
-    schedule: Schedule
-    needs: int
-    decisions: tuple[Decision, ...] = ()
-    parted: frozenset[int] = frozenset()
-    composed_time: int | None = None
-    least_time: int | None = None
-
-
-Needs = Callable[[Schedule, StepMemory], int]
-"""Bytes that have to be there for a schedule with this memory."""
-
-
-def peak_alone(_: Schedule, memory: StepMemory) -> int:
-    """What a step needs that nothing else is alive around."""
-    return memory.peak
-
-
-@dataclass(frozen=True)
 class Wanted:
     """What a frontier is for.
 
     Attributes
     ----------
-    pins
-        Schedules that do not obey them are repaired (:mod:`hybridremat.sequence.repair`).
-    needs
-        The bytes that a limit is on.
     ranges
         Where all that the tables tell apart is looked at, in bytes, and little elsewhere. None: everywhere.
     deadline
@@ -125,8 +73,6 @@ class Wanted:
         Whether the finest table is wanted as well as the coarse one.
     """
 
-    pins: Pins = NO_PINS
-    needs: Needs = peak_alone
     ranges: Ranges | None = None
     deadline: Deadline = NO_DEADLINE
     finest: bool = True
@@ -139,70 +85,31 @@ class Wanted:
 EVERYTHING: Final = Wanted()
 
 
-@dataclass(frozen=True)
-class Fronts:
-    """Pareto sets of needed bytes against time, sorted by bytes.
-
-    Attributes
-    ----------
-    points
-        Of all that was looked at.
-    base
-        Of that part of the search which does not depend on :attr:`Wanted.ranges`. What the least memory is,
-        is said by this part alone, so that it is the same for every limit.
-    """
-
-    points: tuple[SchedulePoint, ...]
-    base: tuple[SchedulePoint, ...]
-
-    @staticmethod
-    def of(points: Iterable[SchedulePoint], base: Iterable[SchedulePoint] | None = None) -> Fronts:
-        """Those of some points; by default all of them are looked at for any limit."""
-        points = tuple(points)
-        return Fronts(pareto_frontier(points), pareto_frontier(points if base is None else base))
-
-    @staticmethod
-    def merged(fronts: Sequence[Fronts]) -> Fronts:
-        """Those of all points of several frontiers of one graph, with the same needs."""
-        return Fronts.of(
-            (point for each in fronts for point in each.points),
-            (point for each in fronts for point in each.base),
-        )
-
-    def mapped(self, change: Callable[[SchedulePoint], Iterable[SchedulePoint]]) -> Fronts:
-        """Those of what each point is changed to."""
-        every = {id(point): point for point in (*self.points, *self.base)}
-        changed = {key: tuple(change(point)) for key, point in every.items()}
-        return Fronts.of(
-            (point for each in self.points for point in changed[id(each)]),
-            (point for each in self.base for point in changed[id(each)]),
-        )
-
-
 def frontier(
     chain: Chain,
     bindings: Sequence[BlockBinding],
     option_sets: Sequence[OptionSet],
+    judge: Judge | None = None,
     wanted: Wanted = EVERYTHING,
-) -> Fronts:
+) -> Pool:
     """The Pareto set of needed bytes against time that the options of the blocks allow.
 
-    The plain schedule is among the candidates, and its peak is the largest limit looked at.
+    The plain schedule is among the candidates, and its peak is the largest limit looked at. Schedules that
+    the ``judge`` of the chain's graph does not allow are repaired (:mod:`hybridremat.sequence.repair`).
 
     Raises
     ------
     ValueError
         If there is not one binding and one option set for each block.
     """
-    graph, needs = chain.graph, wanted.needs
-    simulate = MemorySimulator(graph)
-    repair = PinRepair(graph, wanted.pins, chain.rebuilt)
-    plain = schedule_point(graph, repair(plain_schedule(graph)), simulate=simulate, needs=needs)
+    judge = judge or Judge(chain.graph)
+    repair = PinRepair(chain.graph, judge.pins, chain.rebuilt)
+    plain = judge(repair(plain_schedule(chain.graph)))
     problem = chain_problem(chain, bindings, option_sets)
     flatten = Flattener(chain, bindings, option_sets)
     found: dict[tuple[Decision, ...], SchedulePoint] = {}
     base = [plain]
-    most = max(100, min(MOST_POINTS, MOST_EXECUTIONS // (2 * len(graph.ops) + 1)))
+    most = max(100, min(MOST_POINTS, MOST_EXECUTIONS // (2 * len(chain.graph.ops) + 1)))
 
     def near() -> bool:
         return wanted.near(min(point.needs for point in base))
@@ -214,14 +121,12 @@ def frontier(
         def point_at(slot: int, backtrack: Backtracker = backtrack) -> SchedulePoint:
             decisions = backtrack(slot)
             if decisions not in found:
-                schedule = repair(flatten(decisions))
-                point = schedule_point(graph, schedule, decisions, simulate=simulate, needs=needs)
-                found[decisions] = point
+                found[decisions] = judge(repair(flatten(decisions)), decisions)
             return found[decisions]
 
         slots = evenly_spaced(table.breakpoints(), most)
         base += look_near(slots, point_at, wanted.ranges, wanted.deadline)
-    return Fronts.of((plain, *found.values()), base)
+    return Pool.of((plain, *found.values()), base)
 
 
 def chain_tables(
@@ -316,32 +221,3 @@ def evenly_spaced(slots: Sequence[int], most: int) -> tuple[int, ...]:
     # of every interval the last slot, which is the fastest; the interval's number is rounded up
     chosen = {-(-(slot - first) * (most - 1) // span): slot for slot in slots}
     return tuple(sorted(chosen.values()))
-
-
-def pareto_frontier(points: Iterable[SchedulePoint]) -> tuple[SchedulePoint, ...]:
-    """Points that no other point equals or beats in both needed bytes and time, sorted by bytes."""
-    kept: list[SchedulePoint] = []
-    for point in sorted(points, key=lambda p: (p.needs, p.time, p.peak, p.flops)):
-        if not kept or point.time < kept[-1].time:
-            kept.append(point)
-    return tuple(kept)
-
-
-def schedule_point(
-    graph: JointGraph,
-    schedule: Schedule,
-    decisions: tuple[Decision, ...] = (),
-    *,
-    simulate: MemorySimulator | None = None,
-    needs: Needs = peak_alone,
-) -> SchedulePoint:
-    """The exact figures of one schedule; ``simulate`` is the graph's own, where many are made."""
-    memory = (simulate or MemorySimulator(graph))(schedule)
-    return SchedulePoint(
-        peak=memory.peak,
-        time=schedule_time(graph, schedule),
-        flops=schedule_flops(graph, schedule),
-        schedule=schedule,
-        decisions=decisions,
-        needs=needs(schedule, memory),
-    )

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from hybridremat.graph.joint import JointGraph, ops_by_parts
-from hybridremat.graph.memory import MemorySimulator, schedule_time
-from hybridremat.sequence.frontier import Needs, SchedulePoint
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.pool import SchedulePoint
 
 BETWEEN: Final = 3
 """Points of one schedule above the first, the last one with no op by parts that is slower so."""
@@ -32,9 +32,8 @@ def parts_for_nothing(graph: JointGraph) -> JointGraph:
 class PartsChooser:
     """Decides which ops of a graph run by parts, for schedules of :func:`parts_for_nothing` of it."""
 
-    def __init__(self, graph: JointGraph, needs: Needs) -> None:
-        self._graph, self._needs = graph, needs
-        self._simulate = MemorySimulator(graph)
+    def __init__(self, judge: Judge) -> None:
+        self._judge, self._graph, graph = judge, judge.graph, judge.graph
         self._able = frozenset(op.id for op in graph.ops if op.variant)
         self._may = np.array([bool(op.variant) for op in graph.ops])
         self._run_by_parts = lru_cache(MOST_SETS)(self._made_to_run_by_parts)
@@ -58,7 +57,7 @@ class PartsChooser:
 
         An op's own kernel takes more while it runs, and nothing at any other time.
         """
-        memory, over = self._simulate.replay(point.schedule)
+        memory, over = self._judge.simulate.replay(point.schedule)
         steps = point.schedule.steps
         found: dict[int, tuple[int, int]] = {}
         for now in np.flatnonzero(self._may[np.array(steps, np.int64)]).tolist():
@@ -79,21 +78,12 @@ class PartsChooser:
             for op, (most, _) in saved.items()
             if most > limit or self._graph.ops[op].variants[0].time > self._graph.ops[op].variants[1].time
         )
-        chosen, simulate = self._run_by_parts(parted)
-        memory = simulate(point.schedule)
-        if memory.peak > limit:
+        found = self._run_by_parts(parted)(point.schedule)
+        if found.peak > limit:
             parted = self._able
-            chosen, simulate = self._run_by_parts(parted)
-            memory = simulate(point.schedule)
-        return replace(
-            point,
-            peak=memory.peak,
-            time=schedule_time(chosen, point.schedule),
-            needs=self._needs(point.schedule, memory),
-            parted=parted,
-        )
+            found = self._run_by_parts(parted)(point.schedule)
+        return replace(point, peak=found.peak, time=found.time, needs=found.needs, parted=parted)
 
-    def _made_to_run_by_parts(self, parted: frozenset[int]) -> tuple[JointGraph, MemorySimulator]:
-        """The graph with these ops run by parts, and its simulator."""
-        chosen = ops_by_parts(self._graph, parted)
-        return chosen, self._simulate.with_ops_of(chosen)
+    def _made_to_run_by_parts(self, parted: frozenset[int]) -> Judge:
+        """The judge of the graph with these ops run by parts."""
+        return self._judge.with_ops_of(ops_by_parts(self._graph, parted))

@@ -31,7 +31,7 @@ from hybridremat.graph.tracing.by_parts import KERNELS
 from hybridremat.graph.tracing.rewrites import Rewrites
 from hybridremat.planning import pipeline
 from hybridremat.planning.rank_agreement import _memory_text, _with_maxima
-from hybridremat.sequence.frontier import peak_alone, schedule_point
+from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.parts import PartsChooser, parts_for_nothing
 from support.examples import examples
 from support.training import FixedPlanner, train, train_plain
@@ -345,8 +345,8 @@ def test_fewest_parts_keep_the_peak(seed):
         for op in graph.ops
     ]
     graph = replace(graph, ops=tuple(ops))
-    point = schedule_point(graph, plain_schedule(graph))
-    found, *others = PartsChooser(graph, peak_alone)(point)
+    point = Judge(graph)(plain_schedule(graph))
+    found, *others = PartsChooser(Judge(graph))(point)
     assert found.peak <= point.peak and found.parted <= few
     times = [each.time for each in (found, *others)]
     assert times == sorted(times, reverse=True)

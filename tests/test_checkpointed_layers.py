@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hybridremat
 from hybridremat.graph.joint import plain_schedule
-from hybridremat.planning.candidates import Candidate
 from hybridremat.sequence.strategies.layers import checkpointed_layers, layers_of
 from hybridremat.zoo.models import reference_model
 from support.training import Transformer, allocated_peak, loss_in, small, traced
@@ -163,7 +162,7 @@ def test_a_figure_that_the_frontier_has_is_left_out():
     step = found._step_frontier
     assert step.checkpointed() == found.checkpointed is not None
     point = checkpointed_layers(step.graph)
-    with_it = replace(step, candidates=(Candidate(point, None), *step.candidates))
+    with_it = replace(step, candidates=(point, *step.candidates))
     assert with_it.checkpointed() is None
     alone = replace(step, candidates=(), plain=replace(step.plain, peak=point.peak, time=point.time))
     assert alone.checkpointed() is None

@@ -88,13 +88,13 @@ class Lowering:
 def chosen(step, frontier, lowering, **asked):
     settings = Settings(compiler="inductor", **asked).validated(need_limit=True)
     plain = lowering(step, plain_schedule(step.graph), lean=False).memory
-    lowered = LoweredFrontier(step, frontier, lowering, plain, settings.outside_memory())
+    lowered = LoweredFrontier(step, frontier, lowering, plain)
     return choose_lowered(lowered, settings, Origin(), on_infeasible=settings.on_infeasible)
 
 
 def fastest(frontier, limit, share):
     """By brute force: the least time of all candidates within the limit."""
-    return min((c.point.time for c in frontier.candidates if int(share * c.point.peak) <= limit), default=inf)
+    return min((c.time for c in frontier.candidates if int(share * c.peak) <= limit), default=inf)
 
 
 @pytest.mark.parametrize(("own", "lean"), [(1.0, 1.0), (0.8, 0.9), (1.3, 1.0), (1.1, 0.95)])
@@ -112,7 +112,7 @@ def test_the_fastest_point_whose_code_fits_is_taken(step, frontier, own, lean, s
 
 def test_where_own_code_is_uneven_lean_code_goes_further(step, frontier):
     """Now and then Inductor's own scheduling takes more, as GPT-2's does."""
-    peaks = [candidate.point.peak for candidate in frontier.candidates]
+    peaks = [candidate.peak for candidate in frontier.candidates]
 
     def lower(step, schedule, *, lean):
         counted = step_memory(step.graph, schedule).peak
@@ -143,7 +143,7 @@ def test_the_plain_step_fits_all_of_its_code_whatever_other_orders_take(step, fr
         return LoweredStep(EmittedMemory(peak, peak, 0))
 
     *others, last = frontier.candidates
-    reordered = replace(last, point=replace(last.point, schedule=others[-1].point.schedule))
+    reordered = replace(last, schedule=others[-1].schedule)
     changed = replace(frontier, candidates=(*others, reordered))
     plan = chosen(step, changed, lower, memory_limit="100%")
     assert plan.schedule == plain
@@ -152,7 +152,7 @@ def test_the_plain_step_fits_all_of_its_code_whatever_other_orders_take(step, fr
 
 
 def test_an_infeasible_limit_says_what_the_least_code_takes(step, frontier):
-    least = int(0.9 * frontier.candidates[0].point.peak)
+    least = int(0.9 * frontier.candidates[0].peak)
     with pytest.raises(hybridremat.InfeasibleLimitError, match=f"{least} bytes") as caught:
         chosen(step, frontier, Lowering(1.2, 0.9), memory_limit=1000)
     assert caught.value.least == least

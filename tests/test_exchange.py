@@ -10,16 +10,18 @@ from torch import nn
 
 import hybridremat
 from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
-from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
+from hybridremat.graph.memory import MemorySimulator, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins, obeys
 from hybridremat.sequence.bounds.certificate import time_bound
 from hybridremat.sequence.bounds.relaxation import PhaseLimits
 from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.exchange.edits import Edits, Versions
 from hybridremat.sequence.exchange.search import Exchange
+from hybridremat.sequence.judge import Judge
 from support.examples import examples
 from support.extreme_schedules import extreme_schedule
 from support.joint_graphs import joint_graphs
+from support.judges import AllowsOne
 from support.naive_memory import naive_profile
 from support.nets import Net, dear_and_cheap
 from support.same_steps import assert_computes_the_same
@@ -27,10 +29,7 @@ from support.wrapping import HOW
 
 
 def exchange(graph: JointGraph, limit: int, pins: Pins = NO_PINS, simulations: int = 60) -> Exchange:
-    def fit(_: Schedule, memory: StepMemory) -> tuple[int, int]:
-        return memory.peak - limit, memory.peak_at
-
-    return Exchange(graph, fit, lambda each: obeys(graph, each, pins), Edits(graph), simulations)
+    return Exchange(Judge(graph, pins), limit, simulations)
 
 
 @given(joint_graphs(), st.integers(0, 1000), st.sampled_from((0.3, 0.7, 1.0)))
@@ -123,7 +122,7 @@ def test_what_does_not_obey_is_not_taken() -> None:
     graph, start = dear_and_cheap()
     limit = max(naive_profile(graph, start))
     free = exchange(graph, limit)
-    stubborn = Exchange(graph, free.fit, lambda each: each == start, Edits(graph), 60)
+    stubborn = Exchange(AllowsOne(graph, allowed=start), limit, 60)
     assert free(start) != (start, 0)
     assert stubborn(start, [plain_schedule(graph)]) == (start, 0)
 

@@ -8,7 +8,8 @@ from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
-from hybridremat.plans.outside_memory import OutsideMemory, PhasePeaks, needed_bytes, schedule_needs
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import OutsideMemory, PhasePeaks, needed_bytes
 from support.random_steps import small_graph
 
 PEAKS = PhasePeaks(forward=100, backward=90, between=40)
@@ -41,11 +42,11 @@ def test_between_the_phases_the_whole_reserve_counts(reserve):
 
 @pytest.mark.parametrize("reserve", [0, 40, 500])
 def test_the_least_limit_is_exact(reserve):
-    graph, outside = small_graph(gradients=frozenset({5})), OutsideMemory(reserve)
-    frontier = plan_graph(graph, cache=OptionCache(), workers=1)
-    least = min(schedule_needs(graph, each.point.schedule, outside) for each in frontier.candidates)
-    assert frontier.needs(frontier.choose(least, None, outside), outside) == least
-    assert least <= schedule_needs(graph, plain_schedule(graph), outside)
+    judge = Judge(small_graph(gradients=frozenset({5})), outside=OutsideMemory(reserve))
+    frontier = plan_graph(judge.graph, cache=OptionCache(), workers=1, outside=judge.outside)
+    least = min(judge.needs(each.schedule) for each in frontier.candidates)
+    assert frontier.choose(least, None).needs == least
+    assert least <= judge.needs(plain_schedule(judge.graph))
     with pytest.raises(InfeasibleLimitError) as refused:
-        frontier.choose(least - 1, None, outside)
+        frontier.choose(least - 1, None)
     assert refused.value.least == least

@@ -109,9 +109,9 @@ def test_every_point_of_a_plan_obeys(case):
     graph, pins = case
     frontier = plan_graph(graph, cache=OptionCache(), workers=1, pinned=Pinned(pins))
     for candidate in frontier.candidates:
-        schedule = candidate.point.schedule
+        schedule = candidate.schedule
         assert broken_promises(graph, schedule, pins) == []
-        assert candidate.point.peak == step_memory(graph, schedule).peak
+        assert candidate.peak == step_memory(graph, schedule).peak
 
 
 def ops_of(graph: JointGraph, target: str) -> frozenset[int]:
@@ -127,9 +127,9 @@ def test_a_cheap_pin_costs_its_op_alone_and_keeps_the_frontier_below_plain():
     bends = ops_of(graph, "bend")
     free, points = planned(graph, Pins()), planned(graph, Pins(must_recompute=bends))
     extra = sum(graph.ops[op].time for op in bends)
-    assert points[-1].point.time == free[-1].point.time + extra
+    assert points[-1].time == free[-1].time + extra
     # It is recomputed without a word where memory is short, so the least memory is the same.
-    assert points[0].point.peak == free[0].point.peak
+    assert points[0].peak == free[0].peak
 
 
 def deep_net() -> JointGraph:
@@ -152,11 +152,11 @@ def test_what_may_not_wait_for_the_backward_is_saved_only_by_blocks_that_run_aga
     frontier = plan_graph(graph, cache=OptionCache(), workers=1, pinned=Pinned(pins))
     late = 0
     for candidate in frontier.candidates:
-        plan, point = frontier.chains[candidate.chain_index], candidate.point
-        if point.decisions:  # the chain alone sees to it: nothing has to be mended
+        plan = frontier.chains[candidate.chain]
+        if candidate.decisions:  # the chain alone sees to it: nothing has to be mended
             flatten = Flattener(plan.chain, plan.bindings, plan.option_sets)
-            assert flatten(point.decisions) == point.schedule
-        for decision in point.decisions:
+            assert flatten(candidate.decisions) == candidate.schedule
+        for decision in candidate.decisions:
             if isinstance(decision, ForwardOption):
                 option = plan.option_sets[decision.block].options[decision.option]
                 late += plan.bindings[decision.block].problem.rerun_only(option)
@@ -167,9 +167,9 @@ def test_what_is_kept_is_made_once_at_the_least_memory_too():
     graph = transformer(4)
     wide = frozenset(op.id for op in graph.ops if op.target == "linear" and op.time == 400)
     free, points = planned(graph, Pins()), planned(graph, Pins(must_save=wide))
-    assert all(p.point.schedule.steps.count(op) == 1 for p in points for op in wide)
-    assert any(free[0].point.schedule.steps.count(op) > 1 for op in wide)
-    assert free[0].point.peak < points[0].point.peak < free[-1].point.peak
+    assert all(p.schedule.steps.count(op) == 1 for p in points for op in wide)
+    assert any(free[0].schedule.steps.count(op) > 1 for op in wide)
+    assert free[0].peak < points[0].peak < free[-1].peak
 
 
 def test_no_cut_where_a_value_to_be_made_again_would_cross():
@@ -187,7 +187,7 @@ def test_a_value_that_crosses_all_cuts_is_made_again_all_the_same():
     pins = Pins(must_recompute=ops_of(graph, "add"))
     points = planned(graph, pins)
     assert len(points) > 3
-    assert not any(broken_promises(graph, p.point.schedule, pins) for p in points)
+    assert not any(broken_promises(graph, p.schedule, pins) for p in points)
 
 
 def test_an_optional_op_is_kept_though_what_it_is_made_of_is_not():
@@ -203,8 +203,8 @@ def test_an_optional_op_is_kept_though_what_it_is_made_of_is_not():
     saved, again = (frozenset({graph.values[value].producer}) for value in (near, far))
     pins = Pins(must_save=saved, must_recompute=again)
     for point in planned(graph, pins):
-        assert broken_promises(graph, point.point.schedule, pins) == []
-        assert graph.values[near].producer in point.point.schedule.steps[: point.point.schedule.num_forward]
+        assert broken_promises(graph, point.schedule, pins) == []
+        assert graph.values[near].producer in point.schedule.steps[: point.schedule.num_forward]
 
 
 @pytest.mark.parametrize("where", ["boundary", "always"])

@@ -11,9 +11,10 @@ from hybridremat.graph.memory import step_memory
 from hybridremat.planning.improvement import search_ranges
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
-from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from hybridremat.runtime import prepare
 from hybridremat.sequence import frontier
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.strategies.hybrid import HYBRID
 from support.nets import transformer
 from support.training import small
@@ -29,20 +30,19 @@ def uneven(layers):
 
 def test_a_plan_for_one_limit_looks_at_few_schedules_and_is_the_same(monkeypatch):
     """Near the limit and near the least; the whole frontier is for whoever asks for it."""
-    simulated = frontier.schedule_point
-    graph, options, looked = uneven(10), OptionCache(), []
+    graph, options, looked, judged = uneven(10), OptionCache(), [], Judge.__call__
 
-    def counted(*args, **how):
+    def counted(judge, *args):
         looked.append(args)
-        return simulated(*args, **how)
+        return judged(judge, *args)
 
-    monkeypatch.setattr(frontier, "schedule_point", counted)
+    monkeypatch.setattr(Judge, "__call__", counted)
 
     def planned(limit, **how):
         looked.clear()
         found = plan_graph(graph, cache=options, workers=1, **how)
-        chosen = found.choose(limit, None).point
-        return (chosen.peak, chosen.time, found.least(NO_OUTSIDE_MEMORY)), len(looked)
+        chosen = found.choose(limit, None)
+        return (chosen.peak, chosen.time, found.least()), len(looked)
 
     plain = step_memory(graph, plain_schedule(graph)).peak
     for share in (90, 80):
@@ -74,7 +74,7 @@ def test_how_many_tables_of_a_chain_are_filled(monkeypatch):
         return finest / len(found.chains), (len(filled) - finest) / len(found.chains), found
 
     *everywhere, found = tables(None)
-    least = found.least(NO_OUTSIDE_MEMORY).point.peak
+    least = found.least().peak
     near, far = int(1.2 * least), int(1.5 * least)
     assert everywhere == [2, 2]
     assert tables([(near, near)])[:2] == (1, 2) and tables([(far, far)])[:2] == (1, 1)
@@ -84,8 +84,8 @@ def test_how_many_tables_of_a_chain_are_filled(monkeypatch):
 
 
 def test_rivals_run_near_the_least_memory_and_everywhere_where_several_forwards_wait():
-    point = frontier.SchedulePoint(100, 1, 0, plain_schedule(uneven(1)), 100)
-    own = frontier.Fronts.of([point])
+    point = SchedulePoint(100, 1, 0, plain_schedule(uneven(1)), 100)
+    own = Pool.of([point])
 
     def rivals(forwards, limit):
         wanted = frontier.Wanted(ranges=[(limit, limit + 5), (limit + 50, limit + 50)])

@@ -209,7 +209,7 @@ def test_every_point_of_a_frontier_obeys():
     pins = Pins(frozenset(kept), frozenset(remade))
     assert len(step_frontier.candidates) > 5 and kept and remade
     for candidate in step_frontier.candidates:
-        assert broken_promises(graph, candidate.point.schedule, pins) == []
+        assert broken_promises(graph, candidate.schedule, pins) == []
 
 
 def test_the_plan_shows_and_keeps_the_pins(tmp_path, capsys):

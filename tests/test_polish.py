@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 import hybridremat
 from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
-from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
+from hybridremat.graph.memory import MemorySimulator, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins, obeys
 from hybridremat.sequence.checkmate.stages import stages_of
 from hybridremat.sequence.dead_code import DeadCodeElimination
+from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.polish import search
 from hybridremat.sequence.polish.program import PolishProgram
 from hybridremat.sequence.polish.search import Polish
@@ -21,6 +22,7 @@ from hybridremat.sequence.polish.windows import windows
 from support.examples import examples
 from support.extreme_schedules import extreme_schedule
 from support.joint_graphs import joint_graphs
+from support.judges import AllowsOne
 from support.naive_memory import naive_profile
 from support.nets import Net, dear_and_cheap, transformer
 from support.same_steps import assert_computes_the_same
@@ -33,10 +35,7 @@ MORE = 2
 
 
 def polish(graph: JointGraph, limit: int, pins: Pins = NO_PINS, effort: float = 5.0) -> Polish:
-    def excess(_: Schedule, memory: StepMemory) -> int:
-        return memory.peak - limit
-
-    return Polish(graph, excess, lambda each: obeys(graph, each, pins), effort)
+    return Polish(Judge(graph, pins), limit, effort)
 
 
 @given(joint_graphs(), st.integers(0, 1000), st.sampled_from((0.3, 0.7, 1.0)))
@@ -112,7 +111,7 @@ def test_what_does_not_obey_is_not_taken() -> None:
     limit = max(naive_profile(graph, start))
     free = polish(graph, limit)
     assert schedule_time(graph, free(start)) == schedule_time(graph, start) - 990
-    assert Polish(graph, free.excess, lambda each: each == start, 5.0)(start) == start
+    assert Polish(AllowsOne(graph, allowed=start), limit, 5.0)(start) == start
 
 
 @pytest.mark.parametrize(("state", "saved"), [(0, 990), (50, 990), (60, 900), (200, 900)])

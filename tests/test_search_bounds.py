@@ -130,7 +130,7 @@ def searched(graph, share, monkeypatch, **how):
         patch.setattr(improvement.Exchange, "__call__", exchanged)
         limit = int(share * step_memory(graph, plain_schedule(graph)).peak)
         frontier = plan_graph(graph, cache=OptionCache(), workers=1, limit=limit, **how)
-        return frontier.choose(limit, None).point.time, spent
+        return frontier.choose(limit, None).time, spent
 
 
 @pytest.mark.slow

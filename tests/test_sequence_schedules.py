@@ -28,13 +28,12 @@ from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.frontier import (
     BESIDE,
     SPREAD,
-    Fronts,
-    SchedulePoint,
     evenly_spaced,
     frontier,
     look_near,
-    schedule_point,
 )
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.pool import Pool, SchedulePoint
 from support.examples import examples
 from support.random_chains import training_chain
 
@@ -159,7 +158,7 @@ def test_rebuilt_schedules_run_and_keep_to_the_table(seed: int) -> None:
 def test_the_frontier_is_a_pareto_set_of_exact_figures(seed: int) -> None:
     chain, bindings, options = prepared(seed)
     points = frontier(chain, bindings, options).points
-    plain = schedule_point(chain.graph, plain_schedule(chain.graph))
+    plain = Judge(chain.graph)(plain_schedule(chain.graph))
     assert points == frontier(chain, bindings, options).points
     assert any(p.peak <= plain.peak and p.time <= plain.time for p in points)
     for before, after in pairwise(points):
@@ -195,10 +194,10 @@ def point(figures: tuple[int, int]) -> SchedulePoint:
 
 
 def test_merging_keeps_the_better_points() -> None:
-    def fronts(points: list[tuple[int, int]], base: list[tuple[int, int]]) -> Fronts:
-        return Fronts.of(map(point, points), map(point, base))
+    def fronts(points: list[tuple[int, int]], base: list[tuple[int, int]]) -> Pool:
+        return Pool.of(map(point, points), map(point, base))
 
-    merged = Fronts.merged(
+    merged = Pool.merged(
         [fronts([(10, 5), (20, 1)], [(20, 1)]), fronts([(12, 6), (9, 7), (20, 0)], [(12, 6)])]
     )
     assert [(p.peak, p.time) for p in merged.points] == [(9, 7), (10, 5), (20, 0)]

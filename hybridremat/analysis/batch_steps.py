@@ -20,9 +20,9 @@ from hybridremat.planning.progress import Progress, Timings, planning_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.stages import plain_point
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.plans.outside_memory import schedule_needs
 from hybridremat.runtime.origin import origin_of
 from hybridremat.runtime.prepare import capture_only, with_memory
+from hybridremat.sequence.judge import Judge
 
 Factory = Callable[[int], tuple[Any, ...]]
 
@@ -69,9 +69,7 @@ class BatchStep:
         if (inductor := inductor_for(settings)) is not None:
             memory = inductor.lowered(self.step, schedule, lean=False).memory
             return code_needs(self.graph, memory, outside)
-        if outside.none:
-            return plain_point(self.graph).peak
-        return schedule_needs(as_plain(self.graph), schedule, outside)
+        return Judge(as_plain(self.graph), outside=outside).needs(schedule)
 
     def frontier(self, *, reuse: bool, show: bool) -> StepFrontier | LoweredFrontier:
         """The frontier of the step; ``reuse``: options of other batches will do."""
@@ -155,12 +153,10 @@ class Batches:
 
     def _least(self, frontier: StepFrontier | LoweredFrontier) -> int:
         """Least bytes of the points within the overhead that was asked for."""
-        most, outside = self.settings.overhead_limit(), self.settings.outside_memory()
+        most = self.settings.overhead_limit()
         if isinstance(frontier, LoweredFrontier):
             return frontier.least(most).needs
-        if most is None:
-            return frontier.needs(frontier.least(outside), outside)
-        return frontier.needs(frontier.smallest(most, outside), outside)
+        return (frontier.least() if most is None else frontier.smallest(most)).needs
 
     def _step(self, batch: int) -> BatchStep:
         if batch not in self._steps:

@@ -9,7 +9,6 @@ from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.certify import bound_under, require_backward
-from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from hybridremat.sequence.bounds.certificate import MANY, least_peak_bound
 
 
@@ -27,13 +26,13 @@ def certify_points(
         raise LimitError("the frontier of a compiled step cannot be certified: bounds are those of a graph")
     require_backward(frontier.graph)
     shown = {point.peak for point in evenly_spaced(frontier.points(), SHOWN)}
-    chosen = [each.point for each in frontier.candidates if each.point.peak in shown]
+    chosen = [each for each in frontier.candidates if each.peak in shown]
     bounds: list[OverheadBound] = []
     most = 0
     with planning_progress(show=show) as report:
         for point in reversed(chosen):  # a bound under a limit holds under every smaller one
             report("certifying", len(bounds), len(chosen) + 1)
-            found = bound_under(frontier.graph, point.peak, NO_OUTSIDE_MEMORY, point.schedule, MANY)
+            found = bound_under(frontier.judge, point.needs, point.schedule, MANY)
             most = max(most, found)
             bounds.append(OverheadBound(point.peak, most / frontier.plain.time - 1.0 if most else 0.0))
         report("certifying", len(chosen), len(chosen) + 1)

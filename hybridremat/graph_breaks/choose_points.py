@@ -12,12 +12,12 @@ from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph_breaks.limits import StepLimits, infeasible_error
-from hybridremat.planning.candidates import Candidate
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.policy import total_records
 from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
+from hybridremat.sequence.pool import SchedulePoint
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class PathProblem:
     keys: tuple[str, ...]
     order: tuple[int, ...]
     frontiers: tuple[StepFrontier, ...]
-    offered: tuple[tuple[Candidate, ...], ...]
+    offered: tuple[tuple[SchedulePoint, ...], ...]
     eager_code: tuple[StepPart | None, ...]
     joined_bytes: int
 
-    def step(self, offered: Sequence[Sequence[Candidate]]) -> MultiGraphStep:
+    def step(self, offered: Sequence[Sequence[SchedulePoint]]) -> MultiGraphStep:
         """The problem as integers, for some points of each graph; the distinct graphs are its first parts."""
         parts = [_part(frontier, group) for frontier, group in zip(self.frontiers, offered, strict=True)]
         order = list(self.order)
@@ -59,7 +59,7 @@ class PathProblem:
 
     def plain(self) -> MultiGraphStep:
         """The step with each graph plain."""
-        return self.step([[Candidate(frontier.plain, None)] for frontier in self.frontiers])
+        return self.step([[frontier.plain] for frontier in self.frontiers])
 
     def fingerprint(self) -> str:
         """Identifies the step: its graphs in order."""
@@ -77,7 +77,7 @@ class _Choice:
     least: int
 
 
-def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Candidate], Plan]:
+def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, SchedulePoint], Plan]:
     """A point for each distinct graph, and the plan of the whole step (without parts, blocks and breaks).
 
     Raises
@@ -129,27 +129,27 @@ def _choose(step: MultiGraphStep, asked: StepLimits, on_infeasible: OnInfeasible
     return _Choice(leanest, least, asked.limit, least)
 
 
-def _part(frontier: StepFrontier, offered: Sequence[Candidate]) -> StepPart:
+def _part(frontier: StepFrontier, offered: Sequence[SchedulePoint]) -> StepPart:
     graph = frontier.graph
     replay = MemorySimulator(graph)
     released = sum(graph.values[value].bytes for value in graph.released_outputs)
     points = []
     for candidate in offered:
-        schedule = candidate.point.schedule
+        schedule = candidate.schedule
         memory, split = replay(schedule), schedule.num_forward
         points.append(
             PartPoint(
                 forward_peak=max(memory.profile[:split], default=0),
                 backward_peak=max(memory.profile[split:], default=0),
                 saved=memory.saved + released,
-                time=candidate.point.time,
+                time=candidate.time,
             )
         )
     return StepPart(tuple(points), sum(graph.values[value].bytes for value in graph.gradients))
 
 
-def _extra_flops(problem: PathProblem, chosen: Mapping[str, Candidate]) -> float:
-    flops = sum(chosen[problem.keys[g]].point.flops for g in problem.order)
+def _extra_flops(problem: PathProblem, chosen: Mapping[str, SchedulePoint]) -> float:
+    flops = sum(chosen[problem.keys[g]].flops for g in problem.order)
     plain = sum(problem.frontiers[g].plain.flops for g in problem.order)
     return flops / plain - 1.0 if plain else 0.0
 

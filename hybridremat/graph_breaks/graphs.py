@@ -9,15 +9,14 @@ from dataclasses import replace
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph_breaks.choose_points import PathProblem, choose_path
 from hybridremat.graph_breaks.paths import GraphPath, Paths
-from hybridremat.planning.candidates import Candidate
 from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.pipeline import graph_frontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from hybridremat.plans.records import GraphBreak, PlannedBlock
+from hybridremat.sequence.pool import SchedulePoint
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class StepGraphs:
     def __init__(self, context: PlanContext, frontiers: Mapping[str, StepFrontier]) -> None:
         self._context = context
         self.frontiers = dict(frontiers)
-        self.chosen: dict[str, Candidate] = {}
+        self.chosen: dict[str, SchedulePoint] = {}
         self.plans: dict[str, Plan] = {}
 
     def plan(self, order: GraphPath, paths: Paths, settings: Settings) -> Plan:
@@ -53,7 +52,6 @@ class StepGraphs:
                     candidate,
                     limit=None,
                     asked=None,
-                    outside=NO_OUTSIDE_MEMORY,
                     cost_model=whole.cost_model,
                 )
         self.chosen.update(chosen)
@@ -68,7 +66,7 @@ class StepGraphs:
 
     def _choose(
         self, order: GraphPath, paths: Paths, settings: Settings
-    ) -> tuple[dict[str, Candidate], Plan]:
+    ) -> tuple[dict[str, SchedulePoint], Plan]:
         """Points for the graphs of a path; those with reused options are solved again if nothing fits."""
         new = [key for key in dict.fromkeys(order) if key not in self.chosen]
         if reused := [self.frontiers[key] for key in new if self.frontiers[key].reused_options]:
@@ -96,7 +94,7 @@ class StepGraphs:
             joined,
         )
 
-    def _offered(self, key: str) -> tuple[Candidate, ...]:
+    def _offered(self, key: str) -> tuple[SchedulePoint, ...]:
         return (self.chosen[key],) if key in self.chosen else self.frontiers[key].candidates
 
     def _breaks(self, order: GraphPath, paths: Paths) -> tuple[GraphBreak, ...]:

@@ -162,7 +162,7 @@ class Survey:
 
 def path_frontier(graph: JointGraph, timings: Timings, context: PlanContext) -> StepFrontier:
     """The frontier of one of several graphs; in training, options of other shapes are reused."""
-    return graph_frontier(graph, timings, context, reuse=len(context.store) > 0)
+    return graph_frontier(graph, timings, context, reuse=len(context.store) > 0, alone=False)
 
 
 class SurveyBackend(Backend):

@@ -25,9 +25,10 @@ from hybridremat.planning.port import (
 )
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin, origin_differences
-from hybridremat.plans.outside_memory import OutsideMemory, schedule_needs
 from hybridremat.plans.policy import policy_of, resolve_policy
 from hybridremat.plans.records import PlanDetails
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import OutsideMemory
 from hybridremat.units import format_bytes
 
 
@@ -104,8 +105,8 @@ def _timed(op: Op, planned: Op) -> Op:
 
 def _recounted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) -> Plan:
     """The plan for the graph of this device, with its memory counted again."""
-    memory, outside = step_memory(graph, plan.schedule), OutsideMemory(plan.reserve, plan.forwards)
-    needed = schedule_needs(graph, plan.schedule, outside)
+    memory = step_memory(graph, plan.schedule)
+    needed = Judge(graph, outside=OutsideMemory(plan.reserve, plan.forwards)).needs(plan.schedule, memory)
     if plan.memory_limit is not None and needed > plan.memory_limit:
         raise _too_much(plan, needed)
     chain = ported_chain(details.chain, graph)

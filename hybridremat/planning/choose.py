@@ -8,15 +8,13 @@ from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
 from hybridremat.graph.memory import step_memory
-from hybridremat.planning.candidates import Candidate
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin
-from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.records import PlanDetails, PlannedBlock, Request
-from hybridremat.sequence.frontier import SchedulePoint
+from hybridremat.sequence.pool import SchedulePoint
 
 
 def choose_plan(
@@ -29,25 +27,22 @@ def choose_plan(
     InfeasibleLimitError
         If no point satisfies them and ``on_infeasible`` is ``"error"``, or the limit alone is feasible.
     """
-    outside = settings.outside_memory()
     started = time.perf_counter()
     asked = limit = settings.limit_bytes(frontier.plain.peak)
     try:
-        chosen = frontier.choose(limit, settings.overhead_limit(), outside)
+        chosen = frontier.choose(limit, settings.overhead_limit())
     except InfeasibleLimitError as error:
-        chosen = frontier.least(outside)
-        needed = frontier.needs(chosen, outside)
-        too_slow = limit is not None and needed <= limit
+        chosen = frontier.least()
+        too_slow = limit is not None and chosen.needs <= limit
         if on_infeasible == "error" or too_slow:
             raise
-        limit, chosen = needed, frontier.polished(chosen, needed, outside)
+        limit, chosen = chosen.needs, frontier.polished(chosen, chosen.needs)
         warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=3)
     plan = plan_of_point(
         frontier,
         chosen,
         limit=limit,
         asked=asked,
-        outside=outside,
         cost_model=settings.costs().name,
         origin=origin,
         request=settings.request(),
@@ -57,36 +52,34 @@ def choose_plan(
 
 def plan_of_point(
     frontier: StepFrontier,
-    chosen: Candidate,
+    chosen: SchedulePoint,
     *,
     limit: int | None,
     asked: int | None,
-    outside: OutsideMemory,
     cost_model: str,
     origin: Origin | None = None,
     request: Request | None = None,
 ) -> Plan:
     """The plan of a point of the frontier."""
-    graph, point = frontier.graph_of(chosen), chosen.point
-    memory, needed = step_memory(graph, point.schedule), frontier.needs(chosen, outside)
+    graph, outside = frontier.graph_of(chosen), frontier.judge.outside
     return Plan(
         memory_limit=limit,
         asked_limit=asked,
         reserve=outside.reserve,
         forwards=outside.forwards,
-        predicted_peak=point.peak,
-        needed=needed,
+        predicted_peak=chosen.peak,
+        needed=chosen.needs,
         plain_peak=frontier.plain.peak,
-        least_peak=min(needed, frontier.least_composed_needs(outside)),
-        overhead=frontier.overhead(point),
-        composed_overhead=_composed_overhead(frontier, point),
-        strategy_gap=_strategy_gap(point),
-        extra_flops=frontier.extra_flops(point),
-        saved_bytes=memory.saved,
+        least_peak=min(chosen.needs, frontier.least_composed_needs),
+        overhead=frontier.overhead(chosen),
+        composed_overhead=_composed_overhead(frontier, chosen),
+        strategy_gap=_strategy_gap(chosen),
+        extra_flops=frontier.extra_flops(chosen),
+        saved_bytes=step_memory(graph, chosen.schedule).saved,
         blocks=_blocks(frontier, chosen),
         cost_model=cost_model,
         fingerprint=graph.fingerprint,
-        schedule=point.schedule,
+        schedule=chosen.schedule,
         origin=origin or Origin(),
         request=request or Request(),
         details=_details(frontier, chosen),
@@ -110,25 +103,25 @@ def _composed_overhead(frontier: StepFrontier, point: SchedulePoint) -> float | 
     return frontier.overhead(replace(point, time=point.composed_time))
 
 
-def _details(frontier: StepFrontier, chosen: Candidate) -> PlanDetails | None:
-    if chosen.chain_index is None:
+def _details(frontier: StepFrontier, chosen: SchedulePoint) -> PlanDetails | None:
+    if chosen.chain is None:
         return None
-    plan = frontier.chains[chosen.chain_index]
+    plan = frontier.chains[chosen.chain]
     distinct = tuple(dict.fromkeys(plan.option_sets))
     number = {options: index for index, options in enumerate(distinct)}
     return PlanDetails(
         chain=replace(plan.chain, graph=frontier.graph_of(chosen)),
         option_sets=distinct,
         option_set_of=tuple(number[options] for options in plan.option_sets),
-        decisions=chosen.point.decisions,
+        decisions=chosen.decisions,
         frontier=frontier.points_with(chosen),
         checkpointed=frontier.checkpointed(),
     )
 
 
-def _blocks(frontier: StepFrontier, chosen: Candidate) -> tuple[PlannedBlock, ...]:
-    if chosen.chain_index is None:
+def _blocks(frontier: StepFrontier, chosen: SchedulePoint) -> tuple[PlannedBlock, ...]:
+    if chosen.chain is None:
         return ()
-    plan = frontier.chains[chosen.chain_index]
+    plan = frontier.chains[chosen.chain]
     chain = replace(plan.chain, graph=frontier.graph_of(chosen))
-    return planned_blocks(chain, plan.option_sets, chosen.point.schedule, chosen.point.decisions)
+    return planned_blocks(chain, plan.option_sets, chosen.schedule, chosen.decisions)

@@ -57,7 +57,7 @@ def _within(
     try:
         return frontier.fastest(limit, overhead), limit
     except InfeasibleLimitError as error:
-        least = min(frontier.lowered, key=lambda point: (point.needs, point.candidate.point.time))
+        least = min(frontier.lowered, key=lambda point: (point.needs, point.candidate.time))
         if on_infeasible == "error" or least.needs <= limit:
             raise
         warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=3)
@@ -79,7 +79,6 @@ def _plan(
         chosen.candidate,
         limit=limit,
         asked=asked,
-        outside=frontier.outside,
         cost_model=settings.costs().name,
         origin=origin,
         request=settings.request(),

@@ -11,30 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import numpy as np
-
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.graph.joint import JointGraph, Schedule, ops_by_parts
-from hybridremat.graph.memory import StepMemory
-from hybridremat.graph.pins import Pins, obeys
-from hybridremat.planning.candidates import Candidate
+from hybridremat.graph.joint import Schedule, ops_by_parts
 from hybridremat.planning.effort import SearchBound
 from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.plans.certify import bound_under
-from hybridremat.plans.outside_memory import (
-    NO_OUTSIDE_MEMORY,
-    OutsideMemory,
-    memory_needs,
-    profile_with_outside,
-    schedule_needs,
-)
 from hybridremat.sequence.bounds.certificate import QUICK as QUICK_BOUND
 from hybridremat.sequence.bounds.certificate import time_once
-from hybridremat.sequence.exchange.edits import Edits
 from hybridremat.sequence.exchange.search import Exchange, simulations_for
-from hybridremat.sequence.frontier import schedule_point
+from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.polish import search as polish_search
 from hybridremat.sequence.polish.search import Polish, preparation_seconds
+from hybridremat.sequence.pool import SchedulePoint
 
 BEYOND: Final = 24
 """Candidates beyond a limit that exchanges try to bring under it."""
@@ -88,187 +76,161 @@ class Improvement:
     may spend in all.
     """
 
-    graph: JointGraph
-    candidates: Sequence[Candidate]
+    judge: Judge
+    candidates: Sequence[SchedulePoint]
     plain_peak: int
-    pins: Pins
     deadline: Deadline = NO_DEADLINE
     progress: Progress = no_progress
     bound: SearchBound | None = None
-    _known: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
-    _polished: dict[tuple[Candidate, int, OutsideMemory], Candidate] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[SchedulePoint, int], SchedulePoint] = field(default_factory=dict, repr=False)
+    _polished: dict[tuple[SchedulePoint, int], SchedulePoint] = field(default_factory=dict, repr=False)
 
-    def under(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
+    def under(self, candidate: SchedulePoint, limit: int) -> SchedulePoint:
         """The best that exchanges find under a limit that the candidate keeps, thoroughly.
 
         What was found is its own answer for what it needs: asked for at the least limit that was reported, it
         is the step that was reported.
         """
-        key = candidate, limit, outside
+        key = candidate, limit
         if key not in self._known:
-            beyond = [*self._from_above(candidate, limit, outside), *self._next(candidate, BEYOND)]
-            effort = simulations_for(candidate.point.schedule)
-            found = self._exchanged(candidate, limit, outside, beyond, effort)
+            beyond = [*self._from_above(candidate, limit), *self._next(candidate, BEYOND)]
+            effort = simulations_for(candidate.schedule)
+            found = self._exchanged(candidate, limit, beyond, effort)
             self._known[key] = found
-            self._known.setdefault((found, self._needs(found, outside), outside), found)
+            self._known.setdefault((found, found.needs), found)
         return self._known[key]
 
-    def quickly(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
+    def quickly(self, candidate: SchedulePoint, limit: int) -> SchedulePoint:
         """The best of a quick search under a limit, begun at what exchanges lead to under higher ones."""
-        return self._quickly(candidate, limit, outside, self._from_above(candidate, limit, outside))
+        return self._quickly(candidate, limit, self._from_above(candidate, limit))
 
     def down_from(
-        self, found: Candidate, candidate: Candidate, limit: int, outside: OutsideMemory
-    ) -> Candidate:
+        self, found: SchedulePoint, candidate: SchedulePoint, limit: int
+    ) -> SchedulePoint:
         """The best of a quick search under a limit, begun at what was ``found`` under a higher one, too."""
-        return self._quickly(candidate, limit, outside, [found])
+        return self._quickly(candidate, limit, [found])
 
-    def polished(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
+    def polished(self, candidate: SchedulePoint, limit: int) -> SchedulePoint:
         """The best that CP-SAT finds under a limit that the candidate keeps; itself if nothing is gained.
 
         Where a bound says that little could be gained, nothing is searched.
         """
-        key = candidate, limit, outside
+        key = candidate, limit
         if key not in self._polished:
-            self._polished[key] = self._after_polish(candidate, limit, outside)
+            self._polished[key] = self._after_polish(candidate, limit)
         return self._polished[key]
 
-    def _after_polish(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> Candidate:
-        if candidate.chain_index is None or self.deadline.passed:
+    def _after_polish(self, candidate: SchedulePoint, limit: int) -> SchedulePoint:
+        if candidate.chain is None or self.deadline.passed:
             return candidate
-        effort = self._polishing(candidate, limit, outside)
+        effort = self._polishing(candidate, limit)
         if effort <= 0:
             return candidate
-        graph = ops_by_parts(self.graph, candidate.point.parted)
-
-        def excess(schedule: Schedule, memory: StepMemory) -> int:
-            needs = memory.peak if outside.none else memory_needs(graph, outside, schedule, memory)
-            return needs - limit
-
         polish = Polish(
-            graph,
-            excess,
-            lambda each: obeys(graph, each, self.pins),
+            self._judge_of(candidate),
+            limit,
             effort=effort,
             deadline=self.deadline,
             report=lambda spent: self.progress("polishing", round(100 * spent), 100),
         )
-        schedule = polish(candidate.point.schedule)
+        schedule = polish(candidate.schedule)
         if self.bound is not None:
-            prepared = preparation_seconds(candidate.point.schedule)
+            prepared = preparation_seconds(candidate.schedule)
             self.bound.spend(prepared + polish.spent * A_DETERMINISTIC_SECOND)
-        if schedule == candidate.point.schedule:
+        if schedule == candidate.schedule:
             return candidate
-        return _replaced(candidate, candidate, graph, schedule)
+        return self._replaced(candidate, candidate, schedule)
 
-    def _polishing(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> float:
+    def _polishing(self, candidate: SchedulePoint, limit: int) -> float:
         """CP-SAT's deterministic seconds for a candidate; 0 if no schedule takes a good deal less time."""
-        worth = int(candidate.point.time * (1 - PROMISING))
-        if worth < time_once(self.graph) or self._polishing_left(candidate) <= 0:
+        worth = int(candidate.time * (1 - PROMISING))
+        if worth < time_once(self.judge.graph) or self._polishing_left(candidate) <= 0:
             return 0.0
-        bound = bound_under(self.graph, limit, outside, candidate.point.schedule, QUICK_BOUND)
+        bound = bound_under(self.judge, limit, candidate.schedule, QUICK_BOUND)
         return self._polishing_left(candidate, bound) if bound <= worth else 0.0
 
-    def _polishing_left(self, candidate: Candidate, bound: int | None = None) -> float:
+    def _polishing_left(self, candidate: SchedulePoint, bound: int | None = None) -> float:
         """Deterministic seconds that are left for a candidate; too few to begin are none."""
         if self.bound is None:
             return polish_search.EFFORT
-        left = self.bound.left(candidate.point.time, bound) - preparation_seconds(candidate.point.schedule)
+        left = self.bound.left(candidate.time, bound) - preparation_seconds(candidate.schedule)
         searching = left / A_DETERMINISTIC_SECOND
         return min(polish_search.EFFORT, searching) if searching >= LEAST_POLISHING else 0.0
 
-    def along(self, chosen: Sequence[Candidate], report: Callable[[int], None]) -> list[Candidate]:
+    def along(self, chosen: Sequence[SchedulePoint], report: Callable[[int], None]) -> list[SchedulePoint]:
         """What exchanges find quickly at some candidates, by rising peak, each under its own.
 
         From the highest peak down: what was found there is tried at the next lower one as well.
         """
-        found: list[Candidate] = []
+        found: list[SchedulePoint] = []
         for done, candidate in enumerate(reversed(chosen)):
             report(done)
-            found.append(self._quickly(candidate, candidate.point.peak, NO_OUTSIDE_MEMORY, found[-1:]))
+            found.append(self._quickly(candidate, candidate.needs, found[-1:]))
         return found
 
-    def settle(self, candidates: Sequence[Candidate]) -> None:
+    def settle(self, candidates: Sequence[SchedulePoint]) -> None:
         """Let candidates be the answers for limits of their own peaks."""
-        self._known.update({(each, each.point.peak, NO_OUTSIDE_MEMORY): each for each in candidates})
+        self._known.update({(each, each.needs): each for each in candidates})
 
     def _quickly(
-        self, candidate: Candidate, limit: int, outside: OutsideMemory, first: Sequence[Candidate]
-    ) -> Candidate:
+        self, candidate: SchedulePoint, limit: int, first: Sequence[SchedulePoint]
+    ) -> SchedulePoint:
         beyond = [*first, *self._next(candidate, BEYOND_QUICKLY)]
-        return self._exchanged(candidate, limit, outside, beyond, QUICK)
+        return self._exchanged(candidate, limit, beyond, QUICK)
 
-    def _from_above(self, candidate: Candidate, limit: int, outside: OutsideMemory) -> list[Candidate]:
+    def _from_above(self, candidate: SchedulePoint, limit: int) -> list[SchedulePoint]:
         """What exchanges lead to under some higher limits, each from the one before."""
-        last: list[Candidate] = []
+        last: list[SchedulePoint] = []
         for higher in higher_limits(limit, self.plain_peak):
-            fitting = [c for c in self.candidates if self._needs(c, outside) <= higher]
+            fitting = [c for c in self.candidates if c.needs <= higher]
             if fitting and fitting[-1] != candidate:
-                last = [self._quickly(fitting[-1], higher, outside, last)]
+                last = [self._quickly(fitting[-1], higher, last)]
         return last
 
-    def _next(self, candidate: Candidate, count: int) -> list[Candidate]:
+    def _next(self, candidate: SchedulePoint, count: int) -> list[SchedulePoint]:
         """The ``count`` candidates that are a little faster, and need a little more."""
-        faster = [c for c in self.candidates if c.point.time < candidate.point.time]
-        return [c for c in faster[:count] if c.chain_index is not None]
-
-    def _needs(self, candidate: Candidate, outside: OutsideMemory) -> int:
-        point = candidate.point
-        if outside.none:
-            return point.peak
-        return schedule_needs(ops_by_parts(self.graph, point.parted), point.schedule, outside)
+        faster = [c for c in self.candidates if c.time < candidate.time]
+        return [c for c in faster[:count] if c.chain is not None]
 
     def _exchanged(
         self,
-        candidate: Candidate,
+        candidate: SchedulePoint,
         limit: int,
-        outside: OutsideMemory,
-        beyond: Sequence[Candidate],
+        beyond: Sequence[SchedulePoint],
         simulations: int,
-    ) -> Candidate:
+    ) -> SchedulePoint:
         """The candidate that exchanges lead to; itself if they gain nothing, or if it is a forward alone."""
-        if candidate.chain_index is None or self.deadline.passed:
+        if candidate.chain is None or self.deadline.passed:
             return candidate
-        graph, starts = ops_by_parts(self.graph, candidate.point.parted), [candidate, *beyond]
-
-        def fit(schedule: Schedule, memory: StepMemory) -> tuple[int, int]:
-            if outside.none:
-                return memory.peak - limit, memory.peak_at
-            needs = memory_needs(graph, outside, schedule, memory)
-            return needs - limit, int(np.argmax(profile_with_outside(graph, outside, schedule, memory)))
-
-        schedules = [each.point.schedule for each in starts]
+        starts = [candidate, *beyond]
+        schedules = [each.schedule for each in starts]
         simulations = self._simulations(candidate, simulations)
-        exchange = Exchange(
-            graph,
-            fit,
-            lambda each: obeys(graph, each, self.pins),
-            Edits(graph),
-            simulations,
-            self.deadline,
-        )
+        exchange = Exchange(self._judge_of(candidate), limit, simulations, self.deadline)
         schedule, origin = exchange(schedules[0], schedules[1:])
         if self.bound is not None:
             simulated = simulations - exchange.simulations
             self.bound.spend(simulated * len(schedules[0].steps) / EXECUTIONS_A_SECOND)
         if schedule == schedules[0]:
             return candidate
-        return _replaced(candidate, starts[origin], graph, schedule)
+        return self._replaced(candidate, starts[origin], schedule)
 
-    def _simulations(self, candidate: Candidate, most: int) -> int:
+    def _simulations(self, candidate: SchedulePoint, most: int) -> int:
         """How many schedules may be simulated: of what is left for searches, half at once."""
         if self.bound is None:
             return most
-        left = self.bound.left(candidate.point.time) / 2
-        return min(most, int(left * EXECUTIONS_A_SECOND / max(1, len(candidate.point.schedule.steps))))
+        left = self.bound.left(candidate.time) / 2
+        return min(most, int(left * EXECUTIONS_A_SECOND / max(1, len(candidate.schedule.steps))))
 
+    def _judge_of(self, candidate: SchedulePoint) -> Judge:
+        """The judge of the graph as a candidate runs it."""
+        return self.judge.with_ops_of(ops_by_parts(self.judge.graph, candidate.parted))
 
-def _replaced(start: Candidate, origin: Candidate, graph: JointGraph, schedule: Schedule) -> Candidate:
-    """The candidate of a schedule that exchanges led to from ``origin``, in place of ``start``."""
-    if not origin.point.decisions:  # the plain step, or repaired from it
-        origin = start
-    composed = start.point
-    point = schedule_point(graph, schedule, origin.point.decisions)
-    composed_time = composed.time if composed.composed_time is None else composed.composed_time
-    point = replace(point, parted=composed.parted, composed_time=composed_time)
-    return Candidate(point, origin.chain_index)
+    def _replaced(
+        self, start: SchedulePoint, origin: SchedulePoint, schedule: Schedule
+    ) -> SchedulePoint:
+        """The point of a schedule that exchanges led to from ``origin``, in place of ``start``."""
+        if not origin.decisions:  # the plain step, or repaired from it
+            origin = start
+        composed_time = start.time if start.composed_time is None else start.composed_time
+        point = self._judge_of(start)(schedule, origin.decisions)
+        return replace(point, parted=start.parted, composed_time=composed_time, chain=origin.chain)

@@ -7,8 +7,8 @@ from typing import Final
 
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import Op
-from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.records import PinRecord
+from hybridremat.sequence.outside_memory import OutsideMemory
 from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 
 HEAVY: Final = 0.8

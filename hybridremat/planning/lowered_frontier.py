@@ -14,12 +14,12 @@ from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.lowered_memory import LoweredStep
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
-from hybridremat.planning.candidates import Candidate
 from hybridremat.planning.limit_errors import infeasible, too_slow
 from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, PhasePeaks, needed_bytes
 from hybridremat.plans.records import FrontierPoint
+from hybridremat.sequence.outside_memory import OutsideMemory, PhasePeaks, needed_bytes
+from hybridremat.sequence.pool import SchedulePoint
 from hybridremat.sequence.sinking import sink_recomputations
 
 MOST_LOWERINGS: Final = 4
@@ -57,7 +57,7 @@ class LoweredPoint:
     whether this is the plain step, with what is saved laid out as Inductor likes.
     """
 
-    candidate: Candidate
+    candidate: SchedulePoint
     schedule: Schedule
     memory: EmittedMemory
     needs: int
@@ -77,7 +77,6 @@ class LoweredFrontier:
     counted: StepFrontier
     lower: Lower
     plain_memory: EmittedMemory
-    outside: OutsideMemory = NO_OUTSIDE_MEMORY
     progress: Progress = no_progress
     known: dict[tuple[Schedule, bool], EmittedMemory] = field(default_factory=dict)
     _points: dict[tuple[int, bool], LoweredPoint] = field(default_factory=dict)
@@ -104,21 +103,21 @@ class LoweredFrontier:
 
     def counted_needs(self, index: int) -> int:
         """Bytes that a candidate needs by the frontier's count."""
-        return self.counted.needs(self.counted.candidates[index], self.outside)
+        return self.counted.candidates[index].needs
 
     def point(self, index: int, *, lean: bool) -> LoweredPoint:
         """A candidate of the frontier, lowered."""
         if (index, lean) not in self._points:
             candidate, graph = self.counted.candidates[index], self.counted.graph
-            schedule = sink_recomputations(graph, candidate.point.schedule, self.step.fused_ops)
+            schedule = sink_recomputations(graph, candidate.schedule, self.step.fused_ops)
             memory = self._lowered(schedule, lean=lean)
-            needs = code_needs(graph, memory, self.outside)
+            needs = code_needs(graph, memory, self.counted.judge.outside)
             self._points[index, lean] = LoweredPoint(candidate, schedule, memory, needs, lean)
         return self._points[index, lean]
 
     def figures(self, point: LoweredPoint) -> FrontierPoint:
         """The figures of a point, with the peak of its code."""
-        return replace(self.counted.figures(point.candidate.point), peak=point.memory.peak)
+        return replace(self.counted.figures(point.candidate), peak=point.memory.peak)
 
     def least(self, max_overhead: float | None = None) -> LoweredPoint:
         """The point of least memory within an overhead: of the fewest counted bytes, in the better way.
@@ -131,7 +130,7 @@ class LoweredFrontier:
         frontier = replace(self.counted, exchanges=False)
         index = 0
         if max_overhead is not None:
-            index = frontier.candidates.index(frontier.choose(None, max_overhead, self.outside))
+            index = frontier.candidates.index(frontier.choose(None, max_overhead))
         return min((self.point(index, lean=lean) for lean in (True, False)), key=lambda point: point.needs)
 
     def fastest(self, limit: int, max_overhead: float | None = None) -> LoweredPoint:
@@ -149,8 +148,8 @@ class LoweredFrontier:
         best = self._fastest_within(limit)
         if best is None:
             least = min(point.needs for point in self.lowered)
-            raise infeasible(limit, least, self.plain_peak, self.outside, frontier.pins)
-        takes = frontier.overhead(best.candidate.point)
+            raise infeasible(limit, least, self.plain_peak, self.counted.judge.outside, frontier.pins)
+        takes = frontier.overhead(best.candidate)
         if max_overhead is not None and takes > max_overhead + 1e-12:
             raise too_slow(limit, max_overhead, takes=takes, least=self.least(max_overhead).needs)
         return best
@@ -180,8 +179,8 @@ class LoweredFrontier:
     def _plain(self) -> LoweredPoint:
         """The plain step; the fastest candidate may run it in another order, whose code takes more."""
         graph, memory = self.counted.graph, self.plain_memory
-        needs = code_needs(graph, memory, self.outside)
-        candidate = Candidate(self.counted.plain, 0 if self.counted.chains else None)
+        needs = code_needs(graph, memory, self.counted.judge.outside)
+        candidate = replace(self.counted.plain, chain=0 if self.counted.chains else None)
         return LoweredPoint(candidate, plain_schedule(graph), memory, needs, lean=False, plain=True)
 
     def _lowered(self, schedule: Schedule, *, lean: bool) -> EmittedMemory:
@@ -252,7 +251,7 @@ class LoweredFrontier:
         """Whether a candidate saves enough time against another, which is -1 for none."""
         if slow < 0:
             return True
-        times = [self.counted.candidates[index].point.time for index in (slow, fast)]
+        times = [self.counted.candidates[index].time for index in (slow, fast)]
         return times[0] - times[1] > WORTH * self.counted.plain.time
 
 
@@ -266,7 +265,7 @@ def _evenly(needs: Sequence[int], count: int) -> list[int]:
 def _pareto(points: Iterable[LoweredPoint]) -> tuple[LoweredPoint, ...]:
     """Points by rising needs and falling time."""
     kept: list[LoweredPoint] = []
-    for point in sorted(points, key=lambda p: (p.needs, p.candidate.point.time, p.lean)):
-        if not kept or point.candidate.point.time < kept[-1].candidate.point.time:
+    for point in sorted(points, key=lambda p: (p.needs, p.candidate.time, p.lean)):
+        if not kept or point.candidate.time < kept[-1].candidate.time:
             kept.append(point)
     return tuple(kept)

@@ -21,8 +21,8 @@ from hybridremat.planning.plan_cache import plan_key
 from hybridremat.planning.port import with_local_names
 from hybridremat.planning.progress import Timings
 from hybridremat.planning.step_costs import with_memory
-from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.policy import require_matches, resolve_policy, under_policy
+from hybridremat.sequence.outside_memory import OutsideMemory
 
 logger = logging.getLogger(__name__)
 

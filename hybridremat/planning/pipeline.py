@@ -47,6 +47,7 @@ from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.certify import certificate_of
 from hybridremat.plans.policy import resolve_policy
 from hybridremat.sequence.bounds.certificate import QUICK
+from hybridremat.sequence.outside_memory import NO_OUTSIDE_MEMORY
 from hybridremat.sequence.strategies import STRATEGIES
 from hybridremat.version import __version__
 
@@ -223,12 +224,14 @@ def graph_frontier(
     reuse: bool = False,
     for_one_plan: bool = False,
     bounded: bool = False,
+    alone: bool = True,
 ) -> StepFrontier:
     """The frontier of a graph with costs, under the context's policy; ``timings`` of earlier stages.
 
     ``for_one_plan``: nobody will ask it for anything but the plan of the context's limit, so it is thin
     elsewhere; unless the overhead is bounded too, which may lead anywhere. ``bounded``: searches go as far
-    as the plan can win back, unless the caller says for how long.
+    as the plan can win back, unless the caller says for how long. ``alone``: whether it is the whole step;
+    what is alive around a step of several graphs is added to all of them together.
     """
     plain_peak = plain_point(graph).peak
     limit = context.settings.limit_bytes(plain_peak, least=0)  # one of several graphs may take nothing
@@ -243,7 +246,7 @@ def graph_frontier(
         reuse=reuse,
         pinned=resolve_policy(graph, context.settings.policy),
         timings=timings,
-        outside=context.settings.outside_memory(),
+        outside=context.settings.outside_memory() if alone else NO_OUTSIDE_MEMORY,
         strategy=STRATEGIES[context.settings.strategy],
         limit=limit,
         ranges=ranges,
@@ -279,8 +282,7 @@ def step_frontier(
     step = code.laid_out(step)
     counted = graph_frontier(step.graph, timed.timings, context, reuse=reuse, bounded=bounded)
     counted = replace(counted, exchanges=False)
-    outside = context.settings.outside_memory()
-    return LoweredFrontier(step, counted, inductor.lowered, code.memory, outside, context.progress)
+    return LoweredFrontier(step, counted, inductor.lowered, code.memory, context.progress)
 
 
 def make_plan(

@@ -38,7 +38,7 @@ class Plan(PlanData):
         if they are compiled.
     needed
         Bytes that the step takes at most with the caller's code and further forwards
-        (:mod:`hybridremat.plans.outside_memory`); the same as ``predicted_peak`` without.
+        (:mod:`hybridremat.sequence.outside_memory`); the same as ``predicted_peak`` without.
     plain_peak, least_peak
         Bytes: the plain step's, and the least ``memory_limit`` that is feasible with ``reserve`` and
         ``forwards``, as far as composing blocks tells; under a lower one a search may find up to 1 % less.

@@ -15,9 +15,10 @@ from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progr
 from hybridremat.planning.stages import compose, forward_frontier, plain_point, segment_graph, solve_options
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.planning.whole_graph import whole_graph_frontier
-from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
 from hybridremat.plans.policy import Pinned
 from hybridremat.sequence.frontier import Ranges
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
 from hybridremat.sequence.strategies import Strategy, WholeGraph
 from hybridremat.sequence.strategies.hybrid import HYBRID
 
@@ -80,14 +81,15 @@ def plan_graph(
     """
     pinned, timed, plain = pinned or Pinned(), Stopwatch(timings or {}), plain_point(graph)
     effort = PlanningEffort.of(graph, plain.time) if bounded else None
+    judge = Judge(graph, pinned.pins, outside)
     if not {Phase.FORWARD, Phase.BACKWARD} <= {op.phase for op in graph.ops}:
-        return forward_frontier(graph, pinned, timed.timings)
+        return forward_frontier(judge, pinned.records, timed.timings)
     if isinstance(strategy, WholeGraph):
         return whole_graph_frontier(
-            graph, strategy, pinned=pinned, timed=timed, outside=outside, limit=limit, progress=progress
+            judge, strategy, pins=pinned.records, timed=timed, limit=limit, progress=progress
         )
     with timed("segment"):
-        chains = segment_graph(graph, pinned.pins, progress, outside)  # segment
+        chains = segment_graph(judge, progress)  # segment
 
     def searched(seconds: float) -> StepFrontier:
         with timed("solve blocks"):
@@ -104,19 +106,16 @@ def plan_graph(
             )
         until = deadline.share(SHARES["compose"])
         with timed("compose"):
-            points, base = compose(  # compose
-                solved.plans, pinned.pins, progress, outside, strategy, ranges, until
-            )
+            pool = compose(solved.plans, judge, progress, strategy, ranges, until)  # compose
         return StepFrontier(
-            graph,
+            judge,
             solved.plans,
-            points,
+            pool.points,
             plain,
             timed.timings,
             solved.reused,
             pinned.records,
-            pinned=pinned.pins,
-            base=base,
+            base=pool.base,
             exchanges=strategy.exchanges,
             deadline=deadline.share(SHARES["improve"]),
             progress=progress,
@@ -124,20 +123,19 @@ def plan_graph(
             effort=effort,
         )
 
-    return searched(inf) if effort is None else _as_far_as_it_pays(searched, effort, limit, outside)
+    return searched(inf) if effort is None else _as_far_as_it_pays(searched, effort, limit)
 
 
 def _as_far_as_it_pays(
     searched: Callable[[float], StepFrontier],
     effort: PlanningEffort,
     limit: int | None,
-    outside: OutsideMemory,
 ) -> StepFrontier:
     """What is found in what pays as a rule; or, if blocks were left aside, in what the first plan can win."""
     first = effort.seconds(TYPICAL_GAP)
     frontier = searched(first)
-    more = effort.seconds(frontier.gap_under(limit, outside))
+    more = effort.seconds(frontier.gap_under(limit))
     if not frontier.curtailed or more <= first:
         return frontier
     found = searched(more), frontier
-    return min(found, key=lambda each: each.composed_under(limit, outside) or inf)
+    return min(found, key=lambda each: each.composed_under(limit) or inf)

@@ -15,10 +15,10 @@ from hybridremat.graph.costs.cost_models import CostModel, cost_model
 from hybridremat.graph.costs.device_specs import DeviceSpec, device_spec
 from hybridremat.graph.costs.spec_costs import SpecCost
 from hybridremat.graph.costs.untried import Untried
-from hybridremat.plans.outside_memory import OutsideMemory
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import Policy, policy_of, validated_policy
 from hybridremat.plans.records import Request
+from hybridremat.sequence.outside_memory import OutsideMemory
 from hybridremat.units import (
     is_share,
     parse_bytes,

@@ -6,9 +6,8 @@ frontiers of the chains are merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 
 from hybridremat.blocks.curtailed import shares
@@ -18,27 +17,19 @@ from hybridremat.blocks.types import BlockBinding, BlockProblem, BlockSolver
 from hybridremat.errors import GraphSizeError, PolicyError
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
-from hybridremat.graph.pins import Pins, obeys
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.graph.segmentation.cuts import block_sizes
 from hybridremat.graph.segmentation.segment import segment
 from hybridremat.graph.segmentation.validate import validate_chain
-from hybridremat.planning.candidates import Candidate, ChainPlan
+from hybridremat.planning.chain_plan import ChainPlan
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.progress import Progress, Timings
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory, memory_needs
-from hybridremat.plans.policy import Pinned
-from hybridremat.sequence.frontier import (
-    Fronts,
-    Ranges,
-    SchedulePoint,
-    Wanted,
-    pareto_frontier,
-    peak_alone,
-    schedule_point,
-)
+from hybridremat.plans.records import PinRecord
+from hybridremat.sequence.frontier import Ranges, Wanted
+from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.parts import PartsChooser, parts_for_nothing
+from hybridremat.sequence.pool import Pool, SchedulePoint, pareto_frontier
 from hybridremat.sequence.repair import PinRepair
 from hybridremat.sequence.strategies import Strategy
 from hybridremat.sequence.strategies.hybrid import HYBRID
@@ -65,9 +56,7 @@ class SolvedChains:
     curtailed: bool
 
 
-def segment_graph(
-    graph: JointGraph, pins: Pins, progress: Progress, outside: OutsideMemory = NO_OUTSIDE_MEMORY
-) -> tuple[BoundChain, ...]:
+def segment_graph(judge: Judge, progress: Progress) -> tuple[BoundChain, ...]:
     """The distinct chains that the block sizes give.
 
     Ops that can run by parts are taken to do so and to need no more time; what has to is decided for each
@@ -76,16 +65,16 @@ def segment_graph(
     also there with blocks in which no op writes over anything, whose options save less.
     """
     chains: list[Chain] = []
-    optimistic = parts_for_nothing(graph)
-    sizes = block_sizes(graph, pins)
+    optimistic = parts_for_nothing(judge.graph)
+    sizes = block_sizes(judge.graph, judge.pins)
     for size in sizes:
         progress("segmenting", len(chains), len(sizes))
-        chain = segment(optimistic, max_ops=size, pins=pins)
+        chain = segment(optimistic, max_ops=size, pins=judge.pins)
         validate_chain(chain)
         if chain not in chains:
             chains.append(chain)
     bare = replace(optimistic, ops=tuple(replace(op, overwrites=()) for op in optimistic.ops))
-    views = (optimistic, bare) if outside.forwards > 1 and bare != optimistic else (optimistic,)
+    views = (optimistic, bare) if judge.outside.forwards > 1 and bare != optimistic else (optimistic,)
     return tuple(
         BoundChain(chain, bind_blocks(replace(chain, graph=view))) for view in views for chain in chains
     )
@@ -158,64 +147,54 @@ def _solvable(chains: Sequence[BoundChain], solver: BlockSolver) -> Sequence[Bou
 
 def compose(
     plans: Sequence[ChainPlan],
-    pins: Pins,
+    judge: Judge,
     progress: Progress,
-    outside: OutsideMemory = NO_OUTSIDE_MEMORY,
     strategy: Strategy = HYBRID,
     ranges: Ranges | None = None,
     deadline: Deadline = NO_DEADLINE,
-) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
-    """The merged frontier of all chains' points that obey the pins, each with its chain, and its base.
+) -> Pool:
+    """All chains' points that the judge allows, each with its chain; thin outside of given ``ranges``.
 
-    It is that of the bytes that a step needs with ``outside``; thin outside of given ``ranges``.
-    The base is the part of the search that does not depend on ``ranges`` (:class:`Fronts`); nothing that is
-    returned needs less than the least of it.
+    Nothing in it needs less than the least of its base.
 
     Raises
     ------
     PolicyError
         If no schedule that was found obeys the pins.
     """
-    strategy = strategy.for_forwards(outside.forwards)
-    every: list[Fronts] = []
-    owner: dict[int, int] = {}
+    strategy = strategy.for_forwards(judge.outside.forwards)
+    every: list[Pool] = []
     for index, plan in enumerate(plans):
         if every and deadline.passed:
             break
         progress("composing", index, len(plans))
-        graph = plan.chain.graph
-        needs = peak_alone if outside.none else partial(memory_needs, graph, outside)
-        wanted = Wanted(pins, needs, ranges, deadline)
-        fronts = strategy.frontier(plan.chain, plan.bindings, plan.option_sets, wanted)
-        if any(op.variant for op in graph.ops):
-            fronts = fronts.mapped(PartsChooser(graph, needs))
-        obeying = {id(p): p for p in (*fronts.points, *fronts.base) if obeys(graph, p.schedule, pins)}
-        owner.update(dict.fromkeys(obeying, index))
-        every.append(
-            Fronts(
-                tuple(point for point in fronts.points if id(point) in obeying),
-                tuple(point for point in fronts.base if id(point) in obeying),
-            )
+        of_chain = Judge(plan.chain.graph, judge.pins, judge.outside)
+        found = strategy.frontier(
+            plan.chain, plan.bindings, plan.option_sets, of_chain, Wanted(ranges, deadline)
         )
+        if any(op.variant for op in plan.chain.graph.ops):
+            found = found.mapped(PartsChooser(of_chain))
 
-    def candidates(points: Iterable[SchedulePoint]) -> Iterator[Candidate]:
-        return (Candidate(each, owner[id(each)]) for each in points)
+        def allowed(point: SchedulePoint, chain: int = index) -> Iterator[SchedulePoint]:
+            if judge.allows(point.schedule):
+                yield replace(point, chain=chain)
 
-    found = Fronts.merged(every)
-    if not found.points:
+        every.append(found.mapped(allowed))
+    pool = Pool.merged(every)
+    if not pool.points:
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
-    base = found.base or found.points
-    reported = (each for each in (*found.points, *base) if each.needs >= base[0].needs)
-    return tuple(candidates(pareto_frontier(reported))), tuple(candidates(base))
+    base = pool.base or pool.points
+    reported = (each for each in (*pool.points, *base) if each.needs >= base[0].needs)
+    return Pool(pareto_frontier(reported), base)
 
 
-def forward_frontier(graph: JointGraph, pinned: Pinned, timings: Timings) -> StepFrontier:
+def forward_frontier(judge: Judge, pins: tuple[PinRecord, ...], timings: Timings) -> StepFrontier:
     """The frontier of a graph without a backward: nothing to choose."""
-    plain = plain_point(graph)
-    only = schedule_point(graph, PinRepair(graph, pinned.pins)(plain.schedule))
-    return StepFrontier(graph, (), (Candidate(only, None),), plain, timings, pins=pinned.records)
+    plain = plain_point(judge.graph)
+    only = judge(PinRepair(judge.graph, judge.pins)(plain.schedule))
+    return StepFrontier(judge, (), (only,), plain, timings, pins=pins)
 
 
 def plain_point(graph: JointGraph) -> SchedulePoint:
     """The figures of the plain step, as PyTorch runs it."""
-    return schedule_point(as_plain(graph), plain_schedule(graph))
+    return Judge(as_plain(graph))(plain_schedule(graph))

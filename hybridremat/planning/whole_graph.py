@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Final
 
 from hybridremat.blocks.types import OptionSet
 from hybridremat.errors import PolicyError
 from hybridremat.graph.joint import JointGraph, ops_by_parts, plain_schedule
-from hybridremat.graph.pins import obeys
-from hybridremat.planning.candidates import Candidate, ChainPlan
+from hybridremat.planning.chain_plan import ChainPlan
 from hybridremat.planning.progress import Progress, Stopwatch
 from hybridremat.planning.stages import BoundChain, plain_point, segment_graph
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.block_summary import option_of_schedule
-from hybridremat.plans.outside_memory import OutsideMemory, memory_needs
-from hybridremat.plans.policy import Pinned
-from hybridremat.sequence.frontier import pareto_frontier, peak_alone
+from hybridremat.plans.records import PinRecord
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.pool import SchedulePoint, pareto_frontier
 from hybridremat.sequence.strategies import WholeGraph, WholeGraphPoints
 
 SHARES: Final = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -25,12 +25,11 @@ SHARES: Final = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
 def whole_graph_frontier(
-    graph: JointGraph,
+    judge: Judge,
     strategy: WholeGraph,
     *,
-    pinned: Pinned,
+    pins: tuple[PinRecord, ...],
     timed: Stopwatch,
-    outside: OutsideMemory,
     limit: int | None,
     progress: Progress,
 ) -> StepFrontier:
@@ -45,37 +44,38 @@ def whole_graph_frontier(
     PolicyError
         If no schedule that was found obeys the pins.
     """
-    whole, plain = ops_by_parts(graph, ()), plain_point(graph)
+    plain = plain_point(judge.graph)
+    judge = judge.with_ops_of(ops_by_parts(judge.graph, ()))
     with timed("segment"):
-        bound = min(segment_graph(whole, pinned.pins, progress), key=lambda each: len(each.bindings))
-    needs = peak_alone if outside.none else partial(memory_needs, whole, outside)
-    points = WholeGraphPoints(strategy, whole, pinned.pins, needs)
+        chains = segment_graph(Judge(judge.graph, judge.pins), progress)
+        bound = min(chains, key=lambda each: len(each.bindings))
+    points = WholeGraphPoints(strategy, judge)
+
+    def allowed(found: Iterable[SchedulePoint]) -> Iterator[SchedulePoint]:
+        return (replace(each, chain=0) for each in found if judge.allows(each.schedule))
 
     @cache
-    def under(limit: int) -> tuple[Candidate, ...]:
-        return tuple(
-            Candidate(each, 0) for each in points.under(limit) if obeys(whole, each.schedule, pinned.pins)
-        )
+    def under(limit: int) -> tuple[SchedulePoint, ...]:
+        return tuple(allowed(points.under(limit)))
 
     limits = [int(share * plain.peak) for share in SHARES] if limit is None else [limit]
     total = len(limits) + 1
     with timed("solve"):
         progress("solving", 0, total)
-        found = [each for each in points.least() if obeys(whole, each.schedule, pinned.pins)]
+        found = [*allowed(points.least())]
         for done, each in enumerate(limits, 1):
             progress("solving", done, total)
-            found += [candidate.point for candidate in under(each)]
+            found += under(each)
     found = [replace(each, least_time=None) for each in found]  # what is proved is for one limit
     if not found:
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
     return StepFrontier(
-        whole,
-        (_as_plain(bound, whole),),
-        tuple(Candidate(each, 0) for each in pareto_frontier(found)),
+        judge,
+        (_as_plain(bound, judge.graph),),
+        pareto_frontier(found),
         plain,
         timed.timings,
-        pins=pinned.records,
-        pinned=pinned.pins,
+        pins=pins,
         under=under,
     )
 

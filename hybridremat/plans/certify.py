@@ -5,11 +5,12 @@ from __future__ import annotations
 from hybridremat.errors import LimitError
 from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.graph.memory import schedule_time
-from hybridremat.plans.outside_memory import OutsideMemory, outside_phases
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import Certificate
 from hybridremat.sequence.bounds.certificate import THOROUGH, BoundEffort, least_peak_bound, time_bound
 from hybridremat.sequence.bounds.relaxation import PhaseLimits
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import OutsideMemory
 
 
 def certificate_of(plan: PlanData, effort: BoundEffort = THOROUGH) -> Certificate:
@@ -30,11 +31,11 @@ def certificate_of(plan: PlanData, effort: BoundEffort = THOROUGH) -> Certificat
     graph = plan.details.graph
     require_backward(graph)
     limit = plan.needed if plan.memory_limit is None else plan.memory_limit
-    outside = OutsideMemory(plan.reserve, plan.forwards)
+    judge = Judge(graph, outside=OutsideMemory(plan.reserve, plan.forwards))
     return Certificate(
         limit=limit,
         time=schedule_time(graph, plan.schedule),
-        lower_bound=bound_under(graph, limit, outside, plan.schedule, effort),
+        lower_bound=bound_under(judge, limit, plan.schedule, effort),
         least_bound=least_peak_bound(graph, plan.schedule, effort),
     )
 
@@ -45,14 +46,6 @@ def require_backward(graph: JointGraph) -> None:
         raise LimitError("a forward alone cannot be certified: nothing in it is computed again")
 
 
-def bound_under(
-    graph: JointGraph,
-    limit: int,
-    outside: OutsideMemory,
-    schedule: Schedule,
-    effort: BoundEffort = THOROUGH,
-) -> int:
-    """Nanoseconds that no schedule beats that needs at most ``limit`` bytes with outside memory."""
-    beside = outside_phases(graph, 0, outside)
-    limits = PhaseLimits(limit - beside.forward, limit - beside.backward)
-    return time_bound(graph, limits, schedule, effort)
+def bound_under(judge: Judge, limit: int, schedule: Schedule, effort: BoundEffort = THOROUGH) -> int:
+    """Nanoseconds that no schedule beats that needs at most ``limit`` bytes."""
+    return time_bound(judge.graph, PhaseLimits(*judge.phase_limits(limit)), schedule, effort)

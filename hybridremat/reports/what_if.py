@@ -12,14 +12,15 @@ import numpy as np
 from hybridremat.blocks.problem import bind_blocks
 from hybridremat.blocks.types import Option
 from hybridremat.graph.joint import Schedule
-from hybridremat.graph.memory import MemorySimulator, schedule_time
-from hybridremat.plans.outside_memory import OutsideMemory, profile_with_outside, schedule_needs
+from hybridremat.graph.memory import schedule_time
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import policy_of, resolve_policy
 from hybridremat.plans.records import PlanDetails
 from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.decisions import Backward, Decision, ForwardOption, Solo, block_decisions
 from hybridremat.sequence.flatten import Flattener
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import OutsideMemory
 from hybridremat.sequence.repair import PinRepair
 
 Where = Literal["forward peak", "saved", "backward peak"]
@@ -69,12 +70,11 @@ class WhatIf:
 
     def __init__(self, plan: PlanData, details: PlanDetails) -> None:
         self._plan, self._details, self._graph = plan, details, details.graph
-        self._outside = OutsideMemory(plan.reserve, plan.forwards)
+        self._judge = Judge(self._graph, outside=OutsideMemory(plan.reserve, plan.forwards))
         self._limit = plan.needed if plan.memory_limit is None else plan.memory_limit
         self._time = schedule_time(self._graph, plan.schedule)
-        memory = MemorySimulator(self._graph)(plan.schedule)
-        self._profile = profile_with_outside(self._graph, self._outside, plan.schedule, memory)
-        steps, overwritten = plan.schedule.steps, MemorySimulator(self._graph).overwritten(plan.schedule)
+        self._profile = self._judge.profile(plan.schedule)
+        steps, overwritten = plan.schedule.steps, self._judge.simulate.overwritten(plan.schedule)
         self._in_place = Counter[int | None](steps[now] for now in overwritten)
         chain = details.chain
         self._sets = details.block_options
@@ -146,7 +146,7 @@ class WhatIf:
         return self._changed(self._mend(self._flatten(decisions)))
 
     def _changed(self, schedule: Schedule) -> Change:
-        needed = schedule_needs(self._graph, schedule, self._outside)
+        needed = self._judge.needs(schedule)
         return Change(
             needed=needed,
             more_bytes=needed - self._plan.needed,

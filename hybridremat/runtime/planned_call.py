@@ -18,12 +18,12 @@ from hybridremat.compiler.capture import no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, ModelError
+from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_torch import inside_transform, tree_leaves
 from hybridremat.graph_breaks.planner import SurveyNeededError
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import say
-from hybridremat.plans.outside_memory import forward_peak
 from hybridremat.runtime.first_steps import FirstSteps, SeenLoss
 from hybridremat.runtime.in_flight import ForwardsInFlight
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
@@ -139,7 +139,7 @@ class PlannedCall:
         Plans count nothing of the loop's in a forward; this one has gradients of its outputs beside it.
         """
         plan = self.plan
-        if plan is None or plan.memory_limit is None or forward_peak(plan) + held <= plan.memory_limit:
+        if plan is None or plan.memory_limit is None or _forward_peak(plan) + held <= plan.memory_limit:
             return step
         narrow = replace(
             self.context.settings,
@@ -150,12 +150,12 @@ class PlannedCall:
         context = PlanContext.of(narrow)
         made = StepMaker(self.model, context, show=False).planned(args, kwargs)
         least = context.store.current
-        if least is not None and forward_peak(least) + held > plan.memory_limit:
+        if least is not None and _forward_peak(least) + held > plan.memory_limit:
             logger.warning(
                 "the first step of %s for these shapes may take %s more than the limit: gradients of its "
                 "outputs are there while its forward runs, this once.",
                 type(self.model).__name__,
-                format_bytes(forward_peak(least) + held - plan.memory_limit),
+                format_bytes(_forward_peak(least) + held - plan.memory_limit),
             )
         return made
 
@@ -269,3 +269,11 @@ def planned_call(model: nn.Module) -> PlannedCall | None:
     """The planned call of a wrapped module; None if it is not wrapped."""
     call = getattr(model, SLOT, None)
     return call if isinstance(call, PlannedCall) else None
+
+
+def _forward_peak(plan: Plan) -> int:
+    """Most bytes of a plan's forward; where they are not known, of its whole step."""
+    if plan.details is None or plan.compiler != "eager":
+        return plan.predicted_peak
+    profile = step_memory(plan.details.graph, plan.schedule).profile
+    return max(profile[: plan.schedule.num_forward], default=0)

@@ -13,14 +13,14 @@ exchange does not know blocks. It goes by counts of simulated schedules, never b
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.graph.joint import JointGraph, Schedule
-from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
+from hybridremat.graph.joint import Schedule
 from hybridremat.sequence.exchange.edits import Edits, Version, Versions
+from hybridremat.sequence.judge import Judge
 
 EXECUTIONS: Final = 800_000
 """Executions that are simulated, at most: a second or two. Schedules of many ops get fewer simulations."""
@@ -40,11 +40,6 @@ _TRIED: Final = 16
 _SMALL: Final = 0.05
 """Of what is beyond the limit: smaller values are not looked at."""
 
-Fit = Callable[[Schedule, StepMemory], tuple[int, int]]
-"""Bytes that a schedule with this memory is beyond the limit (0 or less: it fits), and where most is."""
-
-Obeys = Callable[[Schedule], bool]
-
 
 def simulations_for(schedule: Schedule) -> int:
     """How many schedules about as long as this one may be simulated."""
@@ -57,29 +52,24 @@ class Exchange:
 
     Attributes
     ----------
-    graph
-        The joint graph with its costs.
-    fit
-        What is beyond the limit, and where.
-    obeys
-        Whether a schedule keeps the user's pins.
-    edits
-        Changes of schedules.
+    judge
+        What schedules cost, and which are allowed.
+    limit
+        Bytes that they may need.
     simulations
         How many more may be simulated.
     deadline
         When to end with the best so far.
     """
 
-    graph: JointGraph
-    fit: Fit
-    obeys: Obeys
-    edits: Edits
+    judge: Judge
+    limit: int
     simulations: int = LEAST_SIMULATIONS
     deadline: Deadline = NO_DEADLINE
 
     def __post_init__(self) -> None:
-        self._simulate = MemorySimulator(self.graph)
+        self.graph = self.judge.graph
+        self.edits = Edits(self.graph)
 
     def __call__(self, start: Schedule, beyond: Sequence[Schedule] = ()) -> tuple[Schedule, int]:
         """The best schedule found: ``start``, which fits, or a faster one that fits as well.
@@ -96,15 +86,15 @@ class Exchange:
         tuple
             The schedule, and which one it was made of: 0 for ``start``, 1 for the first of ``beyond``.
         """
-        best, origin, time = start, 0, schedule_time(self.graph, start)
+        best, origin, time = start, 0, self.judge.time(start)
         least = max(1, int(WORTH * time))
         for number, schedule in enumerate(beyond, 1):
             if self.deadline.passed:
                 break
             if (found := self._fitting(schedule, time - least)) is not None:
-                best, origin, time = found, number, schedule_time(self.graph, found)
+                best, origin, time = found, number, self.judge.time(found)
         while (found := self._exchanged(best, time - least)) is not None:
-            best, time = found, schedule_time(self.graph, found)
+            best, time = found, self.judge.time(found)
         return best, origin
 
     @property
@@ -114,7 +104,7 @@ class Exchange:
     def _exchanged(self, schedule: Schedule, most: int) -> Schedule | None:
         """A schedule that takes at most ``most``, one exchange away."""
         seen: set[Schedule] = set()
-        now = schedule_time(self.graph, schedule)
+        now = self.judge.time(schedule)
         for saved, gone in sorted(self._left_out(schedule), key=lambda each: -each[0]):
             if now - saved > most or self._spent:
                 return None
@@ -151,17 +141,17 @@ class Exchange:
             if best is None or best[1] >= excess:
                 return None
             schedule, excess, top = best
-        fits = excess <= 0 and schedule_time(self.graph, schedule) <= most
-        return schedule if fits and self.obeys(schedule) else None
+        fits = excess <= 0 and self.judge.time(schedule) <= most
+        return schedule if fits and self.judge.allows(schedule) else None
 
     def _counted(self, schedule: Schedule) -> tuple[int, int]:
         self.simulations -= 1
-        return self.fit(schedule, self._simulate(schedule))
+        return self.judge.beyond(schedule, self.limit)
 
     def _with_room(self, schedule: Schedule, top: int, excess: int, most: int) -> list[Schedule]:
         """Changes that may take something away from the highest point, those of least time first."""
         versions, times = self.edits.versions(schedule), self.graph.op_times
-        spare = most - schedule_time(self.graph, schedule)
+        spare = most - self.judge.time(schedule)
         moves: list[Schedule] = []
         again: list[tuple[int, int, int, list[int]]] = []
         for version, reader in self._waiting(schedule, versions, top, _SMALL * excess):
@@ -179,7 +169,7 @@ class Exchange:
         self, schedule: Schedule, versions: Versions, top: int, least: float
     ) -> Iterator[tuple[Version, int]]:
         """The versions of at least so many bytes that wait at a place, each with its first reader there."""
-        for value in dict.fromkeys(self._simulate.alive_beyond(schedule, top)):
+        for value in dict.fromkeys(self.judge.simulate.alive_beyond(schedule, top)):
             version = versions.at(value, top) if self.graph.values[value].bytes >= least else None
             if version is not None and top not in version.reads:
                 later = bisect_right(version.reads, top)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.graph.joint import JointGraph, Schedule
-from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_time
+from hybridremat.graph.joint import Schedule
 from hybridremat.sequence.bounds.integer import integer_model, single_solver
 from hybridremat.sequence.checkmate.stages import Stages, stages_of
 from hybridremat.sequence.dead_code import DeadCodeElimination
+from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.polish.program import PolishProgram, Runs
 from hybridremat.sequence.polish.windows import SIZES, Window, windows
 from hybridremat.sequence.solving import solved
@@ -34,9 +34,6 @@ WORTH: Final = 0.0005
 WINDOWS_OF_PAIR: Final = 2e-7
 """Seconds of a nominal core to find the windows of a schedule, for each pair of its executions."""
 
-Excess = Callable[[Schedule, StepMemory], int]
-"""Bytes that a schedule with this memory is beyond the limit; 0 or less: it fits."""
-
 
 def preparation_seconds(schedule: Schedule) -> float:
     """What it takes to find the windows of a schedule, on a nominal core."""
@@ -49,12 +46,10 @@ class Polish:
 
     Attributes
     ----------
-    graph
-        The joint graph with its costs.
-    excess
-        What is beyond the limit.
-    obeys
-        Whether a schedule keeps the user's pins.
+    judge
+        What schedules cost, and which are allowed.
+    limit
+        Bytes that they may need.
     effort
         Deterministic seconds for one schedule, :data:`EFFORT` if None.
     deadline
@@ -63,9 +58,8 @@ class Polish:
         Called with the share of the effort that is spent.
     """
 
-    graph: JointGraph
-    excess: Excess
-    obeys: Callable[[Schedule], bool]
+    judge: Judge
+    limit: int
     effort: float | None = None
     deadline: Deadline = NO_DEADLINE
     report: Callable[[float], None] = lambda _: None
@@ -73,7 +67,7 @@ class Polish:
     def __post_init__(self) -> None:
         self._left = self._most = 0.0
         self._last: tuple[Schedule, Stages, Runs] | None = None
-        self._simulate = MemorySimulator(self.graph)
+        self.graph = self.judge.graph
         self._remove_dead = DeadCodeElimination(self.graph)
 
     def __call__(self, schedule: Schedule) -> Schedule:
@@ -110,13 +104,13 @@ class Polish:
     def _searched(self, schedule: Schedule, window: Window) -> Schedule | None:
         """A schedule that is faster by what is worth it and fits; None if none is found."""
         stages, given = self._decided(schedule)
-        time = schedule_time(self.graph, schedule)
+        time = self.judge.time(schedule)
         worth = max(1, int(WORTH * time))
         spent = sum(self.graph.ops[op].time for _, op in given if op in window.ops)
         if spent < worth:
             return None
-        memory = self._simulate(schedule)
-        limit = memory.peak - self.excess(schedule, memory)
+        memory = self.judge.simulate(schedule)
+        limit = memory.peak + self.limit - self.judge.needs(schedule, memory)
         program = PolishProgram(
             stages, limit, given=given, open_ops=window.ops, open_runs=window.runs
         )
@@ -124,9 +118,9 @@ class Polish:
         if again is None:
             return None
         found = self._remove_dead(stages.schedule(again))
-        fits = self.excess(found, self._simulate(found)) <= 0
-        faster = schedule_time(self.graph, found) <= time - worth
-        return found if fits and faster and self.obeys(found) else None
+        fits = self.judge.needs(found) <= self.limit
+        faster = self.judge.time(found) <= time - worth
+        return found if fits and faster and self.judge.allows(found) else None
 
     def _solved(self, built: PolishProgram, most: int, worth: int) -> list[list[int]] | None:
         """What runs again in each stage, in at most so long; ``worth`` is what more it may leave."""

@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, as_plain, plain_schedule
-from hybridremat.sequence.frontier import SchedulePoint, schedule_point
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.pool import SchedulePoint
 
 LEAST_MODULES = 2  # whose ops a layer has, itself included: each Linear of a list is none
 STAGE = 0.9  # of an entry's ops are in layers of its own: it is a stage that holds them
@@ -87,7 +88,7 @@ def checkpointed_layers(graph: JointGraph) -> SchedulePoint | None:
     for position, op in enumerate(backward):
         steps += again.get(position, ())
         steps.append(op)
-    return schedule_point(as_plain(graph), Schedule(tuple(steps), len(forward)))
+    return Judge(as_plain(graph))(Schedule(tuple(steps), len(forward)))
 
 
 def _made_again(

@@ -8,19 +8,13 @@ from functools import cache
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
 from hybridremat.graph.joint import plain_schedule
-from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.sequence.chain_problem import ChainProblem, chain_problem
 from hybridremat.sequence.decisions import Decision, Forward, Solo
 from hybridremat.sequence.flatten import Flattener
-from hybridremat.sequence.frontier import (
-    EVERYTHING,
-    Fronts,
-    SchedulePoint,
-    Wanted,
-    frontier,
-    schedule_point,
-)
+from hybridremat.sequence.frontier import EVERYTHING, Wanted, frontier
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.repair import PinRepair
 
 Decided = Callable[[ChainProblem], Iterable[Sequence[Decision]]]
@@ -68,23 +62,23 @@ class Strategy:
         chain: Chain,
         bindings: Sequence[BlockBinding],
         option_sets: Sequence[OptionSet],
+        judge: Judge | None = None,
         wanted: Wanted = EVERYTHING,
-    ) -> Fronts:
+    ) -> Pool:
         """The Pareto set of its schedules of a chain, restricted options given; see :func:`frontier`."""
         if self.decided is None:
-            own = frontier(chain, bindings, option_sets, wanted)
+            own = frontier(chain, bindings, option_sets, judge, wanted)
             rivals = (each for each in self._rivals_for(wanted, own) if not wanted.deadline.passed)
-            others = (self._rival(each, chain, bindings, option_sets, wanted) for each in rivals)
-            return Fronts.merged((own, *others))
-        graph, needs = chain.graph, wanted.needs
-        simulate, repair = MemorySimulator(graph), PinRepair(graph, wanted.pins, chain.rebuilt)
+            others = (self._rival(each, chain, bindings, option_sets, judge, wanted) for each in rivals)
+            return Pool.merged((own, *others))
+        judge = judge or Judge(chain.graph)
+        repair = PinRepair(chain.graph, judge.pins, chain.rebuilt)
         flatten = Flattener(chain, bindings, option_sets)
-        points = [schedule_point(graph, repair(plain_schedule(graph)), simulate=simulate, needs=needs)]
+        points = [judge(repair(plain_schedule(chain.graph)))]
         problem = chain_problem(chain, bindings, option_sets)
         for decisions in self.decided(problem) if len(problem) else ():
-            schedule = repair(flatten(decisions))
-            points.append(schedule_point(graph, schedule, tuple(decisions), simulate=simulate, needs=needs))
-        return Fronts.of(points)
+            points.append(judge(repair(flatten(decisions)), tuple(decisions)))
+        return Pool.of(points)
 
     def for_forwards(self, count: int) -> Strategy:
         """The strategy for steps of which so many forwards wait at a time."""
@@ -92,7 +86,7 @@ class Strategy:
             return self
         return replace(self, rivals=(*self.rivals, *self.waiting), rivals_everywhere=True)
 
-    def _rivals_for(self, wanted: Wanted, own: Fronts) -> tuple[Restrict, ...]:
+    def _rivals_for(self, wanted: Wanted, own: Pool) -> tuple[Restrict, ...]:
         """The rivals that are worth it: for a plan under one limit they are near the least memory alone."""
         return self.rivals if wanted.near(own.base[0].needs) or self.rivals_everywhere else ()
 
@@ -102,8 +96,9 @@ class Strategy:
         chain: Chain,
         bindings: Sequence[BlockBinding],
         option_sets: Sequence[OptionSet],
+        judge: Judge | None,
         wanted: Wanted,
-    ) -> Fronts:
+    ) -> Pool:
         """The frontier with fewer options, its decisions by the numbers of all.
 
         For a plan under one limit, of the coarse table alone: at 27 limits of nine models that made no other
@@ -114,7 +109,7 @@ class Strategy:
         fewer = {key: restrict(options) for key, options in distinct.items()}
         numbers = {key: _numbers(fewer[key], options) for key, options in distinct.items()}
         few = [fewer[id(each)] for each in option_sets]
-        fronts = frontier(chain, bindings, few, replace(wanted, finest=wanted.ranges is None))
+        pool = frontier(chain, bindings, few, judge, replace(wanted, finest=wanted.ranges is None))
 
         @cache  # the schedules of a chain share most of their decisions
         def renumbered(decision: Decision) -> Decision:
@@ -127,7 +122,7 @@ class Strategy:
         def with_numbers_of_all(point: SchedulePoint) -> list[SchedulePoint]:
             return [replace(point, decisions=tuple(map(renumbered, point.decisions)))]
 
-        return fronts.mapped(with_numbers_of_all)
+        return pool.mapped(with_numbers_of_all)
 
 
 def _numbers(few: OptionSet, every: OptionSet) -> tuple[list[int], list[int]]:

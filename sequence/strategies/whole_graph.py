@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
-from hybridremat.graph.memory import MemorySimulator
-from hybridremat.graph.pins import NO_PINS, Pins
-from hybridremat.sequence.frontier import Needs, SchedulePoint, pareto_frontier, peak_alone, schedule_point
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.pool import SchedulePoint, pareto_frontier
 from hybridremat.sequence.repair import PinRepair
 
 ATTEMPTS: Final = 4
@@ -67,13 +66,10 @@ class WholeGraphPoints:
         If the graph is too large for it.
     """
 
-    def __init__(
-        self, strategy: WholeGraph, graph: JointGraph, pins: Pins = NO_PINS, needs: Needs = peak_alone
-    ) -> None:
-        self._search = strategy.search(graph)
-        self._graph, self._needs = graph, needs
-        self._simulate, self._repair = MemorySimulator(graph), PinRepair(graph, pins)
-        self._plain = self._points(Found([plain_schedule(graph)]))
+    def __init__(self, strategy: WholeGraph, judge: Judge) -> None:
+        self._search, self._judge = strategy.search(judge.graph), judge
+        self._repair = PinRepair(judge.graph, judge.pins)
+        self._plain = self._points(Found([plain_schedule(judge.graph)]))
         self._pool = list(self._plain)  # all that was found for any limit
 
     def least(self) -> tuple[SchedulePoint, ...]:
@@ -100,7 +96,4 @@ class WholeGraphPoints:
         return tuple(replace(each, least_time=proven) for each in pareto_frontier(self._pool))
 
     def _points(self, found: Found) -> list[SchedulePoint]:
-        return [
-            schedule_point(self._graph, each, simulate=self._simulate, needs=self._needs)
-            for each in dict.fromkeys(map(self._repair, found.schedules))
-        ]
+        return [self._judge(each) for each in dict.fromkeys(map(self._repair, found.schedules))]

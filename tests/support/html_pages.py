@@ -8,7 +8,6 @@ from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import plan_graph
 from hybridremat.plans.origin import Origin, TensorSpec
-from hybridremat.plans.outside_memory import NO_OUTSIDE_MEMORY
 from support.nets import transformer
 from support.quick_planning import QUICK
 
@@ -36,7 +35,7 @@ def named_graph(layers: int):
 def planned(layers: int, share: float) -> Plan:
     """A plan of ``share`` of the way from the least peak to the plain one."""
     frontier = plan_graph(named_graph(layers), cache=QUICK, workers=1)
-    least, plain = frontier.candidates[0].point.peak, frontier.plain.peak
+    least, plain = frontier.candidates[0].peak, frontier.plain.peak
     limit = round(least + share * (plain - least))
     chosen = frontier.choose(limit, None)
     return plan_of_point(
@@ -44,7 +43,6 @@ def planned(layers: int, share: float) -> Plan:
         chosen,
         limit=limit,
         asked=limit,
-        outside=NO_OUTSIDE_MEMORY,
         cost_model="flops",
         origin=ORIGIN,
     )

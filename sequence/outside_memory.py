@@ -13,12 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hybridremat.graph.joint import JointGraph, Schedule
-from hybridremat.graph.memory import StepMemory, step_memory
-from hybridremat.plans.plan_data import PlanData
+from hybridremat.graph.joint import JointGraph
 
 
 @dataclass(frozen=True)
@@ -60,40 +55,3 @@ def outside_phases(graph: JointGraph, between: int, outside: OutsideMemory) -> P
     sizes = [graph.values[value].bytes for value in graph.gradients]
     earlier = sum(sizes) + max(sizes, default=0) if outside.forwards > 1 else 0
     return PhasePeaks(forward=waiting, between=waiting + outside.reserve, backward=waiting + held + earlier)
-
-
-def schedule_needs(graph: JointGraph, schedule: Schedule, outside: OutsideMemory) -> int:
-    """:func:`needed_bytes` of a schedule, with outputs alive between the phases."""
-    return memory_needs(graph, outside, schedule, step_memory(graph, schedule))
-
-
-def memory_needs(graph: JointGraph, outside: OutsideMemory, schedule: Schedule, memory: StepMemory) -> int:
-    """:func:`schedule_needs` of a schedule whose memory is known."""
-    released = sum(graph.values[value].bytes for value in graph.released_outputs)
-    split = schedule.num_forward
-    peaks = PhasePeaks(
-        forward=max(memory.profile[:split], default=0),
-        backward=max(memory.profile[split:], default=0),
-        between=memory.saved + released,
-    )
-    return needed_bytes(graph, peaks, outside)
-
-
-def profile_with_outside(
-    graph: JointGraph, outside: OutsideMemory, schedule: Schedule, memory: StepMemory
-) -> NDArray[np.int64]:
-    """Bytes at every execution of a schedule whose memory is known, with what is alive around the step."""
-    released = sum(graph.values[value].bytes for value in graph.released_outputs)
-    beside = outside_phases(graph, memory.saved + released, outside)
-    profile = np.array(memory.profile, np.int64)
-    profile[: schedule.num_forward] += beside.forward
-    profile[schedule.num_forward :] += beside.backward
-    return profile
-
-
-def forward_peak(plan: PlanData) -> int:
-    """Most bytes of a plan's forward; where they are not known, of its whole step."""
-    if plan.details is None or plan.compiler != "eager":
-        return plan.predicted_peak
-    profile = step_memory(plan.details.graph, plan.schedule).profile
-    return max(profile[: plan.schedule.num_forward], default=0)

@@ -1,0 +1,121 @@
+"""The judge: what a schedule of one graph costs, and whether it is allowed.
+
+It is made once from a graph and what was asked, and is all that a search knows of either: what the user's
+pins forbid, what the caller's code and further forwards take around the step. A search returns only what its
+judge allows. It adds nothing to the exact count of :mod:`hybridremat.graph.memory` but these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridremat.graph.joint import JointGraph, Schedule
+from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_flops, schedule_time
+from hybridremat.graph.pins import NO_PINS, Pins, obeys
+from hybridremat.sequence.decisions import Decision
+from hybridremat.sequence.outside_memory import (
+    NO_OUTSIDE_MEMORY,
+    OutsideMemory,
+    PhasePeaks,
+    needed_bytes,
+    outside_phases,
+)
+from hybridremat.sequence.pool import SchedulePoint
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges schedules of one graph.
+
+    Attributes
+    ----------
+    graph
+        The joint graph with its costs.
+    pins
+        Ops that the user wants saved or recomputed.
+    outside
+        What is alive around the step.
+    """
+
+    graph: JointGraph
+    pins: Pins = NO_PINS
+    outside: OutsideMemory = NO_OUTSIDE_MEMORY
+
+    @cached_property
+    def simulate(self) -> MemorySimulator:
+        """The graph's own count of a schedule's memory."""
+        return MemorySimulator(self.graph)
+
+    def with_ops_of(self, graph: JointGraph) -> Judge:
+        """The judge of the same graph with ops that are run in other ways."""
+        other = Judge(graph, self.pins, self.outside)
+        vars(other)["simulate"] = self.simulate.with_ops_of(graph)
+        return other
+
+    def __call__(self, schedule: Schedule, decisions: tuple[Decision, ...] = ()) -> SchedulePoint:
+        """The exact figures of a schedule; ``decisions``: what it decides for each block.
+
+        Raises
+        ------
+        ScheduleError
+            If it reads what is not there.
+        """
+        memory = self.simulate(schedule)
+        return SchedulePoint(
+            peak=memory.peak,
+            time=self.time(schedule),
+            flops=schedule_flops(self.graph, schedule),
+            schedule=schedule,
+            needs=self.needs(schedule, memory),
+            decisions=decisions,
+        )
+
+    def time(self, schedule: Schedule) -> int:
+        """Nanoseconds of all executions."""
+        return schedule_time(self.graph, schedule)
+
+    def allows(self, schedule: Schedule) -> bool:
+        """Whether a schedule does as the pins ask."""
+        return obeys(self.graph, schedule, self.pins)
+
+    def needs(self, schedule: Schedule, memory: StepMemory | None = None) -> int:
+        """Bytes that have to be there for a schedule; ``memory``: its own, where it is known."""
+        memory = memory or self.simulate(schedule)
+        if self.outside.none:
+            return memory.peak
+        split = schedule.num_forward
+        peaks = PhasePeaks(
+            forward=max(memory.profile[:split], default=0),
+            backward=max(memory.profile[split:], default=0),
+            between=self._between(memory),
+        )
+        return needed_bytes(self.graph, peaks, self.outside)
+
+    def profile(self, schedule: Schedule, memory: StepMemory | None = None) -> NDArray[np.int64]:
+        """Bytes at every execution, with what is alive around the step."""
+        memory = memory or self.simulate(schedule)
+        beside = outside_phases(self.graph, self._between(memory), self.outside)
+        profile = np.array(memory.profile, np.int64)
+        profile[: schedule.num_forward] += beside.forward
+        profile[schedule.num_forward :] += beside.backward
+        return profile
+
+    def beyond(self, schedule: Schedule, limit: int) -> tuple[int, int]:
+        """Bytes that a schedule is beyond a limit (0 or less: it fits), and the execution where most is."""
+        memory = self.simulate(schedule)
+        if self.outside.none:
+            return memory.peak - limit, memory.peak_at
+        return self.needs(schedule, memory) - limit, int(np.argmax(self.profile(schedule, memory)))
+
+    def phase_limits(self, limit: int) -> tuple[int, int]:
+        """Bytes that are the step's own in the forward and in the backward, whatever it saves."""
+        beside = outside_phases(self.graph, 0, self.outside)
+        return limit - beside.forward, limit - beside.backward
+
+    def _between(self, memory: StepMemory) -> int:
+        """Bytes alive between the phases, outputs included."""
+        return memory.saved + sum(self.graph.values[value].bytes for value in self.graph.released_outputs)

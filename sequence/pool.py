@@ -1,0 +1,101 @@
+"""The pool: schedules that searches found, with their figures. What no other beats is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from hybridremat.graph.joint import Schedule
+from hybridremat.sequence.decisions import Decision
+
+
+@dataclass(frozen=True)
+class SchedulePoint:
+    """One schedule and its exact figures.
+
+    Attributes
+    ----------
+    peak
+        Bytes of step memory.
+    time
+        Nanoseconds of all executions.
+    flops
+        Matrix-product, convolution and attention flops of all executions.
+    schedule
+        Flat list of op executions.
+    needs
+        Bytes that have to be there for it: the peak, and what else is alive around the step.
+    decisions
+        What it decides for each block; empty for the plain step.
+    parted
+        The ops that run by parts.
+    composed_time
+        Nanoseconds of the schedule of blocks that it was improved from
+        (:mod:`hybridremat.sequence.exchange`); None if it is one.
+    least_time
+        Nanoseconds that no schedule of its strategy beats under the limit that it was made for; None if that
+        is not known.
+    chain
+        The number of the chain whose blocks it decides about; None without any.
+    """
+
+    peak: int
+    time: int
+    flops: int
+    schedule: Schedule
+    needs: int
+    decisions: tuple[Decision, ...] = ()
+    parted: frozenset[int] = frozenset()
+    composed_time: int | None = None
+    least_time: int | None = None
+    chain: int | None = None
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Pareto sets of needed bytes against time, sorted by bytes.
+
+    Attributes
+    ----------
+    points
+        Of all that was looked at.
+    base
+        Of that part of the search which does not depend on the limits asked for
+        (:attr:`~hybridremat.sequence.frontier.Wanted.ranges`). What the least memory is, is said by this part
+        alone, so that it is the same for every limit.
+    """
+
+    points: tuple[SchedulePoint, ...]
+    base: tuple[SchedulePoint, ...]
+
+    @staticmethod
+    def of(points: Iterable[SchedulePoint], base: Iterable[SchedulePoint] | None = None) -> Pool:
+        """That of some points; by default all of them are looked at for any limit."""
+        points = tuple(points)
+        return Pool(pareto_frontier(points), pareto_frontier(points if base is None else base))
+
+    @staticmethod
+    def merged(pools: Sequence[Pool]) -> Pool:
+        """That of all points of several pools of one graph, with the same needs."""
+        return Pool.of(
+            (point for each in pools for point in each.points),
+            (point for each in pools for point in each.base),
+        )
+
+    def mapped(self, change: Callable[[SchedulePoint], Iterable[SchedulePoint]]) -> Pool:
+        """That of what each point is changed to."""
+        every = {id(point): point for point in (*self.points, *self.base)}
+        changed = {key: tuple(change(point)) for key, point in every.items()}
+        return Pool.of(
+            (point for each in self.points for point in changed[id(each)]),
+            (point for each in self.base for point in changed[id(each)]),
+        )
+
+
+def pareto_frontier(points: Iterable[SchedulePoint]) -> tuple[SchedulePoint, ...]:
+    """Points that no other point equals or beats in both needed bytes and time, sorted by bytes."""
+    kept: list[SchedulePoint] = []
+    for point in sorted(points, key=lambda p: (p.needs, p.time, p.peak, p.flops)):
+        if not kept or point.time < kept[-1].time:
+            kept.append(point)
+    return tuple(kept)

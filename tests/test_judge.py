@@ -1,0 +1,78 @@
+"""A judge is the count of a schedule's memory by its rules, and what is around the step: nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridremat.graph.joint import JointGraph, ops_by_parts
+from hybridremat.graph.pins import Pins
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import OutsideMemory
+from support.examples import examples
+from support.extreme_schedules import extreme_schedule
+from support.joint_graphs import joint_graphs
+from support.naive_memory import naive_profile
+
+
+def alive_around(graph: JointGraph, schedule, reserve: int, forwards: int) -> list[int]:
+    """Bytes at each execution, then between the phases: written down from what users are told."""
+    profile, split = naive_profile(graph, schedule), schedule.num_forward
+    nothing_more = replace(graph, released_outputs=frozenset())
+    released = sum(graph.values[value].bytes for value in graph.released_outputs)
+    saved = Judge(nothing_more).simulate(schedule).saved + released
+    gradients = [graph.values[value].bytes for value in graph.gradients]
+    tangents = sum(value.bytes for value in graph.values if value.tangent)
+    waiting = (forwards - 1) * saved
+    again = sum(gradients) + max(gradients, default=0) if forwards > 1 else 0
+    held = max(0, reserve - tangents)
+    inside = [
+        bytes_ + waiting + (held + again if now >= split else 0) for now, bytes_ in enumerate(profile)
+    ]
+    return [*inside, saved + waiting + reserve]
+
+
+@given(joint_graphs(), st.integers(0, 1000), st.sampled_from((0, 3, 700)), st.sampled_from((1, 2, 3)))
+@examples(100, deadline=None)
+def test_it_counts_what_the_rules_say(graph: JointGraph, seed: int, reserve: int, forwards: int) -> None:
+    schedule = extreme_schedule(graph, seed, 0.5)
+    judge = Judge(graph, outside=OutsideMemory(reserve, forwards))
+    found, around = judge(schedule), alive_around(graph, schedule, reserve, forwards)
+    assert found.peak == max(naive_profile(graph, schedule))
+    assert found.time == sum(graph.ops[op].time for op in schedule.steps)
+    assert found.needs == judge.needs(schedule) == max(around)
+    excess, top = judge.beyond(schedule, found.needs - 7)
+    assert excess == 7 and around[top] == max(around[:-1])
+    assert judge.profile(schedule).tolist() == around[:-1]
+
+
+@given(joint_graphs(), st.integers(0, 1000))
+@examples(60, deadline=None)
+def test_no_schedule_needs_less_of_a_phase_than_its_limits_leave(graph: JointGraph, seed: int) -> None:
+    judge = Judge(graph, outside=OutsideMemory(500, 2))
+    schedule = extreme_schedule(graph, seed, 0.5)
+    profile, split = naive_profile(graph, schedule), schedule.num_forward
+    forward, backward = judge.phase_limits(judge.needs(schedule))
+    assert max(profile[:split], default=0) <= forward and max(profile[split:], default=0) <= backward
+
+
+@given(joint_graphs(), st.integers(0, 1000))
+@examples(60, deadline=None)
+def test_it_allows_what_does_as_the_pins_ask(graph: JointGraph, seed: int) -> None:
+    schedule = extreme_schedule(graph, seed, 0.5)
+    later = set(schedule.steps[schedule.num_forward :])
+    twice = {op for op in schedule.steps[: schedule.num_forward] if op in later}
+    assert Judge(graph).allows(schedule)
+    for op in twice:
+        assert not Judge(graph, Pins(must_save=frozenset({op}))).allows(schedule)
+
+
+@given(joint_graphs(), st.integers(0, 1000))
+@examples(30, deadline=None)
+def test_of_ops_run_in_other_ways_it_is_the_judge_of_that_graph(graph: JointGraph, seed: int) -> None:
+    schedule, other = extreme_schedule(graph, seed, 0.5), ops_by_parts(graph)
+    slower = replace(other, ops=tuple(replace(op, time=op.time + 5, temp=op.temp + 8) for op in other.ops))
+    judge = Judge(graph, outside=OutsideMemory(9, 1))
+    assert judge.with_ops_of(slower)(schedule) == Judge(slower, outside=judge.outside)(schedule)
