@@ -39,7 +39,11 @@ OTHER := .torch/$(TORCH)
 # What a release of torch could break: the graphs that are captured, their numbers, Inductor's lowering
 OF_TORCH := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py direct_calls.py compiled*.py lowered_memory.py generated_lines.py))
 
-.PHONY: help demo test test-slow test-all test-torch test-oldest test-newest lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
+# The mathematics: blocks, the chain, judge, bounds, searches; torch is neither needed nor importable.
+OF_MATHEMATICS := $(wildcard tests/test_blocks*.py tests/test_sequence*.py $(addsuffix .py,$(addprefix tests/test_,\
+	bounds exchange judge least_times memory polish segment solving sweeps)))
+
+.PHONY: help demo test test-core test-slow test-all test-torch test-oldest test-newest lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -51,6 +55,9 @@ demo: $(STAMP) ## train real models under a memory limit, plain and planned side
 # Every mechanism has a test here. Without a marker on the command line, pytest runs the same ones.
 test: $(STAMP) browser ## the quick tests, one of each mechanism: minutes
 	$(PYTEST) -m "not slow and not compat" $(PYTEST_ARGS)
+
+test-core: $(STAMP) ## the quick tests of the mathematics, without torch: half a minute
+	HYBRIDREMAT_CORE=1 $(PYTEST) -m "not slow" $(OF_MATHEMATICS) $(PYTEST_ARGS)
 
 # Property tests are in both: with few examples above, with all of them here (tests/conftest.py).
 test-slow: $(STAMP) browser ## the other tests: more models and cases, all examples of property tests

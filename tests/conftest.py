@@ -1,23 +1,24 @@
 """Settings that every test shares."""
 
-import gc
-import logging
 import os
 import signal
 import sys
 from collections import defaultdict
-from contextlib import nullcontext
 
 import pytest
-import torch
-import torch._dynamo.guards
 from hypothesis import settings
 
 pytest.register_assert_rewrite("support")
 
 from support.command_line import MODELS  # noqa: E402 - assertions in it are to say what they compare
 from support.examples import PROFILES  # noqa: E402
-from support.quick_planning import exchanging_planning, full_planning, quick_planning  # noqa: E402
+
+if "HYBRIDREMAT_CORE" in os.environ:
+    from support.without_torch import NoTorch
+
+    sys.meta_path.insert(0, NoTorch())
+else:
+    from support.torch_session import *  # noqa: F403 - fixtures of every test
 
 # The same examples on every machine and run: a failure can be repeated, and a slow machine fails nothing.
 for name, count in PROFILES.items():
@@ -26,26 +27,9 @@ settings.load_profile("quick")
 
 SLOW_SECONDS = 600  # the time limit of a slow test; that of the others is in pyproject.toml
 
-# With several threads on a busy machine, the first steps of plain eager training in a process do not always
-# repeat themselves (1 of 24 processes; 0 of 30 with one thread), so nothing could be compared bit for bit.
-torch.set_num_threads(1)
-
 # A shell ignores interrupts for what it starts in the background, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# pytest listens to loggers that do not propagate, for which torch prints every graph that it traces, and for
-# which it flushes the caches to measure what guards take. Together some 7 % of these tests.
-torch_traces = logging.getLogger("torch.__trace")
-torch_traces.propagate = True
-torch_traces.handlers.clear()
-if hasattr(torch._dynamo.guards, "profile_guard_manager"):
-    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
-
-# A torch with CUDA, on a machine without a GPU, writes of it to the standard error where it profiles, which
-# is compared where tests start a command.
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache_folder(tmp_path_factory):
@@ -57,13 +41,6 @@ def _own_cache_folder(tmp_path_factory):
         patch.setenv("HYBRIDREMAT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("HYBRIDREMAT_CACHE_SIZE", "0")
         yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _older_objects_are_not_searched():
-    """Every measured step collects garbage, a second among the million objects of torch's compilers."""
-    gc.collect()
-    gc.freeze()
 
 
 def _leave_cases_to_the_slow_tests(items):
@@ -92,40 +69,6 @@ def pytest_collection_modifyitems(items):
         slow = item.get_closest_marker("slow") or item.get_closest_marker("compat")
         if slow and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_lines_of_progress():
-    """What a command prints is not to depend on how fast the machine is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hybridremat.planning.progress.SOON", 1e6)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _little_effort():
-    with quick_planning():
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _effort_of_the_module(request):
-    with _effort(request.node):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _effort_of_the_test(request):
-    with _effort(request.node):
-        yield
-
-
-def _effort(node):
-    """Full effort where it is asked for, and for the figures of the compatibility table."""
-    full = node.get_closest_marker("full_effort") or node.get_closest_marker("compat")
-    if full or "HYBRIDREMAT_COMPAT_RESULTS" in os.environ:
-        return full_planning()
-    return exchanging_planning() if node.get_closest_marker("exchanges") else nullcontext()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from hybridremat.planning.settings import Settings
 from hybridremat.plans.origin import Origin
 from support.compiled import compiled, error, gradients, needs_compiler, nothing_kept_by_inductor
 from support.examples import examples
-from support.extreme_schedules import run_extremely
+from support.extreme_steps import run_extremely
 from support.random_models import build, recipes
 from support.random_training import trained_plain
 from support.training import SMALL, small, traced, train

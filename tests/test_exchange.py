@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-import hybridremat
 from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import MemorySimulator, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins, obeys
@@ -25,7 +21,6 @@ from support.judges import AllowsOne
 from support.naive_memory import naive_profile
 from support.nets import Net, dear_and_cheap
 from support.same_steps import assert_computes_the_same
-from support.wrapping import HOW
 
 
 def exchange(graph: JointGraph, limit: int, pins: Pins = NO_PINS, simulations: int = 60) -> Exchange:
@@ -154,36 +149,3 @@ def test_nothing_is_tried_beyond_the_effort() -> None:
     worst = extreme_schedule(graph, 0, 1.0)
     limit = MemorySimulator(graph)(worst).peak
     assert exchange(graph, limit, simulations=0)(worst) == (worst, 0)
-
-
-class Bottleneck(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = ((256, 64, 1), (64, 64, 3), (64, 256, 1))
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(into, out, size, padding=size // 2, bias=False) for into, out, size in sizes
-        )
-        self.norms = nn.ModuleList(nn.BatchNorm2d(out) for _, out, _ in sizes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x
-        for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
-            y = norm(convolution(y)) + (x if number == 2 else 0)
-            y = torch.relu(y)
-        return y
-
-
-class Mean(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mean()
-
-
-@pytest.mark.full_effort
-def test_three_bottlenecks_are_faster_than_their_blocks_composed() -> None:
-    """At 40 % of the full peak, by 4 % of the iteration or more."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 256, 1), *(Bottleneck() for _ in range(3)), Mean())
-    plan = hybridremat.plan(model, (torch.randn(4, 3, 28, 28),), memory_limit="40%", **HOW)
-    assert plan.composed_overhead is not None
-    assert (1 + plan.overhead) / (1 + plan.composed_overhead) < 0.96
-    assert "exchanges" in str(plan)

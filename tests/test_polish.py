@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hybridremat
 from hybridremat.graph.joint import JointGraph, Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import MemorySimulator, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins, obeys
@@ -27,8 +26,6 @@ from support.naive_memory import naive_profile
 from support.nets import Net, dear_and_cheap, transformer
 from support.same_steps import assert_computes_the_same
 from support.tiny_steps import schedules, tiny_steps
-from support.training import small, train, train_plain
-from support.wrapping import HOW
 
 MORE = 2
 """Executions beyond one of each op in the schedules that are enumerated."""
@@ -159,16 +156,3 @@ def test_nothing_is_searched_without_effort_or_hope(monkeypatch: pytest.MonkeyPa
     assert polish(graph, 10**9, effort=0.0)(start) == start
     plain = stages_of(graph, start).schedule([()] * len(stages_of(graph, start)))
     assert polish(graph, 10**9)(plain) == plain
-
-
-@pytest.mark.full_effort
-def test_polished_plans_train_as_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = small("convnet")
-    composed = hybridremat.frontier(model, kwargs=batch, **HOW)
-    limit = (composed.least.peak + composed.plain_peak) // 2
-    expected = train_plain(model, batch)
-    hybridremat.wrap(model, kwargs=batch, memory_limit=limit, **HOW)
-    plan, trained = hybridremat.get_plan(model), train(model, batch)
-    assert expected.differences(trained) == []
-    assert max(trained.peaks) == plan.predicted_peak <= limit
-    assert plan.overhead <= composed.at(memory_limit=limit).overhead

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import hybridremat
-from support.extreme_schedules import run_extremely
+from support.extreme_steps import run_extremely
 from support.random_models import build, recipes
 from support.random_training import FEW, HOW, hold_to_plain, trained_plain
 from support.training import train, train_plain

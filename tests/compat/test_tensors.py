@@ -13,7 +13,7 @@ from hybridremat import CaptureError
 from support.compat.harness import EQUAL, EQUAL_TO_JOINT, HOW, _Through
 from support.compat.tensor_cases import GROUPS, REFUSED
 from support.compat.tensor_nets import Net, Unusual
-from support.extreme_schedules import run_extremely
+from support.extreme_steps import run_extremely
 from support.quick_planning import quick_planning
 from support.training import Trained, allocated_peak
 

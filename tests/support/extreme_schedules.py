@@ -6,17 +6,9 @@ themselves computed again or not.
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
 from random import Random
 
-from hybridremat.compiler.backend import Backend
-from hybridremat.compiler.capture import capture, compile_step
-from hybridremat.compiler.inductor import Inductor
 from hybridremat.graph.joint import Phase, Schedule
-from hybridremat.graph.memory import step_memory
-from hybridremat.planning.pipeline import PlannedPartition
-from support.training import FixedPlanner
 
 
 def extreme_schedule(graph, seed: int, share: float) -> Schedule:
@@ -47,35 +39,3 @@ def extreme_schedule(graph, seed: int, share: float) -> Schedule:
         if op is not None and op.id not in done and op.phase is not Phase.BACKWARD:
             bring(value, set())
     return Schedule(tuple(steps), len(forward))
-
-
-class ExtremePlanner(FixedPlanner):
-    """Chooses an extreme schedule; the emitted graphs must take the memory that its replay takes."""
-
-    def __init__(self, seed: int, share: float) -> None:
-        super().__init__()
-        self.seed, self.share = seed, share
-
-    def choose(self, step):
-        chosen = super().choose(step)
-        graph = chosen.step.graph
-        schedule = extreme_schedule(graph, self.seed, self.share)
-        self.predicted = step_memory(graph, schedule).peak
-        return replace(chosen, schedule=schedule)
-
-    def accept(self, memory):
-        super().accept(memory)
-        assert memory.peak == self.predicted
-
-
-def run_extremely(model, batch, seed: int, share: float, *, fused: bool = False):
-    """A copy of the model that trains by an extreme schedule, and the planner that knows its peak.
-
-    ``fused``: the graphs are emitted as for Inductor, but run op by op.
-    """
-    model, planner = copy.deepcopy(model), ExtremePlanner(seed, share)
-    backend = Backend(PlannedPartition(planner.choose, Inductor("") if fused else None))
-    compiled = compile_step(model, backend)
-    capture(model, compiled, backend, (), batch)
-    model._compiled_call_impl = compiled
-    return model, planner
