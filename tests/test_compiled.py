@@ -128,6 +128,29 @@ def test_where_own_code_is_uneven_lean_code_goes_further(step, frontier):
         assert time <= fastest(frontier, limit, 0.9) + WORTH * frontier.plain.time
 
 
+def test_searches_go_on_from_the_point_whose_code_fits(step, frontier):
+    """By the count, with what the code leaves free; where the code of that takes more, without."""
+    index = len(frontier.candidates) // 2
+    composed = frontier.candidates[index]
+    limit = composed.needs - 1 + (frontier.candidates[index + 1].needs - composed.needs) // 2
+
+    def plan_with(exchanges, share):
+        lowered = chosen(step, replace(frontier, exchanges=exchanges), share, memory_limit=limit)
+        assert lowered.predicted_peak <= limit
+        return lowered
+
+    without, found = plan_with(False, Lowering(1.0, 1.0)), plan_with(True, Lowering(1.0, 1.0))
+    assert found.overhead < without.overhead and found.composed_overhead == pytest.approx(without.overhead)
+
+    def larger(step, schedule, *, lean):
+        peak = step_memory(step.graph, schedule).peak
+        known = {each.schedule for each in frontier.candidates} | {plain_schedule(step.graph)}
+        peak = peak if schedule in known else 2 * limit
+        return LoweredStep(EmittedMemory(peak, peak, 0))
+
+    assert plan_with(True, larger).schedule == without.schedule
+
+
 def test_all_of_the_plain_code_is_the_plain_step(step, frontier):
     plan = chosen(step, frontier, Lowering(0.7, 0.7), memory_limit="100%")
     assert plan.overhead <= 0

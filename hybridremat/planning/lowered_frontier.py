@@ -108,12 +108,15 @@ class LoweredFrontier:
     def point(self, index: int, *, lean: bool) -> LoweredPoint:
         """A candidate of the frontier, lowered."""
         if (index, lean) not in self._points:
-            candidate, graph = self.counted.candidates[index], self.counted.graph
-            schedule = sink_recomputations(graph, candidate.schedule, self.step.fused_ops)
-            memory = self._lowered(schedule, lean=lean)
-            needs = code_needs(graph, memory, self.counted.judge.outside)
-            self._points[index, lean] = LoweredPoint(candidate, schedule, memory, needs, lean)
+            self._points[index, lean] = self._point_of(self.counted.candidates[index], lean=lean)
         return self._points[index, lean]
+
+    def _point_of(self, candidate: SchedulePoint, *, lean: bool) -> LoweredPoint:
+        graph = self.counted.graph
+        schedule = sink_recomputations(graph, candidate.schedule, self.step.fused_ops)
+        memory = self._lowered(schedule, lean=lean)
+        needs = code_needs(graph, memory, self.counted.judge.outside)
+        return LoweredPoint(candidate, schedule, memory, needs, lean)
 
     def figures(self, point: LoweredPoint) -> FrontierPoint:
         """The figures of a point, with the peak of its code."""
@@ -149,6 +152,7 @@ class LoweredFrontier:
         if best is None:
             least = min(point.needs for point in self.lowered)
             raise infeasible(limit, least, self.plain_peak, self.counted.judge.outside, frontier.pins)
+        best = self._improved(best, limit)
         takes = frontier.overhead(best.candidate)
         if max_overhead is not None and takes > max_overhead + 1e-12:
             raise too_slow(limit, max_overhead, takes=takes, least=self.least(max_overhead).needs)
@@ -203,6 +207,22 @@ class LoweredFrontier:
             further = self._search(limit, lean=True, beyond=found)
             found, leaner = max(found, further), further > found
         return self.point(found, lean=leaner) if found >= 0 else None
+
+    def _improved(self, best: LoweredPoint, limit: int) -> LoweredPoint:
+        """What exchanges and polishing make of the best point, where their code fits and is faster.
+
+        They go by the count, which is some bytes apart from the code: first they may need more by what the
+        code leaves free, then no more than the point.
+        """
+        if best.plain or not self.counted.exchanges:
+            return best
+        composed = best.candidate
+        for budget in dict.fromkeys((composed.needs + limit - best.needs, composed.needs)):
+            self.progress("improving", 0, 1)
+            found = self.counted.polished(self.counted.improved(composed, budget), budget)
+            if found.time < composed.time and (point := self._point_of(found, lean=best.lean)).needs <= limit:
+                return point
+        return best
 
     def _guess(self, limit: int, gap: int, fits: int, high: int) -> int:
         """The candidate between two others that may just fit, if the count is ``gap`` bytes too high."""

@@ -281,7 +281,6 @@ def step_frontier(
         code = inductor.lowered(step, plain, plain=True)
     step = code.laid_out(step)
     counted = graph_frontier(step.graph, timed.timings, context, reuse=reuse, bounded=bounded)
-    counted = replace(counted, exchanges=False)
     return LoweredFrontier(step, counted, inductor.lowered, code.memory, context.progress)
 
 
