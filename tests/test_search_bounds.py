@@ -96,6 +96,8 @@ def test_work_follows_what_it_can_win(bounded) -> None:
     found = PlanningEffort.of(graph, 100_000_000)
     assert found.step == 0.125 and found.capture == power_of_two(found.capture)
     assert found.seconds(0.0) == found.capture and found.seconds(0.2) == 25.0 and found.seconds(1) == MOST
+    short = PlanningEffort.of(graph, 20_000_000)
+    assert short.seconds(0.0) == short.capture and short.seconds(5.0) == 2 * short.capture
     bound = SearchBound(found, 100_000_000, 60_000_000)
     assert bound.left(100_000_000) == found.seconds(0.4) > bound.left(100_000_000, 95_000_000)
     bound.spend(3.0)

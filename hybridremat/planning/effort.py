@@ -19,6 +19,11 @@ STEPS: Final = 1000
 MOST: Final = 60.0
 """Seconds that a search takes at most for what it could win."""
 
+SHORT: Final = 0.125
+CAPTURES: Final = 2
+"""For steps of less than so many seconds (as powers of two), a search takes so many captures at most: nobody
+waits a minute for a step of some milliseconds, whatever it could win."""
+
 CAPTURE: Final = 1.0
 CAPTURE_OF_OP: Final = 0.0015
 """Seconds of any capture, and for one op of a joint graph, about: counted, since a measured time would be
@@ -58,7 +63,8 @@ class PlanningEffort:
 
     def seconds(self, gap: float) -> float:
         """What a search may take that can save at most this share of the step."""
-        return max(self.capture, min(MOST, STEPS * self.step * max(0.0, gap)))
+        most = min(MOST, CAPTURES * self.capture) if self.step < SHORT else MOST
+        return max(self.capture, min(most, STEPS * self.step * max(0.0, gap)))
 
 
 class SearchBound:
