@@ -119,8 +119,8 @@ def part(rows: Sequence[Row]) -> str:
         f"steps under 100 ms it took more than three captures and 2 s in {late} of {len(short)} "
         f"feasible cases (in bold) of {len({row['model'] for row in rows})} models. The table shows the "
         "built-in ones, nets that are hard to search, and what took too long; all rows are in "
-        f"`benchmarks/data/search.csv`. Plans of longer steps are at most {worst:.2f} points slower than those "
-        "of a search without a bound, which stand beside them.",
+        f"`benchmarks/data/search.csv`. Plans of longer steps are at most {worst:.2f} points slower than "
+        "those of a search without a bound, which stand beside them.",
         "",
         *table(rows),
     ))
