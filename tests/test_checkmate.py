@@ -255,6 +255,7 @@ def test_plans_train_as_plain_and_say_what_is_proved(strategy: str, tmp_path) ->
     assert loaded == plan and loaded.certified(progress=False).optimality_gap is not None
 
 
+@pytest.mark.slow
 def test_a_frontier_solves_for_any_limit_that_is_asked_for() -> None:
     model, batch = small("mlp")
     found = hybridremat.frontier(model, kwargs=batch, strategy="checkmate", **HOW)

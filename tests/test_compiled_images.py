@@ -43,6 +43,7 @@ def step():
     return planner.step
 
 
+@pytest.mark.quick_cases(1)
 def test_inputs_that_are_saved_are_not_copied(step):
     """Of every weight Inductor would keep a copy, laid out for its convolution."""
     forward, _ = emit(step, plain_schedule(step.graph))

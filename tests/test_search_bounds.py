@@ -213,6 +213,7 @@ def test_a_block_of_many_cheap_ops_is_not_worth_a_model_of_cp_sat(bounded, monke
     assert expected.differences(trained) == [] and max(trained.peaks) <= plan.needed
 
 
+@pytest.mark.slow
 def test_models_of_cp_sat_that_take_long_to_load_are_solved_a_few_times(monkeypatch) -> None:
     """Deterministic seconds do not count what a solve takes before it searches."""
     problem = chain_of(12)

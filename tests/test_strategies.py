@@ -64,6 +64,7 @@ def test_each_trains_as_plain_at_its_least_limit(name, strategy):
     assert plan.request.strategy == strategy
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("name", "strategy"), each_with_each([("mlp", name) for name in OTHERS]))
 def test_none_is_better_than_the_default(name, strategy):
     assert_nowhere_better(frontier_of(name, strategy), frontier_of(name))
