@@ -266,3 +266,11 @@ def test_an_exit_that_was_not_surveyed_warns_and_can_be_prepared():
             assert max(trained.peaks) <= plan.predicted_peak <= roomy.plain_peak
             assert len(plan.parts) == (2 if given is inputs else 1)
     assert max(trained.peaks) > least
+
+
+def test_a_reserve_is_kept_beside_all_graphs_and_not_beside_each():
+    model, inputs = halves(broken=True)
+    plan = hybridremat.plan(model, kwargs=inputs, memory_limit=ROOMY, reserve=4096, **HOW)
+    assert plan.needed == plan.predicted_peak + 4096
+    assert [part.needed for part in plan.parts] == [part.predicted_peak for part in plan.parts]
+    assert not any(part.reserve for part in plan.parts) and len(plan.parts) == 2
