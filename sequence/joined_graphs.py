@@ -7,8 +7,11 @@ and saved bytes of a part's point, and G its gradients, the step's peak is the m
 - forward of part i: F_i + Σ_{j<i} S_j
 - backward of part i: B_i + Σ_{j<i} S_j + Σ_{j>i} G_j
 
-which is linear in the choice of points: a small problem for CP-SAT, solved to optimality. Equal graphs (the
-layers of a Transformer with a break in each) take the same point.
+With k forwards that wait for their backward at a time, k − 1 sets of saved bytes are there besides, and in
+the backward the gradients of earlier ones, the largest once more while it is added up (as for one graph in
+:mod:`hybridremat.sequence.outside_memory`). All of this is linear in the choice of points: a small problem
+for CP-SAT, solved to optimality. Equal graphs (the layers of a Transformer with a break in each) take the
+same point.
 """
 
 from __future__ import annotations
@@ -62,11 +65,14 @@ class MultiGraphStep:
     """The distinct graphs of a step and the order in which their forwards run.
 
     ``joined_bytes`` are needed once in the backward to add up gradients of what several parts use.
+    ``forwards`` wait for their backward at a time; ``largest_gradient`` (bytes) is added to an earlier one.
     """
 
     parts: tuple[StepPart, ...]
     order: tuple[int, ...]
     joined_bytes: int = 0
+    forwards: int = 1
+    largest_gradient: int = 0
 
     def time(self, chosen: Sequence[int]) -> int:
         """Nanoseconds of the step with ``chosen[g]`` the point of distinct graph g."""
@@ -75,20 +81,28 @@ class MultiGraphStep:
     def peak(self, chosen: Sequence[int]) -> int:
         """Bytes that the step takes at most with ``chosen[g]`` the point of distinct graph g."""
         points = [self.parts[g].points[chosen[g]] for g in self.order]
-        later = sum(self.parts[g].gradient_bytes for g in self.order)
-        highest = before = 0
+        later, highest = sum(self.parts[g].gradient_bytes for g in self.order), 0
+        before, earlier = (self.forwards - 1) * sum(point.saved for point in points), self.earlier_gradients
         for g, point in zip(self.order, points, strict=True):
             later -= self.parts[g].gradient_bytes
-            backward = point.backward_peak + later + self.joined_bytes
+            backward = point.backward_peak + later + self.joined_bytes + earlier
             highest = max(highest, before + max(point.forward_peak, backward))
             before += point.saved
         return highest
 
+    @property
+    def earlier_gradients(self) -> int:
+        """Bytes of gradients that earlier backwards have left, where several forwards wait."""
+        if self.forwards == 1:
+            return 0
+        return sum(self.parts[g].gradient_bytes for g in self.order) + self.largest_gradient
+
     def peak_bound(self) -> int:
         """Bytes that no choice of points can pass."""
-        used = [self.parts[g] for g in self.order]
-        peaks = [max(p.forward_peak, p.backward_peak) + p.saved for part in used for p in part.points]
-        return sum(peaks) + sum(part.gradient_bytes for part in used) + self.joined_bytes
+        used, runs = [self.parts[g] for g in self.order], self.forwards
+        peaks = [max(p.forward_peak, p.backward_peak) + runs * p.saved for part in used for p in part.points]
+        gradients = sum(part.gradient_bytes for part in used)
+        return sum(peaks) + gradients + self.joined_bytes + self.earlier_gradients
 
 
 def choose_points(
@@ -168,6 +182,8 @@ def _bound_memory(model: CpModel, step: MultiGraphStep, taken: list[list[IntVar]
     later = sum(step.parts[g].gradient_bytes for g in step.order)
     before: Counter[int] = Counter()
     for g in step.order:
+        before[g] += step.forwards - 1
+    for g in step.order:
         later -= step.parts[g].gradient_bytes
         held = sum(
             runs * point.saved * var
@@ -175,7 +191,8 @@ def _bound_memory(model: CpModel, step: MultiGraphStep, taken: list[list[IntVar]
             for point, var in zip(step.parts[earlier].points, taken[earlier], strict=True)
         )
         for phase in ("forward_peak", "backward_peak"):
-            fixed = later + step.joined_bytes if phase == "backward_peak" else 0
+            backward = later + step.joined_bytes + step.earlier_gradients
+            fixed = backward if phase == "backward_peak" else 0
             here = sum(
                 getattr(point, phase) * var for point, var in zip(step.parts[g].points, taken[g], strict=True)
             )
