@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 
 from hybridremat.graph.costs.cpu_recorder import CpuRecorder
-from hybridremat.graph.costs.cuda_recorder import CudaRecorder
 from hybridremat.graph.costs.recorder import Mark, MemoryRecorder, Recording
 
 
 def recorder_for(device: str, *, interruptible: bool = False) -> MemoryRecorder:
     """The memory recorder of a kind of device; ``interruptible``: see ``CpuRecorder``."""
-    return CudaRecorder() if device == "cuda" else CpuRecorder(interruptible=interruptible)
+    if device != "cuda":
+        return CpuRecorder(interruptible=interruptible)
+    from hybridremat.graph.costs.cuda_recorder import CudaRecorder
+
+    return CudaRecorder()
 
 
 def record(device: str, run: Callable[[Mark], None]) -> Recording:

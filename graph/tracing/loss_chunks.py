@@ -43,13 +43,13 @@ logger = logging.getLogger(__name__)
 _VIEWS: Final = (ATEN.t.default, ATEN.view.default, ATEN.detach.default)
 
 
-def make_losses_by_chunks(module: fx.GraphModule, num_outputs: int) -> None:
+def make_losses_by_chunks(module: fx.GraphModule, num_outputs: int) -> str:
     """Rewrite every loss that can be, in place.
 
-    Raises
-    ------
-    ModelError
-        If there is none, with the reason for the last product of the forward.
+    Returns
+    -------
+    str
+        Why there is none, for the last product of the forward; empty if there is one.
     """
     refused: NotByChunksError | None = None
     found = 0
@@ -62,13 +62,18 @@ def make_losses_by_chunks(module: fx.GraphModule, num_outputs: int) -> None:
             if refused is None:
                 refused = NotByChunksError(f"of the last product to try, {named(product)}: {reason}")
     if not found:
-        why = str(refused or "no product of its forward (mm, addmm) has more columns than its input")
-        raise ModelError(
-            f'rewrites="chunked" finds no loss that can be made by chunks of rows; {why}. The loss alone '
-            'may read the logits, and that row by row: return only the loss (outputs="loss" drops the '
-            'other outputs), or leave rewrites="chunked" out.'
-        )
+        return str(refused or "no product of its forward (mm, addmm) has more columns than its input")
     module.graph.eliminate_dead_code()
+    return ""
+
+
+def no_loss_by_chunks(why: str) -> ModelError:
+    """The error for a step of which no loss can be made by chunks."""
+    return ModelError(
+        f'rewrites="chunked" finds no loss that can be made by chunks of rows; {why}. Only the loss may read '
+        'the logits, and that row by row: return only the loss (outputs="loss" drops the other outputs), or '
+        'leave rewrites="chunked" out.'
+    )
 
 
 def _tangents(module: fx.GraphModule) -> list[fx.Node]:

@@ -9,7 +9,6 @@ from typing import Final
 from torch import fx
 
 from hybridremat.graph.tracing.gradient_slices import SlicedGradient, make_by_slices, sliced_gradients
-from hybridremat.graph.tracing.loss_chunks import make_losses_by_chunks
 from hybridremat.graph.tracing.loss_fusion import fuse_loss_backward, fusible_losses, read_losses_once
 
 
@@ -23,10 +22,13 @@ class Rewrites:
         Tells whether a gradient has the same bits if it is made slice by slice.
     chunked
         Whether losses are to be made by chunks of rows, with other bits.
+    several
+        Whether the step has other graphs, in which the losses may be.
     """
 
     proven: Callable[[SlicedGradient], bool]
     chunked: bool = False
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,13 @@ def rewrite(module: fx.GraphModule, num_outputs: int, rewrites: Rewrites) -> Ori
     """
     whole = None
     if rewrites.chunked:
-        whole = _copied(module)
-        make_losses_by_chunks(module, num_outputs)
+        from hybridremat.graph.tracing.loss_chunks import make_losses_by_chunks, no_loss_by_chunks
+
+        before = _copied(module)
+        if not (why := make_losses_by_chunks(module, num_outputs)):
+            whole = before
+        elif not rewrites.several:
+            raise no_loss_by_chunks(why)
     losses = fusible_losses(module)
     sliced = [each for each in sliced_gradients(module) if rewrites.proven(each)]
     if not losses and not sliced:

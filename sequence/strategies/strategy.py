@@ -1,4 +1,4 @@
-"""What a strategy is: which options the blocks may have, and which schedules are looked at."""
+"""What a search strategy is: which options the blocks may have, and which schedules are considered."""
 
 from __future__ import annotations
 
