@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ import torch  # noqa: E402  (after the clock)
 
 from hybridremat.errors import InfeasibleLimitError  # noqa: E402
 from hybridremat.graph.joint import plain_schedule  # noqa: E402
-from hybridremat.planning import pipeline  # noqa: E402
+from hybridremat.planning import pipeline, planner  # noqa: E402
 from hybridremat.planning.context import PlanContext  # noqa: E402
 from hybridremat.planning.option_cache import OptionCache  # noqa: E402
 from hybridremat.planning.settings import Settings  # noqa: E402
@@ -62,11 +63,11 @@ def made(kind: str, name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
 
 def planned(step: Any, limit: str | int, costs: str, budget: str | None) -> tuple[dict[str, Any], int]:
     """The figures of a plan, and the least limit that it names."""
-    pipeline.OPTIONS = OptionCache()
+    planner.OPTIONS = OptionCache()
     asked = Settings(memory_limit=limit, cost_model=costs, planning_budget=budget, cache=False)
     context, started = PlanContext.of(asked.validated(need_limit=True)), cpu_seconds()
     try:
-        plan = pipeline.make_plan(step, {}, context, reuse=False, on_infeasible="error")
+        plan = planner.make_plan(step, {}, context, on_infeasible="error")
     except InfeasibleLimitError as error:
         return {"seconds": cpu_seconds() - started}, error.least or 0
     stages = {stage: round(seconds, 2) for stage, seconds in plan.timings.items()}
@@ -80,16 +81,15 @@ def rows(kind: str, name: str, costs: str) -> Iterator[dict[str, Any]]:
     taken: dict[str, Any] = {}
     context = PlanContext.of(Settings(memory_limit="100%", cost_model=costs).validated(need_limit=True))
 
-    def choose(traced: Any) -> pipeline.Chosen:
+    def choose(traced: Any) -> planner.Chosen:
         taken["capture"] = cpu_seconds() - started
         begun = cpu_seconds()
-        taken["step"], _ = pipeline.costed(traced, context)
+        taken["step"], _ = planner.costed(traced, context)
         taken["costs"] = cpu_seconds() - begun
-        return pipeline.Chosen(taken["step"], plain_schedule(taken["step"].graph))
+        return planner.Chosen(taken["step"], plain_schedule(taken["step"].graph))
 
     started = cpu_seconds()
-    backend = pipeline.backend_for(context.settings, choose, build=False)
-    pipeline.captured_call(model.train(), (), batch, backend)
+    pipeline.plan_step(model.train(), (), batch, replace(context, build=False), choose=choose)
     graph = taken["step"].graph
     plain = plain_point(graph)
     about = {"ops": len(graph.ops), "step": plain.time / 1e9, "share": 0.0}

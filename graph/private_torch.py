@@ -34,7 +34,6 @@ from torch._C._profiler import _EventType
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import trace_rules
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import (
     BackendCompilerFailed,
@@ -85,6 +84,13 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as Store  # not there in builds without torch.distributed
 
 
+def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which Dynamo lets run as it is."""
+    left: Callable[..., Any] = torch._dynamo.disable(function)
+    left._boxed_call = getattr(function, "_boxed_call", False)  # type: ignore[attr-defined]
+    return left
+
+
 def num_graph_breaks() -> int:
     """How many graph breaks Dynamo has met in this process; a frame that is not traced again counts none."""
     return sum(dynamo_counters["graph_break"].values())
@@ -122,7 +128,6 @@ __all__ = [
     "_profiler_enabled",
     "allow_second_backward",
     "allows_second_backward",
-    "aot_autograd",
     "arg_tree_leaves",
     "as_in_eager",
     "boxed_nop",
@@ -149,6 +154,7 @@ __all__ = [
     "is_traced",
     "new_node_number",
     "node_number",
+    "not_traced",
     "ones_for_result",
     "overwritten_inputs",
     "reset_code",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from torch import nn
 
-from hybridremat.analysis.frontier import Frontier, frontier_of
 from hybridremat.compiler.model_checks import require_matching_inputs
 from hybridremat.errors import ModelError
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import FrontierSettings, PlanSettings, WrapSettings, settings_of
 from hybridremat.planning.step_costs import warn_beyond
 from hybridremat.runtime.prepare import make_planned_call, model_frontier, require_planned_call
+
+if TYPE_CHECKING:
+    from hybridremat.analysis.frontier import Frontier
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -100,7 +102,7 @@ def wrap(
         (:func:`hybridremat.optimizer_in_backward`), or added to a ``.grad`` that exists. One forward for each
         backward, no clipping by global norm, no GradScaler, no DistributedDataParallel.
     strategy
-        **Which schedules are looked at.** ``"hybrid"``: all that this tool knows. For comparison, on the same
+        **Search strategy.** ``"hybrid"``: all that this tool knows. For comparison, on the same
         blocks: ``"plain"``, ``"sqrt"``, ``"every-block"``, ``"min-peak"``, ``"rotor"`` and ``"rockmate"``;
         on the whole graph at once: ``"checkmate"`` (up to some 100 to 150 ops, else a GraphSizeError) and
         ``"checkmate-lp"`` (:mod:`hybridremat.sequence.strategies`).
@@ -261,5 +263,7 @@ def frontier(
     ``certify``: whether to bound it from below as well (:meth:`hybridremat.Frontier.certified`).
     """
     asked = settings_of("frontier", FrontierSettings.__optional_keys__, settings)
+    from hybridremat.analysis.frontier import frontier_of
+
     found = frontier_of(*model_frontier(model, args, kwargs, asked, progress=progress), show=progress)
     return found.certified(progress=progress) if certify else found

@@ -76,7 +76,7 @@ def extend_availability(
 
 
 def _lowest_blocks(graph: JointGraph, roles: OpRoles, available: Availability) -> list[int]:
-    """Least block of each op: where all that it is made of exists, and no earlier than any of its readers."""
+    """Earliest block of each op whose inputs exist there, and no earlier than any of its readers."""
     optional = frozenset(roles.optional)
     lowest = [-1] * len(graph.ops)
     rest = sorted(roles.optional + roles.backward)

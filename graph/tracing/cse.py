@@ -16,7 +16,7 @@ from hybridremat.graph.tracing.fx_nodes import is_mutation, joint_outputs, stora
 
 
 def merge_common_subexpressions(module: fx.GraphModule, num_outputs: int) -> None:
-    """Let every call that computes what an earlier one computed be that call, in place.
+    """Merge identical calls, in place: each computes what an earlier one computed.
 
     What shares memory with one of the ``num_outputs`` outputs of the forward stays apart: the caller may
     change it in place. (Gradients are given memory of their own later.)

@@ -1,4 +1,4 @@
-"""How each op goes on with what is made by rows: the rules by which a region is followed.
+"""Per-op rules for propagating row-wise tensors, by which a region is followed.
 
 :func:`find_region` follows the logits from their product through everything that reads them. Each call there
 works on rows alone, and is written for a chunk of them into the region's body; or it sums over rows, or

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridremat.analysis.batch_size import TriedBatch
 from hybridremat.analysis.resident import resident_bytes, rounding
 from hybridremat.analysis.sample_step import SampleStep, sample_step
 from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
-from hybridremat.planning.choose_lowered import choose_from
+from hybridremat.planning.accept import code_needs
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.lowered_frontier import LoweredFrontier, code_needs
-from hybridremat.planning.pipeline import Chosen, costed, inductor_for, step_frontier
+from hybridremat.planning.lowered_frontier import LoweredFrontier, inductor_for, plain_code
+from hybridremat.planning.origin import origin_of
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.planner import Chosen, choose_from, costed, step_frontier
 from hybridremat.planning.progress import Progress, Timings, planning_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.stages import plain_point
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.runtime.origin import origin_of
-from hybridremat.runtime.prepare import capture_only, with_memory
+from hybridremat.runtime.prepare import capture_only, path_frontier, with_memory
 from hybridremat.sequence.judge import Judge
+
+if TYPE_CHECKING:
+    from hybridremat.planning.breaks.frontier import AnyFrontier, PathFrontier
 
 Factory = Callable[[int], tuple[Any, ...]]
 
@@ -45,12 +48,31 @@ class BatchStep:
         """The joint graph with its costs."""
         return self.step.graph
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients at the end of the step."""
+        return sum(self.graph.values[value].bytes for value in self.graph.gradients)
+
+    @property
+    def plain_time(self) -> int:
+        """Nanoseconds of the plain step."""
+        return plain_point(self.graph).time
+
     @staticmethod
-    def captured(made: SampleStep, settings: Settings, batch: int = 0, *, show: bool) -> BatchStep:
+    def captured(
+        made: SampleStep, settings: Settings, batch: int = 0, *, show: bool
+    ) -> BatchStep | BatchPath:
         """The step of a model and its inputs; ``batch`` names it in the progress bar, unless it is 0."""
         model, args, kwargs = with_memory(made.model, made.args, made.kwargs, settings)
         context = PlanContext.of(settings).at(origin_of(model, args, kwargs, settings.spec))
         inputs = resident_bytes((args, kwargs), rounding(model, settings.spec))
+        if settings.graph_breaks == "plan":
+            with planning_progress(show=show) as progress:
+                path = path_frontier(
+                    model, args, kwargs, replace(context, progress=_named(progress, batch))
+                )
+            if path is not None:
+                return BatchPath(batch, path, context, inputs)
         found: list[BatchStep] = []
 
         def choose(traced: TracedStep) -> Chosen:
@@ -66,8 +88,8 @@ class BatchStep:
         """Bytes of the plain step, the caller's outside included."""
         settings, schedule = self.context.settings, plain_schedule(self.graph)
         outside = settings.outside_memory()
-        if (inductor := inductor_for(settings)) is not None:
-            memory = inductor.lowered(self.step, schedule, lean=False).memory
+        if settings.compiler == "inductor":
+            memory = plain_code(self.step, inductor_for(settings).lowered)
             return code_needs(self.graph, memory, outside)
         return Judge(as_plain(self.graph), outside=outside).needs(schedule)
 
@@ -76,6 +98,34 @@ class BatchStep:
         with planning_progress(show=show) as progress:
             context = replace(self.context, progress=_named(progress, self.batch))
             return step_frontier(self.step, self.timings, context, reuse=reuse)
+
+
+@dataclass(frozen=True)
+class BatchPath:
+    """As :class:`BatchStep`, of a step of several graphs, whose frontiers are known at once."""
+
+    batch: int
+    path: PathFrontier
+    context: PlanContext
+    inputs: int
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients at the end of the step."""
+        return self.path.gradient_bytes
+
+    @property
+    def plain_time(self) -> int:
+        """Nanoseconds of the plain step."""
+        return self.path.plain_time
+
+    def plain_need(self) -> int:
+        """Bytes of the plain step, the caller's outside included."""
+        return self.path.plain_needs
+
+    def frontier(self, *, reuse: bool, show: bool) -> PathFrontier:
+        """The frontier of the step; nothing is left to be solved."""
+        return self.path
 
 
 def _named(progress: Progress, batch: int) -> Progress:
@@ -92,14 +142,13 @@ class Batches:
     ) -> None:
         self.settings, self._with_inputs = settings, with_inputs
         self._factory, self._show = factory, show
-        self._steps: dict[int, BatchStep] = {}
-        self._frontiers: dict[int, StepFrontier | LoweredFrontier] = {}
+        self._steps: dict[int, BatchStep | BatchPath] = {}
+        self._frontiers: dict[int, AnyFrontier] = {}
         self._plain: dict[int, int] = {}
 
     def constant(self, batch: int) -> int:
         """A guess, from one batch, at the bytes that do not grow with it: gradients and reserve."""
-        graph = self._step(batch).graph
-        return sum(graph.values[value].bytes for value in graph.gradients) + self.settings.reserve_bytes()
+        return self._step(batch).gradient_bytes + self.settings.reserve_bytes()
 
     def plain_need(self, batch: int) -> int:
         """Bytes of the plain step, the caller's outside included."""
@@ -109,7 +158,7 @@ class Batches:
 
     def plain_time(self, batch: int) -> int:
         """Nanoseconds of the plain step."""
-        return plain_point(self._step(batch).graph).time
+        return self._step(batch).plain_time
 
     def need(self, batch: int) -> int:
         """Least bytes of a plan.
@@ -151,14 +200,16 @@ class Batches:
     def _inputs(self, batch: int) -> int:
         return self._step(batch).inputs if self._with_inputs else 0
 
-    def _least(self, frontier: StepFrontier | LoweredFrontier) -> int:
+    def _least(self, frontier: AnyFrontier) -> int:
         """Least bytes of the points within the overhead that was asked for."""
         most = self.settings.overhead_limit()
         if isinstance(frontier, LoweredFrontier):
             return frontier.least(most).needs
+        if not isinstance(frontier, StepFrontier):
+            return frontier.least_needs(most)
         return (frontier.least() if most is None else frontier.smallest(most)).needs
 
-    def _step(self, batch: int) -> BatchStep:
+    def _step(self, batch: int) -> BatchStep | BatchPath:
         if batch not in self._steps:
             made = sample_step(self._factory(batch), f"the model factory, called with batch {batch},")
             self._steps[batch] = BatchStep.captured(made, self.settings, batch, show=self._show)

@@ -12,7 +12,7 @@ from torch import nn
 
 from hybridremat.analysis.batch_search import largest_batch
 from hybridremat.analysis.batch_size import BatchSize
-from hybridremat.analysis.batch_steps import Batches, BatchStep, Factory
+from hybridremat.analysis.batch_steps import Batches, BatchPath, BatchStep, Factory
 from hybridremat.analysis.fit_data import FitData
 from hybridremat.analysis.fit_text import fit_text
 from hybridremat.analysis.needs import TrainingNeeds, training_needs
@@ -21,7 +21,7 @@ from hybridremat.compiler.capture import model_device
 from hybridremat.errors import InfeasibleLimitError, LimitError
 from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.interrupts import prompt_interrupts
-from hybridremat.planning.choose_lowered import choose_from
+from hybridremat.planning.planner import choose_from
 from hybridremat.planning.settings import BatchSettings, Settings, settings_of
 from hybridremat.runtime.auto_limit import LEAST_MARGIN, MARGIN_SHARE
 from hybridremat.units import parse_bytes
@@ -140,7 +140,7 @@ def fit(
     return replace(found, largest=_largest(found, make_batch, asked, most, show=progress))
 
 
-def _planned(found: Fit, step: BatchStep, asked: Settings, *, show: bool) -> Fit:
+def _planned(found: Fit, step: BatchStep | BatchPath, asked: Settings, *, show: bool) -> Fit:
     """With the least step, the limit, and the plan for it."""
     settings = replace(asked, memory_limit=max(1, found.room))
     frontier = step.frontier(reuse=False, show=show)

@@ -25,9 +25,9 @@ from hybridremat.analysis.measure import LossFunction
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.errors import LimitError
 from hybridremat.files import write_atomic
-from hybridremat.planning.choose_lowered import choose_from
 from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.planner import choose_from
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_frontier import StepFrontier
@@ -38,6 +38,8 @@ from hybridremat.units import parse_overhead, resolve_limit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from hybridremat.planning.breaks.frontier import AnyFrontier
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Frontier(FrontierData):
         The source of times.
     """
 
-    _step_frontier: StepFrontier | LoweredFrontier = field(repr=False, compare=False, kw_only=True)
+    _step_frontier: AnyFrontier = field(repr=False, compare=False, kw_only=True)
     _settings: Settings = field(repr=False, compare=False, kw_only=True)
     _show: bool = field(repr=False, compare=False, kw_only=True)
 
@@ -110,18 +112,15 @@ class Frontier(FrontierData):
             return choose_from(frontier, settings, self.origin)
 
     @contextmanager
-    def _shown(self) -> Iterator[StepFrontier | LoweredFrontier]:
+    def _shown(self) -> Iterator[AnyFrontier]:
         """The step's frontier, with a progress bar where points may be looked for, or lowered."""
         frontier = self._step_frontier
-        if isinstance(frontier, StepFrontier) and not frontier.searches:
-            yield frontier
-            return
         with planning_progress(show=self._show) as progress:
-            if isinstance(frontier, StepFrontier):
+            if isinstance(frontier, LoweredFrontier):
+                frontier = replace(frontier, progress=progress)
+            elif isinstance(frontier, StepFrontier) and frontier.searches:
                 progress("solving" if frontier.under else "improving", 0, 1)
-                yield frontier
-            else:
-                yield replace(frontier, progress=progress)
+            yield frontier
 
     def certified(self, *, progress: bool = True) -> Frontier:
         """The same frontier with bounds, a second or a few for each of the points that are printed.
@@ -129,7 +128,7 @@ class Frontier(FrontierData):
         Raises
         ------
         LimitError
-            If the step is compiled, or has no backward.
+            If the step is several graphs, or has no backward.
         """
         bounds, least = certify_points(self._step_frontier, show=progress)
         return replace(self, bounds=bounds, least_bound=least)
@@ -238,7 +237,7 @@ class Frontier(FrontierData):
 
 
 def frontier_of(
-    frontier: StepFrontier | LoweredFrontier, settings: Settings, origin: Origin, *, show: bool
+    frontier: AnyFrontier, settings: Settings, origin: Origin, *, show: bool
 ) -> Frontier:
     """The frontier of a planning run, with exchanges at the points that are printed."""
     if isinstance(frontier, StepFrontier) and frontier.exchanges:

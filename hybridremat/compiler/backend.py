@@ -1,28 +1,29 @@
 """The torch.compile backend: what happens between Dynamo's graph and the two graphs that run.
 
-Dynamo hands over a graph; AOTAutograd makes the joint graph of it and asks for a partition, which a
-:class:`Partitioner` makes (``planning/pipeline.py``); an inner compiler runs its two graphs.
+Dynamo hands over a graph; it is captured, and nothing else happens below Dynamo. Before it first runs, a
+:class:`Partitioner` (``planning/pipeline.py``) makes two graphs of it, which an inner compiler runs.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from torch import fx
+import torch
+from torch import fx, nn
 from torch.profiler import record_function
 
 from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs
-from hybridremat.compiler.frame_room import with_room
-from hybridremat.compiler.inner import Compiled, Finish, InnerCompiler, run_op_by_op
+from hybridremat.compiler.inner import Captured, Finish, InnerCompiler, op_by_op
 from hybridremat.compiler.model_checks import require_current_device
 from hybridremat.compiler.opaque_calls import note_leaves
 from hybridremat.compiler.output_hooks import (
     HeldOutputs,
+    OutputRoles,
     UndefinedGradients,
     assign_roles,
     delivered_sources,
@@ -32,12 +33,25 @@ from hybridremat.compiler.output_hooks import (
 from hybridremat.compiler.recurrent import make_recurrent_opaque
 from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.garbage import collected_seldom
+from hybridremat.graph.private_joint import Compiled, planning_state
 from hybridremat.graph.private_torch import allows_second_backward
 from hybridremat.graph.tracing.alias_analysis import TraceError
+from hybridremat.graph.tracing.fx_nodes import joint_outputs
 
 
 class CaptureComplete(BaseException):
     """Raised instead of running a captured graph: nothing has run. Never leaves hybridremat."""
+
+
+class GraphError(Exception):
+    """What planning or compiling a captured graph raised that is no error of ours: its cause."""
+
+
+class SurveyNeededError(HybridRematError):
+    """A step starts with a graph that no survey has seen, and nothing has run. Never leaves hybridremat.
+
+    An error is the only way out of the running forward.
+    """
 
 
 REMOVE_BREAK = (
@@ -105,21 +119,25 @@ class Backend:
     early_gradients
         Whether gradients of parameters leave in the backward (:mod:`hybridremat.compiler.early_gradients`).
     inner
-        Compiles and runs the graphs.
+        Captures, compiles and runs the graphs.
     build
         Whether graphs are compiled. Otherwise :class:`CaptureComplete` is raised once a step is planned.
 
     Attributes
     ----------
     armed
-        Whether compiled graphs run. While False they raise :class:`CaptureComplete` instead, so that a step
-        is planned without running.
+        Whether graphs are planned and run when they are called. While False they raise
+        :class:`CaptureComplete` instead, so that a step is captured without running.
+    visit
+        While it is set: what runs graphs in place of planning and running them.
+    latest
+        The graph that was captured last.
     error
-        What planning raised; Dynamo wraps it.
+        What capturing raised; Dynamo wraps it.
     captured
-        Whether a graph with a backward has been compiled.
+        Whether a graph with a backward has been planned.
     graphs
-        How many graphs have been compiled.
+        How many graphs have been captured.
     compile_seconds
         What the inner compiler took to build code.
     """
@@ -133,7 +151,7 @@ class Backend:
         several_graphs: bool = False,
         loss_only: bool = False,
         early_gradients: bool = False,
-        inner: InnerCompiler = run_op_by_op,
+        inner: InnerCompiler = op_by_op,
         build: bool = True,
     ) -> None:
         self.partitioner = partitioner
@@ -143,24 +161,24 @@ class Backend:
         self.several_graphs, self.early_gradients = several_graphs, early_gradients
         self.armed = True
         self.error: HybridRematError | None = None
+        self.visit: Callable[[CapturedGraph, Sequence[Any]], Any] | None = None
+        self.latest: CapturedGraph | None = None
         self.captured = False
         self.graphs = 0
         self.compile_seconds = 0.0
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def __call__(
         self, module: fx.GraphModule, example_inputs: Sequence[Any], **_: object
     ) -> Callable[..., Any]:
-        """Compile one of Dynamo's graphs.
+        """Capture one of Dynamo's graphs.
 
         Raises
         ------
         CaptureError
             If the graph ends in a graph break.
-        HybridRematError
-            Whatever planning raised.
         """
-        with self._lock:
+        with self.lock:
             self.graphs += 1
             if not self.several_graphs:
                 _refuse_graph_break(module)
@@ -169,19 +187,21 @@ class Backend:
                 make_recurrent_opaque(module)
                 note_leaves(module, example_inputs)
                 roles = assign_roles(module, all_outputs=self.all_outputs, loss_only=self.loss_only)
-            hold_outputs = self.hold_outputs or not roles.loss_inside
-            held, undefined = HeldOutputs(expected=hold_outputs), UndefinedGradients()
-            early = EarlyGradients(leaving_inputs(example_inputs) if self.early_gradients else {})
-            graphs = _Graphs(self, held, undefined, early, hold_outputs=hold_outputs)
+            differentiable = tuple(_requires_grad(node) for node in joint_outputs(module))
+            leaving = leaving_inputs(example_inputs) if self.early_gradients else {}
             with collected_seldom():
-                compiled = with_room(lambda: self.inner(module, example_inputs, graphs))
+                graph = CapturedGraph(self, self.inner(module, example_inputs), roles, leaving)
+            if self.several_graphs:
+                graph.unplanned = Unplanned(module, break_after(module), differentiable)
+                given = enumerate(example_inputs)
+                graph.parameters = {n: id(each) for n, each in given if isinstance(each, nn.Parameter)}
             _forget_examples(module)
+            self.latest = graph
 
         def run(*args: object) -> Any:
-            outputs = compiled(*early.aliases(args))
-            undefined.register(outputs)
-            early.watch(outputs)
-            return held.guard(outputs, roles.detached, args) if roles.loss_inside else outputs
+            if not self.armed:
+                raise CaptureComplete
+            return graph(*args) if self.visit is None else self.visit(graph, args)
 
         return run
 
@@ -198,48 +218,117 @@ class Backend:
             raise
 
 
-class _Graphs:
-    """What the inner compiler asks for, for one of Dynamo's graphs (``inner.Callbacks``)."""
+@dataclass(frozen=True)
+class Unplanned:
+    """One of the graphs of a step with graph breaks, as Dynamo has captured it.
+
+    ``ending``: place and reason of the break after it, if there is one; ``differentiable``: whether its
+    outputs carry gradients.
+    """
+
+    module: fx.GraphModule
+    ending: tuple[str, str] | None
+    differentiable: tuple[bool, ...]
+
+
+class CapturedGraph:
+    """One of Dynamo's graphs, which is planned and compiled before it first runs (``inner.Callbacks``).
+
+    Attributes
+    ----------
+    unplanned
+        Of a step with graph breaks, until it is planned: what a survey runs.
+    parameters
+        Of a step with graph breaks: the identity of each parameter among its inputs.
+    """
 
     def __init__(
-        self,
-        backend: Backend,
-        held: HeldOutputs,
-        undefined: UndefinedGradients,
-        early: EarlyGradients,
-        *,
-        hold_outputs: bool,
+        self, backend: Backend, captured: Captured, roles: OutputRoles, leaving: Mapping[int, int]
     ) -> None:
-        self._backend, self._held, self._undefined, self._early = backend, held, undefined, early
-        self._hold_outputs = hold_outputs
-        self._started: Callable[[], None] = lambda: None
+        """``leaving``: the inputs whose gradients may leave early."""
+        self._backend, self._roles = backend, roles
+        self._captured: Captured | None = captured
+        self._hold_outputs = backend.hold_outputs or not roles.loss_inside
+        self._held, self._undefined = HeldOutputs(expected=self._hold_outputs), UndefinedGradients()
+        self._early = EarlyGradients(leaving)
+        self._made: Partition | None = None
+        self._overwritten: tuple[int, ...] = ()
         self._accept: Callable[[object, object], None] = lambda *_: None
         self._forward_code: object = None
-        self._overwritten: tuple[int, ...] = ()
-        self.lean = self.plain = False
+        self._run: Callable[..., Any] | None = None
+        self.unplanned: Unplanned | None = None
+        self.parameters: dict[int, int] = {}
+
+    def plan(self) -> None:
+        """Plan the graph and, if graphs are to be built, compile it: once.
+
+        Raises
+        ------
+        HybridRematError
+            Whatever planning raised.
+        """
+        with self._backend.lock, suppress(CaptureComplete):
+            if (captured := self._captured) is None:
+                return
+            with collected_seldom(), self._backend.noting_errors(), _failures_named():
+                if (joint := captured.joint) is not None:  # else the compiler asks when it has made one
+                    with planning_state():
+                        how = self._how
+                        self._made = self._backend.partitioner.split(joint.graph, joint.num_outputs, **how)
+                self._run = captured.compiled(self)
+            self._captured = self._made = self.unplanned = None
+
+    def __call__(self, *args: object) -> Any:
+        """Run the forward; autograd runs the backward."""
+        if self._run is None:
+            self.plan()
+        assert self._run is not None
+        outputs = self._run(*self._early.aliases(args))
+        self._undefined.register(outputs)
+        self._early.watch(outputs)
+        if not self._roles.loss_inside:
+            return outputs
+        return self._held.guard(outputs, self._roles.detached, args)
+
+    def keep_gradients_of(self, shared: Collection[int]) -> None:
+        """Let the gradients of some parameters not leave early: other graphs of the step add to them."""
+        leaving = self._early.leaving
+        self._early.leaving = {n: w for n, w in leaving.items() if self.parameters[n] not in shared}
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        """How the graph is split."""
+        return {"hold_outputs": self._hold_outputs, "leaving": self._early.leaving}
+
+    @property
+    def lean(self) -> bool:
+        """See :class:`Partition`."""
+        return self._made is not None and self._made.lean
+
+    @property
+    def plain(self) -> bool:
+        """See :class:`Partition`."""
+        return self._made is not None and self._made.plain
 
     def partition(
         self, joint: fx.GraphModule, inputs: object, *, num_fwd_outputs: int, **_: object
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The forward and backward graph of a joint graph."""
-        backend = self._backend
-        backend.captured = True
-        with self._backend.noting_errors():
-            made = backend.partitioner.split(
-                joint, num_fwd_outputs, hold_outputs=self._hold_outputs, leaving=self._early.leaving
-            )
-        self._early.indices, self._overwritten = made.delivered, made.overwritten
-        self._started, self._accept = made.started, made.accept
-        self.lean, self.plain = made.lean, made.plain
-        return made.forward, made.backward
-
-    def begin_inference(self, graph: fx.GraphModule) -> None:
-        """A graph without a backward, which is part of a step of several graphs."""
-        if self._backend.several_graphs:
-            self._started = self._backend.partitioner.forward_only(graph)
+        if self._made is None:
+            with planning_state(), self._backend.noting_errors():
+                self._made = self._backend.partitioner.split(joint, num_fwd_outputs, **self._how)
+        self._backend.captured = True
+        self._early.indices, self._overwritten = self._made.delivered, self._made.overwritten
+        self._accept = self._made.accept
+        return self._made.forward, self._made.backward
 
     def begin(self, graph: fx.GraphModule, *, backward: bool) -> Finish:
-        """Read what is needed of a graph before it is compiled."""
+        """Read what is needed of a graph before it is compiled: a backward, perhaps when it first runs."""
+        if not backward and self._made is None and self._backend.several_graphs:  # it has no backward
+            with planning_state():
+                started = self._backend.partitioner.forward_only(graph)
+        else:
+            started = self._made.started if self._made is not None else lambda: None
         if not self._backend.build:
             raise CaptureComplete
         sources = gradient_sources(graph.graph) if backward else []
@@ -251,29 +340,42 @@ class _Graphs:
             self._backend.compile_seconds += seconds
             if not backward:
                 self._forward_code = code
-                return self._runnable(run, self._started, "forward")
+                return _runnable(run, started, "forward")
             forward_code, self._forward_code = self._forward_code, None
             if code is not None and forward_code is not None:
                 with self._backend.noting_errors():
                     self._accept(forward_code, code)
-            runnable = self._runnable(sparing_saved(run, self._overwritten), self._held.warn_once, "backward")
+            runnable = _runnable(sparing_saved(run, self._overwritten), self._held.warn_once, "backward")
             unreached = partial(self._undefined.unreached, early_sources)
             return self._undefined.drop_unreached(sources, self._early.wrapped(runnable, unreached))
 
         return finish
 
-    def _runnable(self, run: Compiled, before: Callable[[], None], name: str) -> Compiled:
-        backend = self._backend
 
-        def call(args: list[Any]) -> Any:
-            if not backend.armed:
-                raise CaptureComplete
-            before()
-            with record_function("##hybridremat:" + name):
-                return run(args)
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    try:
+        yield
+    except (HybridRematError, TraceError):
+        raise
+    except Exception as error:
+        raise GraphError(str(error)) from error
 
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+
+def _runnable(run: Compiled, before: Callable[[], None], name: str) -> Compiled:
+    def call(args: list[Any]) -> Any:
+        before()
+        with record_function("##hybridremat:" + name):
+            return run(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _requires_grad(node: object) -> bool:
+    """Whether an output of Dynamo's graph carries a gradient."""
+    example = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return isinstance(example, torch.Tensor) and example.requires_grad
 
 
 def _forget_examples(module: fx.GraphModule) -> None:

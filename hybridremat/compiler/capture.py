@@ -13,10 +13,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hybridremat.compiler.backend import Backend, CaptureComplete
+from hybridremat.compiler.backend import Backend, CaptureComplete, CapturedGraph, GraphError
 from hybridremat.compiler.capture_errors import as_capture_error, first_lines, not_captured
 from hybridremat.compiler.first_calls import set_up_first_call
-from hybridremat.compiler.frame_room import with_room
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.garbage import collected_seldom
@@ -123,25 +122,26 @@ def capture(
     backend: Backend,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> None:
-    """Compile for these sample inputs without running anything.
+) -> CapturedGraph | None:
+    """Capture the graph of a step for these sample inputs; nothing is planned or run.
+
+    None if the step has no graph.
 
     Raises
     ------
     CaptureError
-        If the model breaks the graph. ``backend.captured`` says whether there is a backward.
+        If the model breaks the graph.
     InputError
         If the inputs' shapes, dtypes or devices do not fit.
-    HybridRematError
-        Whatever planning raised.
     """
-    backend.armed = False
+    backend.armed, backend.latest = False, None
     try:
         run_once(model, compiled, backend, args, kwargs)
     except CaptureComplete:
         pass
     finally:
         backend.armed = True
+    return backend.latest
 
 
 def run_once(
@@ -155,7 +155,7 @@ def run_once(
 
     def call() -> Any:
         with training_mode(model), torch.enable_grad(), translated_errors(model, backend), collected_seldom():
-            return with_room(lambda: compiled(*args, **kwargs))
+            return compiled(*args, **kwargs)
 
     try:
         return call()
@@ -195,6 +195,8 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
         if isinstance(inner, HybridRematError):
             raise inner from None
         raise not_captured(model, inner) from error
+    except GraphError as error:
+        raise not_captured(model, error.__cause__ or error) from error.__cause__
     except TorchRuntimeError as error:
         own = _own_cause(error)
         if own is not None:

@@ -25,7 +25,6 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, refuse_stale_reads
-from hybridremat.compiler.chunked_losses import refuse_other_losses
 from hybridremat.compiler.convolution_gradients import convolution_gradient, input_gradient_channels
 from hybridremat.compiler.deliveries import delivered_gradients, is_delivery
 from hybridremat.compiler.emitted_memory import EmittedMemory, emitted_memory
@@ -235,6 +234,8 @@ def check(
     first = _read_from_inputs(forward, _Reader(terms))
     count = step.num_outputs
     if (whole := step.originals.whole) is not None:
+        from hybridremat.compiler.chunked_losses import refuse_other_losses
+
         refuse_other_losses(whole, step.originals.exact or step.module)
     if (original := step.originals.exact) is not None:
         before = _read_from_inputs(original, _Reader(terms))

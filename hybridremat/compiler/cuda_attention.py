@@ -29,14 +29,11 @@ _lock = threading.RLock()
 
 
 @contextmanager
-def cuda_attention(capability: int | None) -> Iterator[None]:
-    """Capture attention as on a CUDA device of this compute capability; with None, as here.
+def cuda_attention(capability: int) -> Iterator[None]:
+    """Capture attention as on a CUDA device of this compute capability.
 
     What runs on real tensors meanwhile, and in other threads, is as ever.
     """
-    if capability is None:
-        yield
-        return
     here, chosen = threading.get_ident(), capability
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -17,8 +17,8 @@ from hybridremat.graph.tracing.trace import TracedStep
 
 
 def is_delivery(node: fx.Node) -> bool:
-    """Whether a node hands out a gradient."""
-    return node.target is deliver
+    """Whether a node hands out a gradient: as emitted, or as an op of a compiled graph."""
+    return node.target is deliver or str(node.target) == "hybridremat.deliver.default"
 
 
 def delivered_gradients(module: fx.GraphModule) -> dict[int, fx.Node]:

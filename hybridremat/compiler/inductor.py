@@ -14,15 +14,18 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.check import check
+from hybridremat.compiler.compiled_deliveries import as_ops
+from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
-from hybridremat.compiler.inner import Callbacks
+from hybridremat.compiler.inner import Callbacks, Captured
 from hybridremat.compiler.lowered_memory import LoweredStep, replay
 from hybridremat.graph.costs.footprints import workspace_of
 from hybridremat.graph.garbage import collector_off
 from hybridremat.graph.generated_code import OP, BufferEvent, LoweredCode, Result
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.private_inductor import InductorFusion, compile_step, lower_backward, lower_forward
+from hybridremat.graph.private_joint import Tracing
 from hybridremat.graph.tracing.fusion import FusionRules
 from hybridremat.graph.tracing.fx_nodes import allocated_bytes, joint_outputs, storages, tensors
 from hybridremat.graph.tracing.trace import TracedStep
@@ -38,11 +41,9 @@ class Inductor:
     identity: str
     rules: ClassVar[FusionRules] = InductorFusion()
 
-    def __call__(
-        self, module: fx.GraphModule, inputs: Sequence[Any], callbacks: Callbacks
-    ) -> Callable[..., Any]:
-        """Compile one of Dynamo's graphs."""
-        return compile_step(module, inputs, callbacks, identity=self.identity)
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
+        """Capture one of Dynamo's graphs."""
+        return _CapturedForInductor(module, inputs, self.identity)
 
     def lowered(
         self, step: TracedStep, schedule: Schedule, *, lean: bool = False, plain: bool = False
@@ -63,8 +64,12 @@ class Inductor:
     def code_memory(
         self, step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule
     ) -> Callable[[object, object], EmittedMemory]:
-        """A function from the code of two emitted graphs, which are not compiled yet, to its memory."""
+        """A function from the code of two emitted graphs, which are not compiled yet, to its memory.
+
+        Gradients that leave do so by an op from now on.
+        """
         between = StepBuffers(step, forward, backward)
+        as_ops(step, backward)
 
         def of(forward_code: object, backward_code: object) -> EmittedMemory:
             assert isinstance(forward_code, LoweredCode)
@@ -72,6 +77,21 @@ class Inductor:
             return between.memory(forward_code, backward_code)
 
         return of
+
+
+class _CapturedForInductor:
+    """A graph of Dynamo's: Inductor takes no joint graph, and makes its own when it compiles."""
+
+    joint = None
+
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], identity: str) -> None:
+        self._module, self._inputs, self._identity = module, inputs, identity
+        self._tracing = Tracing()
+
+    def compiled(self, callbacks: Callbacks) -> Callable[..., Any]:
+        """See :class:`~hybridremat.compiler.inner.Captured`."""
+        with self._tracing.resumed():
+            return compile_step(self._module, self._inputs, callbacks, identity=self._identity)
 
 
 class StepBuffers:
@@ -122,6 +142,8 @@ def _is_held(step: TracedStep, node: fx.Node) -> bool:
 class Workspaces:
     """Bytes that kernels of libraries allocate while they run, on tensors as Inductor lays them out.
 
+    For a gradient that leaves, those of whoever takes it.
+
     ``measured`` are those found so far by op, the most of each.
     """
 
@@ -130,9 +152,14 @@ class Workspaces:
         nodes = [node for graph in graphs for node in graph.graph.nodes]
         self._op_of = {node.name: node.meta[OP] for node in nodes if OP in node.meta}
         self.measured: dict[int, int] = {}
+        taken = {each.index: each.workspace for each in step.graph.deliveries}
+        left = [node for node in nodes if is_delivery(node)]
+        self._taken = {node.name: taken[node.args[-1]] for node in left}
 
     def __call__(self, event: BufferEvent) -> int:
         """Workspace of a call."""
+        if not self._taken.keys().isdisjoint(event.nodes):
+            return max(self._taken.get(name, 0) for name in event.nodes)
         ops = {self._op_of[name] for name in event.nodes if name in self._op_of}
         calls = [op for op in ops if op not in self._step.fused_ops]
         if not calls:  # a kernel that Inductor has put in the place of others
@@ -151,6 +178,7 @@ def _lowered(step: TracedStep, schedule: Schedule, *, lean: bool, plain: bool) -
     forward, backward = emit(step, schedule, save_views=False)
     check(step, forward, backward)
     between = StepBuffers(step, forward, backward)
+    as_ops(step, backward)
     owned = _owned(step, forward, backward)
     seen = range(step.num_outputs)
     code = lower_forward(forward, _inputs(forward), visible=seen, lean=lean, plain=plain)

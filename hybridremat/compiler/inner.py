@@ -1,4 +1,4 @@
-"""Inner compilers make AOTAutograd's graphs and run them: here op by op, in ``inductor`` compiled."""
+"""Inner compilers capture Dynamo's graphs, and run planned ones: here op by op, in ``inductor`` compiled."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any, Protocol
 from torch import fx
 
 from hybridremat.compiler.direct_calls import call_directly
-from hybridremat.graph.private_torch import allow_second_backward, aot_autograd, boxed_nop, inductor_config
-
-Compiled = Callable[[list[Any]], Any]
-"""What runs a graph; it takes its arguments in a list, which it empties."""
+from hybridremat.graph.private_joint import Compiled, ExportedGraph
+from hybridremat.graph.private_torch import allow_second_backward, boxed_nop, not_traced
 
 
 class Callbacks(Protocol):
@@ -33,10 +31,6 @@ class Callbacks(Protocol):
         """Whether they are those of the plain step, which a compiler may lay out as it likes."""
         ...
 
-    def begin_inference(self, graph: fx.GraphModule) -> None:
-        """Called with a graph that has no backward."""
-        ...
-
     def begin(self, graph: fx.GraphModule, *, backward: bool) -> Finish:
         """Called with each graph before it is compiled; the result is called afterwards."""
         ...
@@ -53,44 +47,61 @@ class Finish(Protocol):
         ...
 
 
-class InnerCompiler(Protocol):
-    """Compiles one of Dynamo's graphs."""
+class Captured(Protocol):
+    """One of Dynamo's graphs that has been captured, and can be compiled."""
 
-    def __call__(
-        self, module: fx.GraphModule, inputs: Sequence[Any], callbacks: Callbacks
-    ) -> Callable[..., Any]:
+    @property
+    def joint(self) -> ExportedGraph | None:
+        """Its joint graph; None if the compiler makes one when it compiles, or there is no backward."""
+        ...
+
+    def compiled(self, callbacks: Callbacks) -> Callable[..., Any]:
         """What runs the graph with autograd."""
         ...
 
 
-def run_op_by_op(
-    module: fx.GraphModule, inputs: Sequence[Any], callbacks: Callbacks
-) -> Callable[..., Any]:
-    """Compile nothing: kernels run one by one, as in eager mode. See :class:`InnerCompiler`."""
+class InnerCompiler(Protocol):
+    """Captures one of Dynamo's graphs, in Dynamo's backend."""
 
-    def run(graph: fx.GraphModule, given: Sequence[Any], *, backward: bool) -> Compiled:
-        finish = callbacks.begin(graph, backward=backward)
-        call_directly(graph)
-        return finish(boxed_nop(graph, list(given)))
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
+        """The captured graph; nothing is planned."""
+        ...
 
-    def compile_forward(graph: fx.GraphModule, given: Sequence[Any]) -> Compiled:
-        allow_second_backward()
-        return run(graph, given, backward=False)
 
-    def compile_backward(graph: fx.GraphModule, given: Sequence[Any]) -> Compiled:
-        return run(graph, given, backward=True)
+class OpByOp:
+    """A captured graph whose kernels run one by one, as in eager mode."""
 
-    def compile_inference(graph: fx.GraphModule, given: Sequence[Any]) -> Compiled:
-        callbacks.begin_inference(graph)
-        return compile_forward(graph, given)
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        self._exported = ExportedGraph(module, inputs)
 
-    compile_graphs = aot_autograd(
-        fw_compiler=compile_forward,
-        bw_compiler=compile_backward,
-        inference_compiler=compile_inference,
-        partition_fn=callbacks.partition,
-        keep_inference_input_mutations=True,
-    )
-    with inductor_config.patch(fallback_random=True):  # as in eager mode, unread draws stay
-        compiled: Callable[..., Any] = compile_graphs(module, inputs)
-    return compiled
+    @property
+    def joint(self) -> ExportedGraph | None:
+        """See :class:`Captured`."""
+        return self._exported if self._exported.has_backward else None
+
+    def compiled(self, callbacks: Callbacks) -> Callable[..., Any]:
+        """See :class:`Captured`."""
+        graphs = None
+        if (joint := self.joint) is not None:
+            graphs = callbacks.partition(joint.graph, None, num_fwd_outputs=joint.num_outputs)
+
+        def compiled(graph: fx.GraphModule, given: Sequence[Any], *, backward: bool) -> Compiled:
+            finish = callbacks.begin(graph, backward=backward)
+            call_directly(graph)
+            return finish(boxed_nop(graph, list(given)))
+
+        def forward(graph: fx.GraphModule, given: Sequence[Any]) -> Compiled:
+            allow_second_backward()
+            return compiled(graph, given, backward=False)
+
+        @not_traced
+        def backward(graph: fx.GraphModule, given: Sequence[Any]) -> Compiled:
+            return not_traced(compiled(graph, given, backward=True))
+
+        run = self._exported.compiled(graphs, forward, backward)
+        return lambda *args: run(list(args))
+
+
+def op_by_op(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
+    """Capture a graph that runs op by op; see :class:`InnerCompiler`."""
+    return OpByOp(module, inputs)

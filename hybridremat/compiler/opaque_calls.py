@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, fx
 
 from hybridremat.errors import UsageError
-from hybridremat.graph.opaque.traced import call
 from hybridremat.graph.private_torch import dynamo_config, functions_in_graph, is_traced, tree_leaves
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -113,6 +112,8 @@ class OpaqueCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it while it is traced."""
+        from hybridremat.graph.opaque.traced import call
+
         flat = tree_leaves((args, kwargs))
         return call(self.name, self.function, args, kwargs, [flat[place] for place in self.own])
 

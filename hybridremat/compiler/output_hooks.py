@@ -20,12 +20,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from hybridremat.compiler.early_gradients import deliver
+from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.errors import DoubleBackwardError, HeldOutputWarning, ModelError, PlanMismatchError
 from hybridremat.graph.private_torch import (
     graph_is_retained,
     is_traceable_wrapper_subclass,
     tangent_output,
+    tree_leaves,
+    tree_map,
 )
 from hybridremat.units import format_bytes
 
@@ -59,10 +61,7 @@ def assign_roles(module: fx.GraphModule, *, all_outputs: bool, loss_only: bool =
     differentiable = [i for i, e in enumerate(examples) if e is not None and e.requires_grad]
     scalars = [i for i in differentiable if (e := examples[i]) is not None and e.dim() == 0]
     if loss_only and not scalars:
-        raise ModelError(
-            'outputs="loss" returns the loss alone, and no output of this model is a scalar with a gradient. '
-            'Give it its labels, so that it computes the loss, or leave outputs= out.'
-        )
+        raise _no_loss()
     if all_outputs or not scalars:
         return OutputRoles((), loss_inside=False)
     detached = tuple(i for i in differentiable if i not in scalars)
@@ -76,6 +75,31 @@ def assign_roles(module: fx.GraphModule, *, all_outputs: bool, loss_only: bool =
     output.args = (tuple(results),)
     module.recompile()
     return OutputRoles(detached, loss_inside=True)
+
+
+def loss_alone(outputs: Any) -> Any:
+    """What a step of several graphs returns, with None for all tensors but losses.
+
+    Raises
+    ------
+    ModelError
+        If there is no loss.
+    """
+    found = [each for each in tree_leaves(outputs) if _is_loss(each)]
+    if not found:
+        raise _no_loss()
+    return tree_map(lambda e: None if isinstance(e, torch.Tensor) and not _is_loss(e) else e, outputs)
+
+
+def _is_loss(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.dim() == 0
+
+
+def _no_loss() -> ModelError:
+    return ModelError(
+        'outputs="loss" returns the loss alone, and no output of this model is a scalar with a gradient. '
+        'Give it its labels, so that it computes the loss, or leave outputs= out.'
+    )
 
 
 class HeldOutputs:
@@ -269,8 +293,8 @@ def gradient_sources(backward: fx.Graph) -> list[frozenset[int | None]]:
 def delivered_sources(backward: fx.Graph) -> dict[int, frozenset[int | None]]:
     """:func:`gradient_sources` of the gradients that a backward graph delivers, by input."""
     found = _sources(backward)
-    calls = backward.find_nodes(op="call_function", target=deliver)
-    return {node.args[1]: found[node.args[0]] for node in calls}
+    calls = (node for node in backward.nodes if is_delivery(node))
+    return {node.args[-1]: found[node.args[0]] for node in calls}
 
 
 def _sources(backward: fx.Graph) -> dict[fx.Node, frozenset[int | None]]:

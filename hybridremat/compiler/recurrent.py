@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, fx
 
 from hybridremat.errors import CaptureError
-from hybridremat.graph.opaque.traced import call
 
 _KERNELS: Final = {name: getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
@@ -36,6 +35,13 @@ def make_recurrent_opaque(module: fx.GraphModule) -> None:
             own = [weight.op == "placeholder" for weight in node.args[2]]
             node.target = _opaque(name, own)
     module.recompile()
+
+
+def call(name: str, kernel: Callable[..., Any], given: Sequence[Any], *, own: Sequence[Tensor]) -> Any:
+    """See :func:`hybridremat.graph.opaque.traced.call`, which is loaded with the first."""
+    from hybridremat.graph.opaque import traced
+
+    return traced.call(name, kernel, tuple(given), own=own)
 
 
 def _opaque(name: str, own: Sequence[bool]) -> Callable[..., Any]:

@@ -19,11 +19,11 @@ from torch import fx
 
 from hybridremat.errors import CaptureError, OptionsError
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.one_graph import choose_schedule
+from hybridremat.planning.origin import graph_origin
 from hybridremat.planning.pipeline import backend_for
+from hybridremat.planning.planner import choose_schedule
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.settings import SETTING_NAMES, Settings, did_you_mean
-from hybridremat.runtime.origin import graph_origin
 
 OPTION_NAMES = (*SETTING_NAMES, "on_plan", "progress")
 
@@ -61,6 +61,8 @@ def hybridremat_backend(
         context = PlanContext.of(settings).at(graph_origin(example_inputs), progress)
         backend = backend_for(settings, partial(choose_schedule, context=context))
         compiled = backend(module, example_inputs)
+        assert backend.latest is not None
+        backend.latest.plan()  # errors are to come before any of it has run
     context.store.note_total(time.perf_counter() - started, backend.compile_seconds)
     if on_plan is not None and context.store.current is not None:
         on_plan(context.store.current)

@@ -157,12 +157,22 @@ def applicable(plan: Plan) -> PlanDetails:
         If it is for a step of several graphs, or for one without a backward.
     """
     if plan.details is None:
-        what = "a step of several graphs" if plan.parts else "a graph without a backward"
+        if plan.parts:
+            raise _mismatch("the plan was not made for this step", ["it is for a step of several graphs"])
         raise PlanMismatchError(
-            f"this plan is for {what}, and such a plan cannot be applied from a file: pass memory_limit= "
-            "instead of plan=; its blocks are solved again"
+            "this plan is for a graph without a backward, and such a plan cannot be applied from a file: "
+            "pass memory_limit= instead of plan="
         )
     return plan.details
+
+
+def require_same_count(plan: Plan, count: int) -> None:
+    """Raise PlanMismatchError if a plan is not for a step of so many distinct graphs."""
+    if len(plan.parts) != count:
+        made = f"{len(plan.parts)} distinct graphs" if plan.parts else "one graph"
+        raise _mismatch(
+            "the plan was not made for this step", [f"it is for a step of {made}, and this one has {count}"]
+        )
 
 
 def _difference(plan: Plan, planned: JointGraph, graph: JointGraph) -> str:

@@ -7,25 +7,12 @@ import warnings
 from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
-from hybridremat.planning.choose import choose_plan, plan_of_point
+from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.lowered_frontier import LoweredFrontier, LoweredPoint
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
-from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.origin import Origin
-
-
-def choose_from(
-    frontier: StepFrontier | LoweredFrontier,
-    settings: Settings,
-    origin: Origin,
-    *,
-    on_infeasible: OnInfeasible = "error",
-) -> Plan:
-    """The plan that the settings ask for; see :func:`~hybridremat.planning.choose.choose_plan`."""
-    if isinstance(frontier, LoweredFrontier):
-        return choose_lowered(frontier, settings, origin, on_infeasible=on_infeasible)
-    return choose_plan(frontier, settings, origin, on_infeasible=on_infeasible)
+from hybridremat.plans.records import Request
 
 
 def choose_lowered(
@@ -45,7 +32,15 @@ def choose_lowered(
         chosen = frontier.least(overhead)
     else:
         chosen, limit = _within(frontier, limit, overhead, on_infeasible)
-    plan = _plan(frontier, chosen, settings, origin, limit=limit, asked=asked)
+    plan = plan_of_lowered(
+        frontier,
+        chosen,
+        limit=limit,
+        asked=asked,
+        cost_model=settings.costs().name,
+        origin=origin,
+        request=settings.request(),
+    )
     lowering = plan.timings.get("lowering", 0.0) + time.perf_counter() - started
     return replace(plan, timings={**plan.timings, "lowering": lowering})
 
@@ -64,14 +59,15 @@ def _within(
         return least, least.needs
 
 
-def _plan(
+def plan_of_lowered(
     frontier: LoweredFrontier,
     chosen: LoweredPoint,
-    settings: Settings,
-    origin: Origin,
     *,
     limit: int | None,
     asked: int | None,
+    cost_model: str,
+    origin: Origin | None = None,
+    request: Request | None = None,
 ) -> Plan:
     """The plan of a point, with the figures of its code in place of those that were counted."""
     plan = plan_of_point(
@@ -79,9 +75,9 @@ def _plan(
         chosen.candidate,
         limit=limit,
         asked=asked,
-        cost_model=settings.costs().name,
+        cost_model=cost_model,
         origin=origin,
-        request=settings.request(),
+        request=request,
     )
     return replace(
         plan,

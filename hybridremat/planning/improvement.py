@@ -20,8 +20,6 @@ from hybridremat.sequence.bounds.certificate import QUICK as QUICK_BOUND
 from hybridremat.sequence.bounds.certificate import time_once
 from hybridremat.sequence.exchange.search import Exchange, simulations_for
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.polish import search as polish_search
-from hybridremat.sequence.polish.search import Polish, preparation_seconds
 from hybridremat.sequence.pool import SchedulePoint
 
 BEYOND: Final = 24
@@ -88,7 +86,7 @@ class Improvement:
     def under(self, candidate: SchedulePoint, limit: int) -> SchedulePoint:
         """The best that exchanges find under a limit that the candidate keeps, thoroughly.
 
-        What was found is its own answer for what it needs: asked for at the least limit that was reported, it
+        A result is reused at exactly its own memory limit: asked for at the least limit that was reported, it
         is the step that was reported.
         """
         key = candidate, limit
@@ -126,7 +124,9 @@ class Improvement:
         effort = self._polishing(candidate, limit)
         if effort <= 0:
             return candidate
-        polish = Polish(
+        from hybridremat.sequence.polish import search as polish_search
+
+        polish = polish_search.Polish(
             self._judge_of(candidate),
             limit,
             effort=effort,
@@ -135,7 +135,7 @@ class Improvement:
         )
         schedule = polish(candidate.schedule)
         if self.bound is not None:
-            prepared = preparation_seconds(candidate.schedule)
+            prepared = polish_search.preparation_seconds(candidate.schedule)
             self.bound.spend(prepared + polish.spent * A_DETERMINISTIC_SECOND)
         if schedule == candidate.schedule:
             return candidate
@@ -151,9 +151,11 @@ class Improvement:
 
     def _polishing_left(self, candidate: SchedulePoint, bound: int | None = None) -> float:
         """Deterministic seconds that are left for a candidate; too few to begin are none."""
+        from hybridremat.sequence.polish import search as polish_search  # programs of its own
+
         if self.bound is None:
             return polish_search.EFFORT
-        left = self.bound.left(candidate.time, bound) - preparation_seconds(candidate.schedule)
+        left = self.bound.left(candidate.time, bound) - polish_search.preparation_seconds(candidate.schedule)
         searching = left / A_DETERMINISTIC_SECOND
         return min(polish_search.EFFORT, searching) if searching >= LEAST_POLISHING else 0.0
 

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.lowered_memory import LoweredStep
-from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
+from hybridremat.graph.joint import Schedule, as_plain, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.accept import code_needs
+from hybridremat.planning.context import PlanContext
 from hybridremat.planning.limit_errors import infeasible, too_slow
-from hybridremat.planning.progress import Progress, no_progress
+from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
+from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.records import FrontierPoint
-from hybridremat.sequence.outside_memory import OutsideMemory, PhasePeaks, needed_bytes
 from hybridremat.sequence.pool import SchedulePoint
 from hybridremat.sequence.sinking import sink_recomputations
+from hybridremat.version import __version__
+
+if TYPE_CHECKING:
+    from hybridremat.compiler.inductor import Inductor
 
 MOST_LOWERINGS: Final = 4
 """Points that are lowered for one limit in one way of scheduling, beside the plain step and a first one."""
@@ -33,12 +39,6 @@ FAR: Final = 0.1
 
 SPREAD: Final = 6
 """Points that are lowered, in both ways, for a whole frontier."""
-
-
-def code_needs(graph: JointGraph, memory: EmittedMemory, outside: OutsideMemory) -> int:
-    """Bytes of a step with its code and the caller's."""
-    peaks = PhasePeaks(memory.forward_peak, memory.backward_peak, memory.saved)
-    return needed_bytes(graph, peaks, outside)
 
 
 class Lower(Protocol):
@@ -69,7 +69,8 @@ class LoweredPoint:
 class LoweredFrontier:
     """The points of one frontier, each lowered at most once.
 
-    ``plain_memory`` is that of the plain step's code. ``known``: the memory of schedules that have been
+    ``plain_memory`` is that of the plain step's code, ``at_end`` the same if all gradients are handed
+    out at the end, where some leave earlier. ``known``: the memory of schedules that have been
     lowered, in Inductor's own scheduling and lean.
     """
 
@@ -78,6 +79,7 @@ class LoweredFrontier:
     lower: Lower
     plain_memory: EmittedMemory
     progress: Progress = no_progress
+    at_end: EmittedMemory | None = None
     known: dict[tuple[Schedule, bool], EmittedMemory] = field(default_factory=dict)
     _points: dict[tuple[int, bool], LoweredPoint] = field(default_factory=dict)
 
@@ -94,7 +96,7 @@ class LoweredFrontier:
     @property
     def plain_peak(self) -> int:
         """Bytes of the plain step as Inductor compiles it."""
-        return self.plain_memory.peak
+        return (self.at_end or self.plain_memory).peak
 
     @property
     def lowered(self) -> tuple[LoweredPoint, ...]:
@@ -110,6 +112,14 @@ class LoweredFrontier:
         if (index, lean) not in self._points:
             self._points[index, lean] = self._point_of(self.counted.candidates[index], lean=lean)
         return self._points[index, lean]
+
+    def lowered_as(self, point: SchedulePoint, *, lean: bool, plain: bool) -> LoweredPoint:
+        """A schedule that a plan has, lowered as it says."""
+        if plain:
+            return self.plain_point
+        memory = self._lowered(point.schedule, lean=lean)
+        needs = code_needs(self.counted.graph, memory, self.counted.judge.outside)
+        return LoweredPoint(point, point.schedule, memory, needs, lean)
 
     def _point_of(self, candidate: SchedulePoint, *, lean: bool) -> LoweredPoint:
         graph = self.counted.graph
@@ -171,16 +181,20 @@ class LoweredFrontier:
 
         None of them beats another.
         """
+        return tuple(self.figures(point) for point in self.lowered_points())
+
+    def lowered_points(self) -> tuple[LoweredPoint, ...]:
+        """The points of :meth:`points`."""
         indices = _evenly([self.counted_needs(i) for i in range(len(self.counted.candidates))], SPREAD)
         for done, index in enumerate(indices):
             self.progress("lowering", done, len(indices))
             self.point(index, lean=False)
             if index < len(self.counted.candidates) - 1:
                 self.point(index, lean=True)
-        return tuple(self.figures(point) for point in _pareto(self.lowered))
+        return _pareto(self.lowered)
 
     @property
-    def _plain(self) -> LoweredPoint:
+    def plain_point(self) -> LoweredPoint:
         """The plain step; the fastest candidate may run it in another order, whose code takes more."""
         graph, memory = self.counted.graph, self.plain_memory
         needs = code_needs(graph, memory, self.counted.judge.outside)
@@ -194,7 +208,7 @@ class LoweredFrontier:
 
     def _fastest_within(self, limit: int) -> LoweredPoint | None:
         """The fastest candidate that fits, in the way of scheduling that takes less near the limit."""
-        last, plain = len(self.counted.candidates) - 1, self._plain
+        last, plain = len(self.counted.candidates) - 1, self.plain_point
         if not self.counted.pins and plain.needs <= limit:
             return plain
         if limit > plain.needs - FAR * plain.memory.peak and self.point(last, lean=False).needs <= limit:
@@ -273,6 +287,49 @@ class LoweredFrontier:
             return True
         times = [self.counted.candidates[index].time for index in (slow, fast)]
         return times[0] - times[1] > WORTH * self.counted.plain.time
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A step as Inductor compiles it: its ops with the workspaces of its code, what lowers it, its memory.
+
+    ``timings``: seconds by stage so far; ``at_end``: memory of the plain step with its gradients at the end.
+    """
+
+    step: TracedStep
+    timings: Timings
+    lower: Lower
+    plain_memory: EmittedMemory
+    at_end: EmittedMemory
+
+    @staticmethod
+    def of_plain_step(step: TracedStep, timings: Timings, context: PlanContext) -> Lowering:
+        """Lower the plain step."""
+        inductor, timed = inductor_for(context.settings), Stopwatch(timings)
+        with timed("lowering"):
+            context.progress("lowering", 0, 1)
+            code = inductor.lowered(step, plain_schedule(step.graph), plain=True)
+            plain = plain_code(step, inductor.lowered) if step.graph.deliveries else code.memory
+        return Lowering(code.laid_out(step), timed.timings, inductor.lowered, code.memory, plain)
+
+    def frontier(self, counted: StepFrontier, progress: Progress) -> LoweredFrontier:
+        """The frontier of the step with its code."""
+        return LoweredFrontier(
+            self.step, counted, self.lower, self.plain_memory, progress, at_end=self.at_end
+        )
+
+
+def plain_code(step: TracedStep, lower: Lower) -> EmittedMemory:
+    """The memory of the code of the plain step, which hands out all gradients at its end."""
+    graph = as_plain(step.graph)
+    return lower(replace(step, graph=graph), plain_schedule(graph)).memory
+
+
+def inductor_for(settings: Settings) -> Inductor:
+    """Inductor, which these settings ask for."""
+    from hybridremat.compiler.inductor import Inductor  # takes a second
+
+    return Inductor(f"hybridremat {__version__} {settings.deciding()}")
 
 
 def _evenly(needs: Sequence[int], count: int) -> list[int]:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hybridremat.planning.progress import planning_progress
-from hybridremat.plans.certify import certificate_of
-from hybridremat.plans.codec import plan_to_dict, read_plan, write_plan
 from hybridremat.plans.plan_data import PlanData
-from hybridremat.reports.explain import explain_block, explain_module
-from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation
-from hybridremat.reports.html_page import write_html
-from hybridremat.reports.memory_viz import write_memory_viz
-from hybridremat.reports.text import plan_tables, rendered
-from hybridremat.reports.trace_file import write_trace
+
+if TYPE_CHECKING:
+    from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation
 
 
 @dataclass(frozen=True)
@@ -96,10 +90,14 @@ class Plan(PlanData):
     parts: tuple[Plan, ...] = ()
 
     def __str__(self) -> str:
+        from hybridremat.reports.text import plan_tables, rendered
+
         return rendered(plan_tables(self))
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain JSON types, with the version of the schema (:mod:`hybridremat.plans.codec`)."""
+        from hybridremat.plans.codec import plan_to_dict
+
         return plan_to_dict(self)
 
     def save(self, path: str | Path) -> None:
@@ -110,6 +108,8 @@ class Plan(PlanData):
         OutputError
             If it cannot be written.
         """
+        from hybridremat.plans.codec import write_plan
+
         write_plan(self, path)
 
     def to_html(self, path: str | Path) -> None:
@@ -120,6 +120,8 @@ class Plan(PlanData):
         OutputError
             If it cannot be written.
         """
+        from hybridremat.reports.html_page import write_html
+
         write_html(self, path)
 
     def to_memory_viz(self, path: str | Path) -> None:
@@ -135,6 +137,8 @@ class Plan(PlanData):
         OutputError
             If it cannot be written.
         """
+        from hybridremat.reports.memory_viz import write_memory_viz
+
         write_memory_viz(self, path)
 
     def to_trace(self, path: str | Path) -> None:
@@ -149,6 +153,8 @@ class Plan(PlanData):
         OutputError
             If it cannot be written.
         """
+        from hybridremat.reports.trace_file import write_trace
+
         write_trace(self, path)
 
     def certified(self, *, progress: bool = True) -> Plan:
@@ -161,8 +167,11 @@ class Plan(PlanData):
         Raises
         ------
         LimitError
-            If the step is compiled, is several graphs, or has no backward.
+            If the step is several graphs, or has no backward.
         """
+        from hybridremat.planning.progress import planning_progress
+        from hybridremat.plans.certify import certificate_of
+
         with planning_progress(show=progress) as report:
             report("certifying", 0, 1)
             return replace(self, certificate=certificate_of(self))
@@ -178,6 +187,8 @@ class Plan(PlanData):
         OSError
             If it cannot be read.
         """
+        from hybridremat.plans.codec import read_plan
+
         return read_plan(path, Plan)
 
     def inspect(self, block: int) -> BlockExplanation:
@@ -188,6 +199,8 @@ class Plan(PlanData):
         InputError
             If there is no such block.
         """
+        from hybridremat.reports.explain import explain_block
+
         return explain_block(self, block)
 
     def explain(self, module: str) -> ModuleExplanation:
@@ -198,4 +211,6 @@ class Plan(PlanData):
         InputError
             If no value of the plan is made there.
         """
+        from hybridremat.reports.explain import explain_module
+
         return explain_module(self, module)

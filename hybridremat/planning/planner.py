@@ -1,29 +1,350 @@
-"""From a joint graph with costs to its frontier: segment, solve, compose."""
+"""The schedule of a step: its plan if there is one, or search, choose; search: segment, solve, compose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from hybridremat.blocks.types import BlockSolver
+from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.errors import InfeasibleLimitError, PolicyError
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.graph.joint import JointGraph, Phase
+from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.accept import require_as_planned, require_code_within_limit, under_checked_policy
+from hybridremat.planning.chain_plan import ChainPlan
+from hybridremat.planning.choose import choose_plan
+from hybridremat.planning.context import PlanContext
 from hybridremat.planning.effort import FOR_BLOCKS, TYPICAL_GAP, PlanningEffort
-from hybridremat.planning.option_cache import OptionCache
+from hybridremat.planning.improvement import search_ranges
+from hybridremat.planning.kept_options import KeptOptions
+from hybridremat.planning.option_cache import OPTIONS, OptionCache
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.plan_cache import plan_key
 from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
-from hybridremat.planning.stages import compose, forward_frontier, plain_point, segment_graph, solve_options
+from hybridremat.planning.settings import OnInfeasible, Settings
+from hybridremat.planning.stages import forward_frontier, plain_point, segment_graph, solve_options
+from hybridremat.planning.step_costs import with_costs, with_memory
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.planning.whole_graph import whole_graph_frontier
-from hybridremat.plans.policy import Pinned
-from hybridremat.sequence.frontier import Ranges
+from hybridremat.plans.origin import Origin
+from hybridremat.plans.policy import Pinned, resolve_policy
+from hybridremat.sequence.frontier import Ranges, Wanted
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
-from hybridremat.sequence.strategies import Strategy, WholeGraph
+from hybridremat.sequence.parts import PartsChooser
+from hybridremat.sequence.pool import Pool, SchedulePoint, pareto_frontier
+from hybridremat.sequence.strategies import STRATEGIES, Strategy, WholeGraph
 from hybridremat.sequence.strategies.hybrid import HYBRID
+
+if TYPE_CHECKING:
+    from hybridremat.planning.lowered_frontier import LoweredFrontier
+
+logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class Chosen:
+    """The schedule of a traced step.
+
+    Attributes
+    ----------
+    step
+        The step with costs.
+    schedule
+        Every execution of its ops.
+    limit
+        Most bytes of the emitted graphs.
+    accept
+        Raises :class:`~hybridremat.PlanError` if their memory is not what was planned.
+    started
+        Called when the forward starts.
+    accept_code
+        As ``accept``, for the code that a compiler generates of the graphs; None if they run op by op.
+    lean
+        Whether the compiler keeps the order of the schedule and frees every buffer at once.
+    plain
+        Whether it lays out what is saved as in a step without a plan.
+    """
+
+    step: TracedStep
+    schedule: Schedule
+    limit: int | None = None
+    accept: Callable[[EmittedMemory], None] = lambda _: None
+    started: Callable[[], None] = lambda: None
+    accept_code: Callable[[EmittedMemory], None] | None = None
+    lean: bool = False
+    plain: bool = False
+
+
+Choose = Callable[[TracedStep], Chosen]
+
+
+def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
+    """The schedule of a traced step's plan, which becomes the current plan of the store.
+
+    Raises
+    ------
+    HybridRematError
+        As :func:`hybridremat.wrap`.
+    """
+    note_checkpointing(traced, context)
+    step = under_checked_policy(traced, context)
+    ready = _ready(step, context)
+    is_new = ready is None or ready.details is None
+    if ready is not None and ready.details is not None:
+        plan = ready
+    else:
+        step, timings = costed(step, context)
+        if (led := context.agreement.plan_of_leader()) is not None:
+            plan = led
+        else:
+            plan = ready or make_plan(step, timings, context)
+            context.agreement.tell(plan)
+    context.store.add(plan)
+    context.progress("emitting", 0, 1)
+    started = partial(context.store.use, plan.fingerprint)
+    if plan.details is not None:  # with the workspaces of its code, and what runs by parts
+        step = replace(step, graph=plan.details.graph)
+    if plan.compiler == "inductor":
+        if is_new:
+            _keep(plan, context)
+        accept_code = partial(require_code_within_limit, plan, step.graph)
+        return Chosen(
+            step,
+            plan.schedule,
+            started=started,
+            accept_code=accept_code,
+            lean=plan.lean,
+            plain=plan.plain_code,
+        )
+    return Chosen(
+        step,
+        plan.schedule,
+        plan.memory_limit,
+        accept=partial(_accept, plan, step.graph, context if is_new else None),
+        started=started,
+    )
+
+
+def _accept(plan: Plan, graph: JointGraph, keep_in: PlanContext | None, memory: EmittedMemory) -> None:
+    """Keep a new plan for other processes once the checker has let its graphs pass."""
+    require_as_planned(plan, graph, memory)
+    if keep_in is not None:
+        _keep(plan, keep_in)
+
+
+def _ready(step: TracedStep, context: PlanContext) -> Plan | None:
+    """An existing plan: from the store, the caller or the disk."""
+    known = context.store.get(step.graph.fingerprint)
+    if known is not None:
+        return known
+    if context.given is not None and not len(context.store):
+        from hybridremat.planning.apply import applied
+
+        measured = partial(with_memory, step, context.settings, context.agreement)
+        return applied(context.given, step, context.origin, measured)
+    if context.disk is None or not context.agreement.alone:
+        return None
+    started = time.perf_counter()
+    for reused in (False, True) if len(context.store) else (False,):
+        found = context.disk.read(_disk_key(step.graph.fingerprint, context, reused=reused))
+        if found is not None and found.fingerprint == step.graph.fingerprint:
+            from hybridremat.planning.port import with_local_names
+
+            timings = {"read the kept plan": time.perf_counter() - started}
+            return replace(with_local_names(found, step.graph, context.origin), timings=timings)
+    return None
+
+
+def _keep(plan: Plan, context: PlanContext) -> None:
+    """Write a plan to disk, unless ranks made it together: it depends on all of them."""
+    if context.disk is not None and context.agreement.alone and plan.details is not None:
+        context.disk.write(_disk_key(plan.fingerprint, context, reused=plan.reused_options), plan)
+
+
+def _disk_key(fingerprint: str, context: PlanContext, *, reused: bool) -> str:
+    return plan_key(fingerprint, context.settings, context.origin.device or "cpu", reused=reused)
+
+
+def note_checkpointing(step: TracedStep, context: PlanContext) -> None:
+    """Say in the log, once, that the model's own checkpointing decides nothing, if its graph has some."""
+    if step.graph.checkpointed and not context.store.told_of_checkpoints:
+        context.store.told_of_checkpoints = True
+        logger.warning(
+            "the model checkpoints %d ops itself (torch.utils.checkpoint, gradient_checkpointing_enable()): "
+            "the plan decides itself what is recomputed, but for what a selective policy says must be saved, "
+            "and they add no time to it; print(plan) shows what they would take. Leave it out, unless the "
+            "model also trains without hybridremat.",
+            len(step.graph.checkpointed),
+        )
+
+
+def costed(traced: TracedStep, context: PlanContext) -> tuple[TracedStep, Timings]:
+    """The step with costs, and the seconds that measuring them took."""
+    note_checkpointing(traced, context)
+    return with_costs(traced, context.settings, context.agreement, context.progress)  # cost
+
+
+def make_plan(
+    step: TracedStep,
+    timings: Timings,
+    context: PlanContext,
+    *,
+    on_infeasible: OnInfeasible | None = None,
+) -> Plan:
+    """A new plan for a step with costs.
+
+    The first of a model solves every block. Later ones are made in the middle of training, and reuse options
+    of blocks that differ in sizes alone, unless nothing fits that way. A bounded search comes first; if
+    nothing fits there, but may, the whole one. ``on_infeasible``: as in the settings, if it is not theirs.
+
+    Raises
+    ------
+    InfeasibleLimitError, PolicyError
+        If no plan satisfies the request.
+    """
+    at_last = on_infeasible or context.settings.on_infeasible
+    reuses = (True, False) if len(context.store) else (False,)
+    attempts = [(reuse, bounded) for reuse in reuses for bounded in (True, False)]
+    while True:
+        reuse, bounded = attempts.pop(0)
+        frontier = step_frontier(step, timings, context, reuse=reuse, for_one_plan=True, bounded=bounded)
+        if bounded and not frontier.curtailed:
+            attempts.remove((reuse, False))  # it would find the same
+        context.progress("improving", 0, 1)
+        try:
+            plan = choose_from(  # choose
+                frontier, context.settings, context.origin, on_infeasible="error" if attempts else at_last
+            )
+            break
+        except InfeasibleLimitError:
+            if attempts and _nothing_can_fit(frontier, context):
+                attempts = [] if at_last == "error" else [(False, False)]
+            if not attempts:
+                raise
+        whole = "solved anew" if reuse and not attempts[0][0] else "solved whole"
+        logger.info("nothing fits with the options of blocks that were looked at first; these are %s", whole)
+    settings = context.settings
+    if settings.budget_seconds() is None or plan.details is None:
+        return plan
+    context.progress("bounding", 0, 1)
+    from hybridremat.plans.certify import certificate_of  # programs of their own
+    from hybridremat.sequence.bounds.certificate import QUICK
+
+    return replace(plan, certificate=certificate_of(plan, QUICK))
+
+
+class Combined(Protocol):
+    """The frontier of a step of several graphs (``breaks/frontier.py``)."""
+
+    def plan_for(self, settings: Settings, origin: Origin, *, on_infeasible: OnInfeasible) -> Plan:
+        """The plan that the settings ask for."""
+        ...
+
+
+def choose_from(
+    frontier: StepFrontier | LoweredFrontier | Combined,
+    settings: Settings,
+    origin: Origin,
+    *,
+    on_infeasible: OnInfeasible = "error",
+) -> Plan:
+    """The plan that the settings ask for: of a step that runs op by op, compiled, or in several graphs."""
+    if isinstance(frontier, StepFrontier):
+        return choose_plan(frontier, settings, origin, on_infeasible=on_infeasible)
+    from hybridremat.planning.choose_lowered import choose_lowered
+    from hybridremat.planning.lowered_frontier import LoweredFrontier
+
+    if isinstance(frontier, LoweredFrontier):
+        return choose_lowered(frontier, settings, origin, on_infeasible=on_infeasible)
+    return frontier.plan_for(settings, origin, on_infeasible=on_infeasible)
+
+
+def _nothing_can_fit(frontier: StepFrontier | LoweredFrontier, context: PlanContext) -> bool:
+    """Whether a bound proves what a search did not find: generated code has none."""
+    limit = context.settings.limit_bytes(frontier.plain_peak, least=0)
+    if limit is None or not isinstance(frontier, StepFrontier):
+        return False
+    context.progress("bounding", 0, 1)
+    return frontier.proves_infeasible(limit)
+
+
+def step_frontier(
+    step: TracedStep,
+    timings: Timings,
+    context: PlanContext,
+    *,
+    reuse: bool = False,
+    for_one_plan: bool = False,
+    bounded: bool = False,
+    alone: bool = True,
+    share: float = 1.0,
+    searched: bool = True,
+) -> StepFrontier | LoweredFrontier:
+    """The frontier of a step with costs, under the context's policy; ``timings`` of earlier stages.
+
+    Parameters
+    ----------
+    for_one_plan
+        Nobody will ask it for anything but the plan of the context's limit, so it is thin elsewhere; unless
+        the overhead is bounded too, which may lead anywhere, or the step is compiled: which points keep the
+        limit, is not known before they are lowered.
+    bounded
+        Searches go as far as the plan can win back, unless the caller says for how long.
+    alone
+        Whether it is the whole step; what is alive around a step of several graphs is added to all of them
+        together.
+    share
+        Of the time of a planning budget.
+    searched
+        Whether schedules are looked for; else it has the plain step alone.
+    """
+    settings, lowering = context.settings, None
+    if settings.compiler == "inductor" and has_backward(step.graph):
+        from hybridremat.planning.lowered_frontier import Lowering  # takes a second
+
+        lowering = Lowering.of_plain_step(step, timings, context)
+        step, timings = lowering.step, lowering.timings
+    pinned = resolve_policy(step.graph, settings.policy)
+    outside = settings.outside_memory() if alone else NO_OUTSIDE_MEMORY
+    if not searched:
+        counted = forward_frontier(Judge(step.graph, pinned.pins, outside), pinned.records, timings)
+        return counted if lowering is None else lowering.frontier(counted, context.progress)
+    plain_peak = plain_point(step.graph).peak
+    limit = settings.limit_bytes(plain_peak, least=0)  # one of several graphs may take nothing
+    ranges = None
+    if for_one_plan and limit is not None and settings.overhead_limit() is None and lowering is None:
+        ranges = search_ranges(limit, plain_peak)
+    counted = plan_graph(
+        step.graph,
+        cache=OPTIONS.kept_in(KeptOptions.for_settings(settings)),
+        workers=settings.workers,
+        progress=context.progress,
+        reuse=reuse,
+        pinned=pinned,
+        timings=timings,
+        outside=outside,
+        strategy=STRATEGIES[settings.strategy],
+        limit=limit,
+        ranges=ranges,
+        solver=settings.block_solver,
+        deadline=Deadline(settings.budget_seconds()).share(share),
+        bounded=bounded and settings.planning_budget is None,
+    )
+    return counted if lowering is None else lowering.frontier(counted, context.progress)
+
 
 SHARES: Final = {"solve": 0.5, "compose": 0.7, "improve": 0.9}
 """Of the time of a budget: when each stage ends with what it has. The rest is for the bound."""
+
+
+def has_backward(graph: JointGraph) -> bool:
+    """Whether there is anything to choose: a forward and a backward."""
+    return {Phase.FORWARD, Phase.BACKWARD} <= {op.phase for op in graph.ops}
 
 
 def plan_graph(
@@ -59,7 +380,7 @@ def plan_graph(
         What is alive around the step: a schedule is left out if another needs no more with it, and no more
         time.
     strategy
-        Which schedules are looked at.
+        Search strategy.
     limit
         In bytes: a strategy over the whole graph finds what is the best under this one.
     ranges
@@ -82,16 +403,19 @@ def plan_graph(
     pinned, timed, plain = pinned or Pinned(), Stopwatch(timings or {}), plain_point(graph)
     effort = PlanningEffort.of(graph, plain.time) if bounded else None
     judge = Judge(graph, pinned.pins, outside)
-    if not {Phase.FORWARD, Phase.BACKWARD} <= {op.phase for op in graph.ops}:
+    if not has_backward(graph):
         return forward_frontier(judge, pinned.records, timed.timings)
-    if isinstance(strategy, WholeGraph):
+    if not isinstance(strategy, Strategy):
+        from hybridremat.planning.whole_graph import whole_graph_frontier
+
         return whole_graph_frontier(
             judge, strategy, pins=pinned.records, timed=timed, limit=limit, progress=progress
         )
     with timed("segment"):
         chains = segment_graph(judge, progress)  # segment
-
-    def searched(seconds: float) -> StepFrontier:
+    found: list[StepFrontier] = []
+    seconds = inf if effort is None else effort.seconds(TYPICAL_GAP)
+    for _ in range(2):  # in what pays as a rule; if blocks were left aside, in what the first plan can win
         with timed("solve blocks"):
             solved = solve_options(  # solve
                 chains,
@@ -107,7 +431,7 @@ def plan_graph(
         until = deadline.share(SHARES["compose"])
         with timed("compose"):
             pool = compose(solved.plans, judge, progress, strategy, ranges, until)  # compose
-        return StepFrontier(
+        frontier = StepFrontier(
             judge,
             solved.plans,
             pool.points,
@@ -122,20 +446,54 @@ def plan_graph(
             curtailed=solved.curtailed,
             effort=effort,
         )
+        found.append(frontier)
+        more = 0.0 if effort is None else effort.seconds(frontier.gap_under(limit))
+        if not frontier.curtailed or more <= seconds:
+            break
+        seconds = more
+    return min(reversed(found), key=lambda each: each.composed_under(limit) or inf)
 
-    return searched(inf) if effort is None else _as_far_as_it_pays(searched, effort, limit)
+
+def compose(
+    plans: Sequence[ChainPlan],
+    judge: Judge,
+    progress: Progress,
+    strategy: Strategy = HYBRID,
+    ranges: Ranges | None = None,
+    deadline: Deadline = NO_DEADLINE,
+) -> Pool:
+    """All chains' points that the judge allows, each with its chain; thin outside of given ``ranges``.
+
+    Nothing in it needs less than the least of its base.
+
+    Raises
+    ------
+    PolicyError
+        If no schedule that was found obeys the pins.
+    """
+    strategy = strategy.for_forwards(judge.outside.forwards)
+    every: list[Pool] = []
+    for index, plan in enumerate(plans):
+        if every and deadline.passed:
+            break
+        progress("composing", index, len(plans))
+        of_chain = Judge(plan.chain.graph, judge.pins, judge.outside)
+        found = strategy.frontier(
+            plan.chain, plan.bindings, plan.option_sets, of_chain, Wanted(ranges, deadline)
+        )
+        if any(op.variant for op in plan.chain.graph.ops):
+            found = found.mapped(PartsChooser(of_chain))
+
+        def allowed(point: SchedulePoint, chain: int = index) -> Iterator[SchedulePoint]:
+            if judge.allows(point.schedule):
+                yield replace(point, chain=chain)
+
+        every.append(found.mapped(allowed))
+    pool = Pool.merged(every)
+    if not pool.points:
+        raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
+    base = pool.base or pool.points
+    reported = (each for each in (*pool.points, *base) if each.needs >= base[0].needs)
+    return Pool(pareto_frontier(reported), base)
 
 
-def _as_far_as_it_pays(
-    searched: Callable[[float], StepFrontier],
-    effort: PlanningEffort,
-    limit: int | None,
-) -> StepFrontier:
-    """What is found in what pays as a rule; or, if blocks were left aside, in what the first plan can win."""
-    first = effort.seconds(TYPICAL_GAP)
-    frontier = searched(first)
-    more = effort.seconds(frontier.gap_under(limit))
-    if not frontier.curtailed or more <= first:
-        return frontier
-    found = searched(more), frontier
-    return min(found, key=lambda each: each.composed_under(limit) or inf)

@@ -18,7 +18,6 @@ from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.ranks import RankGroup, Ranks
 from hybridremat.planning.settings import Settings
-from hybridremat.plans.codec import plan_from_dict
 
 
 def plan_digest(plan: Plan) -> str:
@@ -72,11 +71,16 @@ class RankAgreement:
 
         return self._group.from_leader(measure, write, read)
 
-    def on_plan(self, make: Callable[[], Plan]) -> Plan:
-        """The plan that the first rank makes."""
-        return self._group.from_leader(
-            make, lambda plan: json.dumps(plan.to_dict()), lambda text: plan_from_dict(json.loads(text), Plan)
-        )
+    def plan_of_leader(self) -> Plan | None:
+        """The plan that the first rank makes; None on that rank, and for a process alone."""
+        from hybridremat.plans.codec import plan_from_dict
+
+        return plan_from_dict(json.loads(self._group.heard()), Plan) if self._group.follows else None
+
+    def tell(self, plan: Plan) -> None:
+        """Tell the others the plan that this rank, the first, has made."""
+        if not self.alone:
+            self._group.tell(json.dumps(plan.to_dict()))
 
     def _key(self, traced: TracedStep) -> str:
         """A hash of a traced step and of the settings that decide on its plan."""

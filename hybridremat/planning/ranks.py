@@ -75,14 +75,26 @@ class RankGroup:
         HybridRematError
             Whatever making it raised, on all ranks.
         """
-        if self.ranks is None:
-            return make()
-        leader = self.members[0]
-        if self.ranks.rank == leader:
-            made = make()
-            self.ranks.exchange(_Message("asks", "lead", write(made)))
-            return made
-        return read(self.ranks.exchange(_Message("asks", "lead"))[leader].text)
+        if self.follows:
+            return read(self.heard())
+        made = make()
+        self.tell(write(made))
+        return made
+
+    @property
+    def follows(self) -> bool:
+        """Whether another rank makes what this one reads."""
+        return self.ranks is not None and self.ranks.rank != self.members[0]
+
+    def heard(self) -> str:
+        """What the first rank tells the others."""
+        assert self.ranks is not None
+        return self.ranks.exchange(_Message("asks", "lead"))[self.members[0]].text
+
+    def tell(self, text: str) -> None:
+        """Tell the others, as the first rank; nothing if this process is alone."""
+        if self.ranks is not None:
+            self.ranks.exchange(_Message("asks", "lead", text))
 
 
 class Ranks:

@@ -13,7 +13,6 @@ from hybridremat.blocks.types import BlockSolver
 from hybridremat.errors import LimitError
 from hybridremat.graph.costs.cost_models import CostModel, cost_model
 from hybridremat.graph.costs.device_specs import DeviceSpec, device_spec
-from hybridremat.graph.costs.spec_costs import SpecCost
 from hybridremat.graph.costs.untried import Untried
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import Policy, policy_of, validated_policy
@@ -61,6 +60,7 @@ class CommonSettings(TypedDict, total=False):
     rewrites: Rewrites
     gradients: Gradients
     outputs: Outputs
+    graph_breaks: GraphBreaks
     strategy: StrategyName
     block_solver: BlockSolver
     planning_budget: float | str | None
@@ -76,7 +76,6 @@ class WrapSettings(CommonSettings, total=False):
     forwards: int
     on_infeasible: OnInfeasible
     max_plans: int
-    graph_breaks: GraphBreaks
 
 
 class _Elsewhere(TypedDict, total=False):
@@ -190,33 +189,18 @@ class Settings:
         _one_of("strategy", self.strategy, get_args(StrategyName))
         _one_of("block_solver", self.block_solver, get_args(BlockSolver))
         _one_of("untried", self.untried, get_args(Untried))
-        self._require_one_clock()
+        self.budget_seconds()
         self._require_early_gradients()
         self._require_one_loss()
         self._require_chunks()
         self._require_compilable()
-        if self.graph_breaks == "plan" and self.forwards > 1:
-            raise LimitError(
-                f'forwards={self.forwards} and graph_breaks="plan" cannot be combined: plan the pair as one '
-                "model that takes both inputs, or remove the breaks"
-            )
         return self if self.device_spec is None else self._for_device(device_spec(self.device_spec))
-
-    def _require_one_clock(self) -> None:
-        """Refuse what a search that ends by the clock cannot be combined with."""
-        if self.budget_seconds() is not None and self.graph_breaks == "plan":
-            raise LimitError(
-                'planning_budget= and graph_breaks="plan" cannot be combined: the graphs of a step are '
-                "planned together, by counts of work. Leave one of them out"
-            )
 
     def _require_early_gradients(self) -> None:
         """Refuse what cannot be combined with gradients that leave in the backward."""
         if self.gradients == "at_end":
             return
         others = [
-            ('compiler="inductor"', self.compiler == "inductor", "leave compiler= out"),
-            ('graph_breaks="plan"', self.graph_breaks == "plan", "remove the breaks"),
             (f"forwards={self.forwards}", self.forwards > 1, "plan the pair as one model that takes both"),
         ]
         for name, given, instead in others:
@@ -233,7 +217,6 @@ class Settings:
         for name, given in (
             ('grad_outputs="all"', self.grad_outputs == "all"),
             ("hold_outputs=True", self.hold_outputs),
-            ('graph_breaks="plan"', self.graph_breaks == "plan"),
         ):
             if given:
                 raise LimitError(
@@ -246,7 +229,6 @@ class Settings:
             return
         for name, given in (
             ('compiler="inductor"', self.compiler == "inductor"),
-            ('graph_breaks="plan"', self.graph_breaks == "plan"),
             ('grad_outputs="all"', self.grad_outputs == "all"),
         ):
             if given:
@@ -256,11 +238,6 @@ class Settings:
 
     def _require_compilable(self) -> None:
         """Refuse what cannot be combined with Inductor."""
-        if self.compiler == "inductor" and self.graph_breaks == "plan":
-            raise LimitError(
-                'compiler="inductor" and graph_breaks="plan" cannot be combined: remove the breaks, or leave '
-                "compiler= out, which runs the graphs between the breaks op by op"
-            )
         if self.compiler == "inductor" and self.device_spec is not None:
             raise LimitError(
                 'compiler="inductor" and device_spec= cannot be combined: what Inductor makes of a step is '
@@ -283,6 +260,8 @@ class Settings:
     def costs(self) -> CostModel:
         """The source of times; with a device spec, the roofline of its rates in place of measurements."""
         if self.spec is not None and self.cost_model in ("profile", "roofline"):
+            from hybridremat.graph.costs.spec_costs import SpecCost
+
             return SpecCost(self.spec)
         return cost_model(self.cost_model)
 
@@ -324,6 +303,7 @@ class Settings:
             gradients=cast(Gradients, plan.request.gradients),
             outputs=cast(Outputs, plan.request.outputs),
             strategy=cast(StrategyName, plan.request.strategy),
+            graph_breaks="plan" if plan.parts else self.graph_breaks,
         )
 
     def reserve_bytes(self) -> int:

@@ -6,7 +6,7 @@ frontiers of the chains are merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -14,7 +14,7 @@ from hybridremat.blocks.curtailed import shares
 from hybridremat.blocks.pareto import is_solved_exactly
 from hybridremat.blocks.problem import bind_blocks
 from hybridremat.blocks.types import BlockBinding, BlockProblem, BlockSolver
-from hybridremat.errors import GraphSizeError, PolicyError
+from hybridremat.errors import GraphSizeError
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.segmentation.chain import Chain
@@ -26,13 +26,11 @@ from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.progress import Progress, Timings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.records import PinRecord
-from hybridremat.sequence.frontier import Ranges, Wanted
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.parts import PartsChooser, parts_for_nothing
-from hybridremat.sequence.pool import Pool, SchedulePoint, pareto_frontier
+from hybridremat.sequence.parts import parts_for_nothing
+from hybridremat.sequence.pool import SchedulePoint
 from hybridremat.sequence.repair import PinRepair
 from hybridremat.sequence.strategies import Strategy
-from hybridremat.sequence.strategies.hybrid import HYBRID
 
 
 @dataclass(frozen=True)
@@ -143,49 +141,6 @@ def _solvable(chains: Sequence[BoundChain], solver: BlockSolver) -> Sequence[Bou
             'for the exact program, in chains of every block size; block_solver="auto" gives these to CP-SAT'
         )
     return found
-
-
-def compose(
-    plans: Sequence[ChainPlan],
-    judge: Judge,
-    progress: Progress,
-    strategy: Strategy = HYBRID,
-    ranges: Ranges | None = None,
-    deadline: Deadline = NO_DEADLINE,
-) -> Pool:
-    """All chains' points that the judge allows, each with its chain; thin outside of given ``ranges``.
-
-    Nothing in it needs less than the least of its base.
-
-    Raises
-    ------
-    PolicyError
-        If no schedule that was found obeys the pins.
-    """
-    strategy = strategy.for_forwards(judge.outside.forwards)
-    every: list[Pool] = []
-    for index, plan in enumerate(plans):
-        if every and deadline.passed:
-            break
-        progress("composing", index, len(plans))
-        of_chain = Judge(plan.chain.graph, judge.pins, judge.outside)
-        found = strategy.frontier(
-            plan.chain, plan.bindings, plan.option_sets, of_chain, Wanted(ranges, deadline)
-        )
-        if any(op.variant for op in plan.chain.graph.ops):
-            found = found.mapped(PartsChooser(of_chain))
-
-        def allowed(point: SchedulePoint, chain: int = index) -> Iterator[SchedulePoint]:
-            if judge.allows(point.schedule):
-                yield replace(point, chain=chain)
-
-        every.append(found.mapped(allowed))
-    pool = Pool.merged(every)
-    if not pool.points:
-        raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
-    base = pool.base or pool.points
-    reported = (each for each in (*pool.points, *base) if each.needs >= base[0].needs)
-    return Pool(pareto_frontier(reported), base)
 
 
 def forward_frontier(judge: Judge, pins: tuple[PinRecord, ...], timings: Timings) -> StepFrontier:

@@ -13,7 +13,6 @@ from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.costs.part_trials import with_part_times, with_parts
-from hybridremat.graph.costs.spec_costs import sized_for
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.progress import Progress, Timings, no_progress
 from hybridremat.planning.rank_agreement import RankAgreement
@@ -28,6 +27,8 @@ def with_costs(
     started = time.perf_counter()
     model, spec = settings.costs(), settings.spec
     if spec is not None:  # nothing is run or stored
+        from hybridremat.graph.costs.spec_costs import sized_for
+
         step = with_times(sized_for(step, spec), model, KernelStore(), lambda *_: None)
         return step, {"costs": time.perf_counter() - started}
     store = _store(step, settings)

@@ -315,7 +315,7 @@ class StepFrontier:
 
     @cached_property
     def _least_improvement(self) -> Improvement:
-        """From the base alone: what is found for the least memory must not depend on the limit either."""
+        """Uses only limit-independent candidates, so that the least memory does not depend on the limit."""
         return self._improvement_of(self.base or self.candidates)
 
     def _improvement_of(self, candidates: Sequence[SchedulePoint]) -> Improvement:

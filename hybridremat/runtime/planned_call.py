@@ -8,27 +8,33 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from hybridremat.compiler.backend import Backend
+from hybridremat.compiler.backend import Backend, SurveyNeededError
 from hybridremat.compiler.capture import no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
+from hybridremat.compiler.output_hooks import loss_alone
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, ModelError
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_torch import inside_transform, tree_leaves
-from hybridremat.graph_breaks.planner import SurveyNeededError
+from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.context import PlanContext
+from hybridremat.planning.input_keys import conditions, input_key, shape_text
+from hybridremat.planning.pipeline import Step, at_step, backend_for, plan_step
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import say
-from hybridremat.runtime.first_steps import FirstSteps, SeenLoss
 from hybridremat.runtime.in_flight import ForwardsInFlight
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
-from hybridremat.runtime.steps import Step, StepMaker, conditions, input_key, shape_text
 from hybridremat.units import format_bytes
+
+if TYPE_CHECKING:
+    from hybridremat.planning.breaks.survey import Survey
+    from hybridremat.runtime.first_steps import FirstSteps, SeenLoss
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +61,17 @@ class PlannedCall:
     ) -> None:
         self.model, self.context = model, context
         self._asked = context.settings
-        self._maker, self._show = StepMaker(model, context, show=show), show
+        self._show = show
         self.in_flight = ForwardsInFlight(context)
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
         self._caching = caching_configs(model)
         self._warned_of_shapes = self._warned_of_captures = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.first_steps = FirstSteps(model, self._plan_for, self._planned_call) if loss_outside else None
+        self.first_steps: FirstSteps | None = None
+        if loss_outside:
+            from hybridremat.runtime.first_steps import FirstSteps
+
+            self.first_steps = FirstSteps(model, self._plan_for, self._planned_call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the planned step in training, the plain model in eval mode or without gradients."""
@@ -112,7 +122,7 @@ class PlannedCall:
             asked, reserve=reserve, grad_outputs="all" if loss.beyond_scalars else asked.grad_outputs
         ).validated(need_limit=True)
         self.context = replace(PlanContext.of(settings), store=self.context.store)
-        self._maker.context = self.in_flight.context = self.context
+        self.in_flight.context = self.context
         logger.info(
             "the loss of %s is computed outside of it: %s, and %s are reserved for what that allocates",
             type(self.model).__name__,
@@ -148,7 +158,7 @@ class PlannedCall:
             on_infeasible="least",
         )
         context = PlanContext.of(narrow)
-        made = StepMaker(self.model, context, show=False).planned(args, kwargs)
+        made = plan_step(self.model, args, kwargs, context)
         least = context.store.current
         if least is not None and _forward_peak(least) + held > plan.memory_limit:
             logger.warning(
@@ -190,18 +200,32 @@ class PlannedCall:
             output = step.compiled(*args, **kwargs)
         if step.breaks is not None:
             step.breaks.ended()
+            if self.context.settings.outputs == "loss":
+                return loss_alone(output)
         return output
 
     def _surveyed_again(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """The step with the path of these inputs added, or a new one if that does not fit."""
         if step.breaks is not None:
             with suppress(InfeasibleLimitError):
-                step.breaks.add_path(self._maker.path(args, kwargs), on_infeasible="error")
+                step.breaks.add_path(self._path(args, kwargs), on_infeasible="error")
                 return step
-        anew = self._steps[self._key(args, kwargs)] = self._maker.planned(args, kwargs)
+        anew = self._steps[self._key(args, kwargs)] = plan_step(
+            self.model, args, kwargs, self.context, show=self._show
+        )
         if anew.breaks is not None:
             anew.breaks.begin()  # planning it ran its graphs
         return anew
+
+    @prompt_interrupts()
+    def _path(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
+        """A survey of the path that these inputs take; None if the step has no graph breaks."""
+        from hybridremat.planning.breaks.step import survey_step
+
+        with at_step(self.model, args, kwargs, self.context, show=self._show) as context:
+            several = partial(backend_for, context.settings, several=True)
+            surveyed = survey_step(self.model, args, kwargs, context, several)
+        return None if surveyed is None else surveyed[0]
 
     def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise what the plain model raises on these inputs, if it does: callers may catch it."""
@@ -220,7 +244,7 @@ class PlannedCall:
         with without_caches(self._caching):
             known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
-            if known and step.breaks is not None and (survey := self._maker.path(args, kwargs)) is not None:
+            if known and step.breaks is not None and (survey := self._path(args, kwargs)) is not None:
                 step.breaks.add_path(survey, self.context.settings.on_infeasible)
         if not step.backend.captured:
             raise no_backward(self.model)
@@ -234,7 +258,7 @@ class PlannedCall:
             self._steps.move_to_end(key)
             return self._steps[key]
         started = time.perf_counter()
-        step = self._maker.planned(args, kwargs)
+        step = plan_step(self.model, args, kwargs, self.context, show=self._show)
         self._make_room()  # not earlier: a shape that cannot be planned must not cost another its plan
         self._steps[key] = step
         if len(self._steps) > 1:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -16,22 +17,22 @@ from hybridremat.errors import LimitError, ModelError, PolicyError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.interrupts import prompt_interrupts
-from hybridremat.planning.apply import applicable
+from hybridremat.planning.accept import under_checked_policy
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.lowered_frontier import LoweredFrontier
-from hybridremat.planning.one_graph import under_checked_policy
-from hybridremat.planning.pipeline import Choose, Chosen, backend_for, captured_call, costed, step_frontier
+from hybridremat.planning.origin import origin_of
+from hybridremat.planning.pipeline import backend_for, plan_step
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.planner import Choose, Chosen, costed, step_frontier
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.rank_agreement import plan_digest
 from hybridremat.planning.ranks import rendezvous
 from hybridremat.planning.settings import Settings
-from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.origin import Origin
-from hybridremat.runtime.auto_limit import with_auto_limit
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
-from hybridremat.runtime.origin import origin_of
 from hybridremat.runtime.planned_call import SLOT, PlannedCall, planned_call
+
+if TYPE_CHECKING:
+    from hybridremat.planning.breaks.frontier import AnyFrontier, PathFrontier
 
 
 def require_planned_call(model: nn.Module) -> PlannedCall:
@@ -72,7 +73,11 @@ def make_planned_call(
     with rendezvous(across_ranks) as ranks:
         given = None if plan is None else given_plan(plan, settings)
         settings = settings if given is None else settings.following(given)
-        settings = with_auto_limit(settings, model).validated(need_limit=True)
+        if settings.memory_limit == "auto":
+            from hybridremat.runtime.auto_limit import with_auto_limit
+
+            settings = with_auto_limit(settings, model)
+        settings = settings.validated(need_limit=True)
         model, args, kwargs = with_memory(model, args, {} if kwargs is None else kwargs, settings)
         context = PlanContext.of(settings, given=given, ranks=ranks, build=build)
         call = _new_call(model, context, progress=progress)
@@ -90,7 +95,7 @@ def model_frontier(
     settings: Settings,
     *,
     progress: bool,
-) -> tuple[StepFrontier | LoweredFrontier, Settings, Origin]:
+) -> tuple[AnyFrontier, Settings, Origin]:
     """The frontier of a model's step, with the validated settings and its origin.
 
     Raises
@@ -100,18 +105,38 @@ def model_frontier(
     """
     settings = settings.validated(need_limit=False)
     model, args, kwargs = with_memory(model, args, {} if kwargs is None else kwargs, settings)
-    found: list[StepFrontier | LoweredFrontier] = []
+    found: list[AnyFrontier] = []
     with planning_progress(show=progress) as shown:
-        context = replace(PlanContext.of(settings), progress=shown)
+        origin = origin_of(model, args, kwargs, settings.spec)
+        context = PlanContext.of(settings).at(origin, shown)
 
         def choose(traced: TracedStep) -> Chosen:
             step, timings = costed(under_checked_policy(traced, context), context)
             found.append(step_frontier(step, timings, context))
             return Chosen(step, plain_schedule(step.graph))
 
-        capture_only(model, args, kwargs, settings, choose)
+        several = path_frontier(model, args, kwargs, context) if settings.graph_breaks == "plan" else None
+        if several is not None:
+            found.append(several)
+        else:
+            capture_only(model, args, kwargs, settings, choose)
         found[-1].points()  # a compiled step's are lowered here
-    return found[-1], settings, origin_of(model, args, kwargs, settings.spec)
+    return found[-1], settings, origin
+
+
+def path_frontier(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], context: PlanContext
+) -> PathFrontier | None:
+    """The frontier of a step with graph breaks; None if it is one graph."""
+    from hybridremat.planning.breaks.frontier import PathFrontier
+    from hybridremat.planning.breaks.step import survey_step
+
+    _require_plannable(model)
+    require_matching_inputs(model, args, kwargs)
+    several = partial(backend_for, context.settings, several=True)
+    with without_caches(caching_configs(model)):
+        surveyed = survey_step(model, args, kwargs, context, several)
+    return None if surveyed is None else PathFrontier(surveyed[0])
 
 
 def capture_only(
@@ -126,10 +151,9 @@ def capture_only(
     """
     _require_plannable(model)
     require_matching_inputs(model, args, kwargs)
-    backend = backend_for(settings, choose, build=False)
     with without_caches(caching_configs(model)):
-        captured_call(model, args, kwargs, backend, settings.capability())
-    if not backend.captured:
+        step = plan_step(model, args, kwargs, PlanContext.of(settings, build=False), choose=choose)
+    if not step.backend.captured:
         raise no_backward(model)
 
 
@@ -189,8 +213,11 @@ def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
         )
     if settings.policy is not None:
         raise PolicyError("plan= brings the policy that it was made for: pass plan= or policy=, not both")
+    from hybridremat.planning.apply import applicable
+
     given = plan if isinstance(plan, Plan) else Plan.load(plan)
-    applicable(given)
+    if not given.parts:
+        applicable(given)
     _require_same_request(given, settings)
     return given
 

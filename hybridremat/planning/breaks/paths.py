@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from hybridremat.graph_breaks.survey import Survey
+from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.plan import Plan
 from hybridremat.sequence.joined_graphs import StepPart, largest_part
 

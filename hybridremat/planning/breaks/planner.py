@@ -1,8 +1,8 @@
 """Steps that come in several graphs (``graph_breaks="plan"``): one plan for all of them together.
 
-A :mod:`~hybridremat.graph_breaks.survey` finds the graphs, and one point of each frontier is chosen so that
-the whole step keeps the limit (:mod:`hybridremat.sequence.joined_graphs`). All outputs of a graph are assumed
-to be held to the end of the step, and to carry gradients.
+A :mod:`~hybridremat.planning.breaks.survey` finds the graphs, and one point of each frontier is chosen so
+that the whole step keeps the limit (:mod:`hybridremat.sequence.joined_graphs`). All outputs of a graph are
+assumed to be held to the end of the step, and to carry gradients.
 """
 
 from __future__ import annotations
@@ -13,23 +13,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from hybridremat.compiler.backend import SurveyNeededError
 from hybridremat.compiler.emitted_memory import EmittedMemory
-from hybridremat.errors import HybridRematError, InfeasibleLimitError, PlanError, UnsurveyedPathWarning
+from hybridremat.errors import InfeasibleLimitError, PlanError, UnsurveyedPathWarning
 from hybridremat.graph.tracing.trace import TracedStep
-from hybridremat.graph_breaks.graphs import StepGraphs
-from hybridremat.graph_breaks.paths import GraphPath, Paths, SurveyedPath
-from hybridremat.graph_breaks.survey import Survey, path_frontier
-from hybridremat.planning.one_graph import with_policy_fingerprint
-from hybridremat.planning.pipeline import Chosen, costed
+from hybridremat.planning.accept import with_policy_fingerprint
+from hybridremat.planning.breaks.graphs import StepGraphs
+from hybridremat.planning.breaks.paths import GraphPath, Paths, SurveyedPath
+from hybridremat.planning.breaks.survey import Survey, path_frontier
+from hybridremat.planning.breaks.ways import graph_of
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.planner import Chosen, costed
 from hybridremat.planning.settings import OnInfeasible, Settings
-
-
-class SurveyNeededError(HybridRematError):
-    """A step starts with a graph that no survey has seen, and nothing has run. Never leaves hybridremat.
-
-    An error is the only way out of the running compilation.
-    """
+from hybridremat.sequence.joined_graphs import PartPoint
 
 
 @dataclass
@@ -54,7 +50,7 @@ class _Run:
     growing: bool = False
 
 
-class GraphBreakPlanner:
+class PathPlanner:
     """Chooses the schedules of the graphs of one input shape.
 
     A graph that no survey has seen (the model took another path) is planned when it is compiled, together
@@ -64,12 +60,14 @@ class GraphBreakPlanner:
     def __init__(self, survey: Survey) -> None:
         self._context = survey.context
         self.paths = Paths(self._context.settings.max_plans)
-        self._graphs = StepGraphs(self._context, survey.frontiers)
+        self._graphs = StepGraphs(self._context, survey.frontiers, survey.traced)
         self._last = ""
         self._warned = False
         surveyed = SurveyedPath.of(survey)
         self._run = _Run(surveyed.order)
         self.paths.surveyed.append(surveyed)
+        if self._context.given is not None and not len(self._context.store):
+            self._graphs.follow(self._context.given, surveyed.order)
         self._adopt(surveyed.order, self._context.settings)
 
     def begin(self) -> None:
@@ -89,20 +87,26 @@ class GraphBreakPlanner:
         SurveyNeededError
             If the path should be surveyed, and then be given to :meth:`add_path`.
         """
-        step, timings = costed(with_policy_fingerprint(traced, self._context), self._context)
+        step = with_policy_fingerprint(traced, self._context)
         self._last = key = step.graph.fingerprint
         if key not in self._graphs.plans:
-            self._graphs.frontiers[key] = path_frontier(step.graph, timings, self._context)
+            step, timings = costed(step, self._context)
+            self._graphs.steps[key] = step
+            self._graphs.frontiers[key] = path_frontier(step, timings, self._context)
             if self._run.unchanged is not None and self._run.unchanged():
                 raise SurveyNeededError
             self._extend((*self._run.ran, key))
         plan = self._graphs.plans[key]
+        graph = graph_of(self._graphs.frontiers[key]) if plan.details is None else plan.details.graph
         return Chosen(
-            step,
+            replace(step, graph=graph),
             plan.schedule,
-            plan.predicted_peak,
-            accept=partial(_require_as_planned, plan),
+            plan.predicted_peak if plan.compiler == "eager" else None,
+            accept=partial(_require_as_planned, plan) if plan.compiler == "eager" else lambda _: None,
             started=partial(self._started, key),
+            accept_code=partial(_require_code_as_planned, self._graphs.chosen[key].figures),
+            lean=plan.lean,
+            plain=plan.plain_code,
         )
 
     def add_path(self, survey: Survey | None, on_infeasible: OnInfeasible) -> None:
@@ -124,6 +128,7 @@ class GraphBreakPlanner:
         path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
         if survey is not None:
             self._graphs.frontiers = {**survey.frontiers, **self._graphs.frontiers}
+            self._graphs.steps = {**survey.traced, **self._graphs.steps}
         if self.paths.is_surveyed(path.order) and path.order in self.paths.plans:
             self._follow(path.order)
             return
@@ -194,6 +199,15 @@ class GraphBreakPlanner:
         self._run.path = order
         self.paths.remember(order, whole)
         self._context.store.add(whole)
+
+
+def _require_code_as_planned(planned: PartPoint, memory: EmittedMemory) -> None:
+    """Compare the memory of a graph's code with that of the lowering by which it was chosen."""
+    if memory.forward_peak > planned.forward_peak or memory.backward_peak > planned.backward_peak:
+        raise PlanError(
+            f"a part of the emitted plan has not been run: its code takes {memory.peak} bytes, where "
+            f"{max(planned.forward_peak, planned.backward_peak)} were planned"
+        )
 
 
 def _require_as_planned(plan: Plan, memory: EmittedMemory) -> None:

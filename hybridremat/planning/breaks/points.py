@@ -6,18 +6,21 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hybridremat.errors import InfeasibleLimitWarning
-from hybridremat.graph.joint import Schedule
-from hybridremat.graph.memory import MemorySimulator
-from hybridremat.graph_breaks.limits import StepLimits, infeasible_error
+from hybridremat.graph.joint import Schedule, as_plain
+from hybridremat.planning.breaks.limits import StepLimits, infeasible_error
+from hybridremat.planning.breaks.ways import Way, graph_of, pins_and_timings, plain_way
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.policy import total_records
-from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
-from hybridremat.sequence.pool import SchedulePoint
+from hybridremat.sequence.joined_graphs import MultiGraphStep, StepPart, choose_points
+
+if TYPE_CHECKING:
+    from hybridremat.planning.lowered_frontier import LoweredFrontier
 
 
 @dataclass(frozen=True)
@@ -33,33 +36,44 @@ class PathProblem:
     frontiers
         Of each distinct graph.
     offered
-        Points of each distinct graph: its frontier, or the one point it already runs.
+        The ways that each distinct graph may run: all of its frontier, or the one in which it already runs.
     eager_code
         Memory of the eager code before each graph of ``order`` and after the last one.
     joined_bytes
         As in :class:`~hybridremat.sequence.joined_graphs.MultiGraphStep`.
+    forwards
+        How many forwards of the step wait for their backward at a time.
     """
 
     keys: tuple[str, ...]
     order: tuple[int, ...]
-    frontiers: tuple[StepFrontier, ...]
-    offered: tuple[tuple[SchedulePoint, ...], ...]
+    frontiers: tuple[StepFrontier | LoweredFrontier, ...]
+    offered: tuple[tuple[Way, ...], ...]
     eager_code: tuple[StepPart | None, ...]
     joined_bytes: int
+    forwards: int = 1
 
-    def step(self, offered: Sequence[Sequence[SchedulePoint]]) -> MultiGraphStep:
-        """The problem as integers, for some points of each graph; the distinct graphs are its first parts."""
-        parts = [_part(frontier, group) for frontier, group in zip(self.frontiers, offered, strict=True)]
+    def step(self, offered: Sequence[Sequence[Way]], *, plain: bool = False) -> MultiGraphStep:
+        """The problem as integers, for some ways of each graph; the distinct graphs are its first parts.
+
+        ``plain``: all gradients are there at the end of the step.
+        """
+        parts = [
+            StepPart(tuple(way.figures for way in ways), gradient_bytes(frontier, plain=plain))
+            for frontier, ways in zip(self.frontiers, offered, strict=True)
+        ]
         order = list(self.order)
         for place, code in reversed(list(enumerate(self.eager_code[: len(order) + 1]))):
             if code is not None:
                 order.insert(place, len(parts))
                 parts.append(code)
-        return MultiGraphStep(tuple(parts), tuple(order), self.joined_bytes)
+        largest = max(map(largest_gradient, self.frontiers))
+        return MultiGraphStep(tuple(parts), tuple(order), self.joined_bytes, self.forwards, largest)
 
     def plain(self) -> MultiGraphStep:
-        """The step with each graph plain."""
-        return self.step([[frontier.plain] for frontier in self.frontiers])
+        """One step, as it is with each graph plain: all gradients are there at its end."""
+        ways = [[plain_way(each)] for each in self.frontiers]
+        return replace(self, forwards=1).step(ways, plain=True)
 
     def fingerprint(self) -> str:
         """Identifies the step: its graphs in order."""
@@ -77,8 +91,8 @@ class _Choice:
     least: int
 
 
-def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, SchedulePoint], Plan]:
-    """A point for each distinct graph, and the plan of the whole step (without parts, blocks and breaks).
+def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Way], Plan]:
+    """A way for each distinct graph, and the plan of the whole step (without parts, blocks and breaks).
 
     Raises
     ------
@@ -89,14 +103,14 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Sch
     choice = _choose(step, asked, settings.on_infeasible)
     taken = zip(problem.keys, problem.offered, choice.points[: len(problem.keys)], strict=True)
     chosen = {key: group[point] for key, group, point in taken}
-    peak = step.peak(choice.points)
+    peak = replace(step, forwards=1).peak(choice.points)
     whole = Plan(
         memory_limit=choice.limit,
         asked_limit=choice.asked,
         reserve=asked.reserve,
-        forwards=1,
+        forwards=problem.forwards,
         predicted_peak=peak,
-        needed=peak + asked.reserve,
+        needed=step.peak(choice.points) + asked.reserve,
         plain_peak=asked.plain_peak,
         least_peak=choice.least,
         overhead=asked.overhead_of(step, choice.points),
@@ -105,11 +119,12 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Sch
         blocks=(),
         cost_model=settings.costs().name,
         fingerprint=problem.fingerprint(),
+        compiler=settings.compiler,
         schedule=Schedule((), 0),
-        pins=total_records(r for g in problem.order for r in problem.frontiers[g].pins),
+        pins=total_records(r for g in problem.order for r in pins_and_timings(problem.frontiers[g]).pins),
         reused_options=any(frontier.reused_options for frontier in problem.frontiers),
-        untried=tuple(dict.fromkeys(text for each in problem.frontiers for text in each.graph.untried)),
-        timings=_summed(frontier.timings for frontier in problem.frontiers),
+        untried=tuple(dict.fromkeys(text for each in problem.frontiers for text in graph_of(each).untried)),
+        timings=_summed(pins_and_timings(frontier).timings for frontier in problem.frontiers),
     )
     return chosen, whole
 
@@ -129,28 +144,21 @@ def _choose(step: MultiGraphStep, asked: StepLimits, on_infeasible: OnInfeasible
     return _Choice(leanest, least, asked.limit, least)
 
 
-def _part(frontier: StepFrontier, offered: Sequence[SchedulePoint]) -> StepPart:
-    graph = frontier.graph
-    replay = MemorySimulator(graph)
-    released = sum(graph.values[value].bytes for value in graph.released_outputs)
-    points = []
-    for candidate in offered:
-        schedule = candidate.schedule
-        memory, split = replay(schedule), schedule.num_forward
-        points.append(
-            PartPoint(
-                forward_peak=max(memory.profile[:split], default=0),
-                backward_peak=max(memory.profile[split:], default=0),
-                saved=memory.saved + released,
-                time=candidate.time,
-            )
-        )
-    return StepPart(tuple(points), sum(graph.values[value].bytes for value in graph.gradients))
+def gradient_bytes(frontier: StepFrontier | LoweredFrontier, *, plain: bool) -> int:
+    """Bytes of the gradients that a graph's backward leaves, or would leave in the plain step."""
+    graph = as_plain(graph_of(frontier)) if plain else graph_of(frontier)
+    return sum(graph.values[value].bytes for value in graph.gradients)
 
 
-def _extra_flops(problem: PathProblem, chosen: Mapping[str, SchedulePoint]) -> float:
+def largest_gradient(frontier: StepFrontier | LoweredFrontier) -> int:
+    """Bytes of the largest gradient that a graph makes."""
+    graph = graph_of(frontier)
+    return max((graph.values[value].bytes for value in graph.gradients), default=0)
+
+
+def _extra_flops(problem: PathProblem, chosen: Mapping[str, Way]) -> float:
     flops = sum(chosen[problem.keys[g]].flops for g in problem.order)
-    plain = sum(problem.frontiers[g].plain.flops for g in problem.order)
+    plain = sum(plain_way(problem.frontiers[g]).flops for g in problem.order)
     return flops / plain - 1.0 if plain else 0.0
 
 

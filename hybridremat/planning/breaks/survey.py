@@ -1,34 +1,35 @@
 """Find the graphs of a step with graph breaks, by running its forward without gradients.
 
-Which graph follows a break can depend on values, so the forward runs: once to trace the graphs, and once more
-to measure the eager code between them, without tracing. Both runs are trials on copies of the inputs, and
-leave nothing changed.
+Which graph follows a break can depend on values, so the forward runs: once to capture the graphs, and once
+more to measure the eager code between them. Both runs are trials on copies of the inputs, and leave nothing
+changed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
 
-from hybridremat.compiler.backend import Backend, break_after
+from hybridremat.compiler.backend import CaptureComplete, CapturedGraph
 from hybridremat.errors import CaptureError, PolicyError
-from hybridremat.graph.joint import JointGraph, plain_schedule
 from hybridremat.graph.private_torch import num_graph_breaks
-from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.graph.tracing.trace import TracedStep
-from hybridremat.graph_breaks.eager_code import EagerCodeRecorder, measure_eager_code
+from hybridremat.planning.accept import with_policy_fingerprint
+from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.one_graph import with_policy_fingerprint
-from hybridremat.planning.pipeline import Chosen, PlannedPartition, costed, graph_frontier
+from hybridremat.planning.planner import Chosen, costed, step_frontier
 from hybridremat.planning.progress import Timings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.sequence.joined_graphs import StepPart
+
+if TYPE_CHECKING:
+    from hybridremat.planning.lowered_frontier import LoweredFrontier
 
 # Yields the forward on copies of the inputs; at exit the model's state is restored.
 Trial = AbstractContextManager[Callable[[], Any]]
@@ -48,8 +49,8 @@ class Survey:
     ----------
     frontiers
         Those of the distinct graphs, by fingerprint.
-    order
-        Fingerprints in the order in which the graphs ran.
+    ran
+        The graphs, in the order in which they ran.
     breaks
         Place and reason of the break after each of these, None without a break.
     eager_code
@@ -60,31 +61,79 @@ class Survey:
         Whether Dynamo met a break as it traced.
     refused
         Why the policy cannot be kept in one of the graphs.
-    latest
-        Fingerprint of the graph that was traced last.
+    keys, latest
+        Fingerprints of the captured graphs, and of the one that was traced last.
     recorder
         Of the run that measures, while it runs.
     traced
         The distinct graphs with costs, by fingerprint.
+    share
+        The part of the time for planning that each has.
+    shared
+        The identities of parameters that several graphs use, or one that runs twice.
     """
 
     context: PlanContext
-    frontiers: dict[str, StepFrontier] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)
+    frontiers: dict[str, StepFrontier | LoweredFrontier] = field(default_factory=dict)
+    ran: list[CapturedGraph] = field(default_factory=list)
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     eager_code: list[StepPart | None] = field(default_factory=list)
     joined_bytes: int = 0
     broken: bool = False
     refused: PolicyError | None = None
-    latest: str | None = None
+    keys: dict[CapturedGraph, str] = field(default_factory=dict)
+    latest: str = ""
     recorder: EagerCodeRecorder | None = None
-    traced: dict[str, JointGraph] = field(default_factory=dict)
+    traced: dict[str, TracedStep] = field(default_factory=dict)
+    share: float = 1.0
+    shared: set[int] = field(default_factory=set)
+
+    def visit(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Run a graph without gradients, in place of planning it."""
+        known = graph.unplanned
+        assert known is not None
+        if self.recorder is not None:
+            self._trace(graph)
+        self.ran.append(graph)
+        self.breaks.append(known.ending)
+        if self.recorder is not None:
+            self.recorder.enter(args)
+        with torch.no_grad():
+            outputs = tuple(map(_as_in_training, known.module(*args), known.differentiable))
+        if self.recorder is not None:
+            self.recorder.leave(outputs)
+        return outputs
+
+    def _plan_graphs(self) -> None:
+        """Compute the frontiers of the graphs that are new.
+
+        Gradients of shared parameters do not leave early: autograd adds them up first.
+        """
+        uses = Counter(number for graph in self.ran for number in graph.parameters.values())
+        self.shared |= {number for number, runs in uses.items() if runs > 1}
+        distinct = dict.fromkeys(self.ran)
+        self.share = 1 / len(distinct) if distinct else 1.0
+        for graph in distinct:
+            self._trace(graph)
+
+    def _trace(self, graph: CapturedGraph) -> None:
+        if graph not in self.keys:
+            graph.keep_gradients_of(self.shared)
+            graph.plan()  # asks choose, and gets no schedule
+            self.keys[graph] = self.latest
+
+    @property
+    def order(self) -> list[str]:
+        """Fingerprints in the order in which the graphs ran; empty for those that have not been traced."""
+        return [self.keys.get(graph, "") for graph in self.ran]
 
     def choose(self, traced: TracedStep) -> Chosen:
-        """Compute the frontier of a graph; the plain schedule that is returned never runs.
+        """Compute the frontier of a graph, which is not planned yet.
 
         Raises
         ------
+        CaptureComplete
+            When it is known.
         NewPathError
             If the graph is new in the run that measures: its kernels cannot be measured then.
         """
@@ -94,23 +143,22 @@ class Survey:
             if self.recorder is not None:
                 raise NewPathError("another path")
             step, timings = costed(step, self.context)
-            self.traced[key] = step.graph
+            self.traced[key] = step
             if key not in self.frontiers:
                 self._plan(key, timings)
         self.latest = key
-        step = replace(step, graph=self.traced[key])
-        return Chosen(step, plain_schedule(step.graph))
+        raise CaptureComplete
+
+    @property
+    def by_chunks(self) -> bool:
+        """Whether a loss is made by chunks of rows."""
+        return any(step.originals.whole is not None for step in self.traced.values())
 
     def _plan(self, key: str, timings: Timings) -> None:
         try:
-            self.frontiers[key] = path_frontier(self.traced[key], timings, self.context)
+            self.frontiers[key] = path_frontier(self.traced[key], timings, self.context, share=self.share)
         except PolicyError as error:  # matters only if there are breaks: one graph holds fewer outputs
             self.refused = self.refused or error
-
-    def enter(self, key: str, ending: tuple[str, str] | None) -> None:
-        """Note that a graph runs; ``ending`` is the break after it."""
-        self.order.append(key)
-        self.breaks.append(ending)
 
     def run(self, trial: Callable[[], Trial], device: str) -> None:
         """Trace the graphs and, if there are breaks, measure the eager code between them.
@@ -128,6 +176,7 @@ class Survey:
             self.broken = num_graph_breaks() > before
             if not self.has_breaks:
                 return
+            self._plan_graphs()
             try:
                 with trial() as run:
                     self._measure(run, device)
@@ -141,7 +190,7 @@ class Survey:
         )
 
     def _forget_path(self) -> None:
-        self.order.clear()
+        self.ran.clear()
         self.breaks.clear()
 
     def _measure(self, run: Callable[[], Any], device: str) -> None:
@@ -157,48 +206,26 @@ class Survey:
     @property
     def has_breaks(self) -> bool:
         """Whether the step is anything but one graph; a break before the first one is after none."""
-        return self.broken or len(self.order) > 1 or any(ending is not None for ending in self.breaks)
+        return self.broken or len(self.ran) > 1 or any(ending is not None for ending in self.breaks)
 
 
-def path_frontier(graph: JointGraph, timings: Timings, context: PlanContext) -> StepFrontier:
-    """The frontier of one of several graphs; in training, options of other shapes are reused."""
-    return graph_frontier(graph, timings, context, reuse=len(context.store) > 0, alone=False)
+def path_frontier(
+    step: TracedStep,
+    timings: Timings,
+    context: PlanContext,
+    *,
+    reuse: bool | None = None,
+    share: float = 1.0,
+) -> StepFrontier | LoweredFrontier:
+    """The frontier of one of several graphs; in training, options of other shapes are reused.
 
-
-class SurveyBackend(Backend):
-    """Traces each graph, and runs Dynamo's graph without gradients."""
-
-    def __init__(self, survey: Survey) -> None:
-        super().__init__(PlannedPartition(survey.choose), several_graphs=True)
-        self.survey = survey
-
-    def __call__(
-        self, module: fx.GraphModule, example_inputs: Sequence[Any], **_: object
-    ) -> Callable[..., Any]:
-        """Trace one graph; see :class:`~hybridremat.compiler.backend.Backend`."""
-        differentiable = [_requires_grad(node) for node in joint_outputs(module)]
-        super().__call__(module, example_inputs)
-        key, ending = self.survey.latest, break_after(module)
-        assert key is not None
-
-        def run(*args: Any) -> tuple[Any, ...]:
-            recorder = self.survey.recorder
-            self.survey.enter(key, ending)
-            if recorder is not None:
-                recorder.enter(args)
-            with torch.no_grad():
-                outputs = tuple(map(_as_in_training, module(*args), differentiable))
-            if recorder is not None:
-                recorder.leave(outputs)
-            return outputs
-
-        return run
-
-
-def _requires_grad(node: object) -> bool:
-    """Whether an output of Dynamo's graph carries a gradient."""
-    example = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return isinstance(example, torch.Tensor) and example.requires_grad
+    ``share``: of the time of a planning budget.
+    """
+    reuse = len(context.store) > 0 if reuse is None else reuse
+    given = context.given is not None and not len(context.store)  # a plan that says how it runs
+    return step_frontier(
+        step, timings, context, reuse=reuse, alone=False, share=share, searched=not given
+    )
 
 
 def _as_in_training(output: Any, differentiable: bool) -> Any:

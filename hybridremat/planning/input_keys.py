@@ -1,0 +1,50 @@
+"""The keys that the planned steps of a wrapped model are kept by."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hybridremat.compiler.capture import model_device
+from hybridremat.graph.private_torch import tree_leaves
+
+
+def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    """Shapes, dtypes and devices of the tensors in a call, and its plain values.
+
+    Calls with different keys need different graphs; calls with equal keys may (Dynamo's guards decide).
+    """
+
+    def entry(leaf: object) -> Hashable:
+        if isinstance(leaf, torch.Tensor):
+            return tuple(leaf.shape), leaf.dtype, leaf.device
+        if isinstance(leaf, (bool, int, float, str, type(None))):
+            return type(leaf), leaf
+        return type(leaf).__qualname__
+
+    named = sorted(kwargs.items())
+    return (
+        tuple(entry(leaf) for leaf in tree_leaves(list(args))),
+        tuple((name, tuple(entry(leaf) for leaf in tree_leaves(item))) for name, item in named),
+    )
+
+
+def shape_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The shapes of the tensors in a call, each once, the first three."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    shapes = list(dict.fromkeys("×".join(map(str, each.shape)) or "scalar" for each in tensors))
+    return ", ".join([*shapes[:3], *(["…"] if len(shapes) > 3 else [])])
+
+
+def conditions(model: nn.Module) -> Hashable:
+    """Autocast, the modules in eval mode, and dtype and ``requires_grad`` of each parameter."""
+    device = model_device(model)
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return (
+        autocast,
+        tuple(module.training or not model.training for module in model.modules()),
+        tuple((parameter.dtype, parameter.requires_grad) for parameter in model.parameters()),
+    )
