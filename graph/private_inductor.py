@@ -22,8 +22,10 @@ from torch._inductor import compile_fx, ir
 from torch._inductor import config as inductor_config
 from torch._inductor import graph as inductor_graph
 from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.wrapper import FreeLine
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.debug import DebugContext
+from torch._inductor.lowering import register_lowering
 from torch._inductor.scheduler import ExternKernelSchedulerNode
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
@@ -39,8 +41,34 @@ _OPS = get_default_op_list()
 _PARTITION = "custom_partitioner_fn"
 _VISIBLE = "user_visible_output_idxs"  # results that keep the strides that they have in the graph
 
-_RULES = 3
+_RULES = 4
 """Goes up whenever other code is made of the same graph here: kept code and kept plans are then not used."""
+
+
+class _LastUse(ir.FallbackKernel):
+    """A call after which its first argument is the caller's: generated code holds it no longer."""
+
+    def codegen(self, wrapper: Any) -> None:
+        super().codegen(wrapper)
+        (first, *_) = self.inputs
+        buffer: Any = V.graph.get_buffer(cast(Any, first).get_name())
+        if buffer.get_name() not in wrapper.freed:
+            wrapper.freed.add(buffer.get_name())  # nobody else lets it go, or takes it for another
+            wrapper.writeline(FreeLine(wrapper, buffer))
+
+
+def let_buffer_go(op: Any) -> None:
+    """Lower calls of an op that returns nothing as the last use of the buffer of their first argument.
+
+    It changes this and the tensors of the second.
+    """
+
+    @register_lowering(op, type_promotion_kind=None)
+    def lower(first: Any, changed: Sequence[Any], *others: Any) -> None:
+        first.realize()
+        for each in (first, *changed):  # what reads it is computed before the call, not when it is needed
+            V.graph.mark_buffer_mutated(each.get_name())
+        _LastUse.create(op.default, first, changed, *others)
 
 
 class InductorFusion:
