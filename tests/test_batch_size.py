@@ -9,7 +9,7 @@ import torch
 
 import hybridremat
 from hybridremat.errors import InfeasibleLimitError, LimitError, ModelError, TargetError
-from hybridremat.planning import option_cache, pipeline
+from hybridremat.planning import option_cache, planner
 from hybridremat.sequence.strategies import STRATEGIES
 from hybridremat.sequence.strategies.hybrid import HYBRID
 from support.training import Mlp
@@ -42,7 +42,7 @@ def curves(no_exchanges):
     with pytest.MonkeyPatch.context() as patch:
         found = {}
         for batch in range(1, MOST + 1):
-            patch.setattr(pipeline, "OPTIONS", option_cache.OptionCache())
+            patch.setattr(planner, "OPTIONS", option_cache.OptionCache())
             model, kwargs = make(batch)
             found[batch] = hybridremat.frontier(model, kwargs=kwargs, **HOW)
     return found
@@ -51,7 +51,7 @@ def curves(no_exchanges):
 @pytest.fixture
 def captures(monkeypatch):
     """The batches that are asked for, with nothing known of any."""
-    monkeypatch.setattr(pipeline, "OPTIONS", option_cache.OptionCache())
+    monkeypatch.setattr(planner, "OPTIONS", option_cache.OptionCache())
     asked = []
 
     def factory(batch):

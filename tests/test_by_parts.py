@@ -90,7 +90,7 @@ def run_by_parts(model, batch, *, twice, worth=inf):
     planner = PartedPlanner(twice, worth)
     backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=Rewrites(lambda _: False)))
     compiled = compile_step(model, backend)
-    capture(model, compiled, backend, (), batch)
+    capture(model, compiled, backend, (), batch).plan()
     model._compiled_call_impl = compiled
     return planner
 
@@ -307,7 +307,7 @@ def test_parts_are_timed_on_real_tensors_in_the_middle_of_a_trace(monkeypatch):
     model, batch = net()
     planner = TimedPlanner(twice=False, worth=inf)
     backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=Rewrites(lambda _: False)))
-    capture(model, compile_step(model, backend), backend, (), batch)
+    capture(model, compile_step(model, backend), backend, (), batch).plan()
     assert timed and not any(isinstance(each, FakeTensor) for each in timed)
 
 
@@ -497,7 +497,7 @@ def test_the_loss_alone_needs_less_and_is_the_same():
 
 
 @pytest.mark.parametrize(
-    "other", [{"grad_outputs": "all"}, {"hold_outputs": True}, {"graph_breaks": "plan"}]
+    "other", [{"grad_outputs": "all"}, {"hold_outputs": True}]
 )
 def test_what_needs_other_outputs_excludes_the_loss_alone(other):
     model, batch = net()

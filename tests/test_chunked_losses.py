@@ -120,7 +120,7 @@ def traced_by_chunks(model, batch):
     rewrites = Rewrites(lambda _: False, chunked=True)
     backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=rewrites))
     compiled = compile_step(model, backend)
-    capture(model, compiled, backend, (), batch)
+    capture(model, compiled, backend, (), batch).plan()
     return planner.step
 
 
@@ -199,7 +199,7 @@ def test_flops_are_the_same():
     model, batch = Head(), tokens()
     planner = FixedPlanner()
     backend = Backend(pipeline.PlannedPartition(planner.choose))
-    capture(model, compile_step(model, backend), backend, (), batch)
+    capture(model, compile_step(model, backend), backend, (), batch).plan()
     ops = traced_by_chunks(model, batch).graph.ops
     assert sum(op.flops for op in ops) == sum(op.flops for op in planner.step.graph.ops)
     (op,) = (op for op in ops if "chunks" in op.target)
@@ -336,7 +336,7 @@ def test_a_model_without_a_loss_over_classes_is_refused():
 
 
 @pytest.mark.parametrize(
-    "other", [{"compiler": "inductor"}, {"graph_breaks": "plan"}, {"grad_outputs": "all"}], ids=str
+    "other", [{"compiler": "inductor"}, {"grad_outputs": "all"}], ids=str
 )
 def test_what_excludes_chunks_is_said(other):
     with pytest.raises(LimitError, match=r"rewrites=.chunked. and .* cannot be combined"):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hybridremat.cli import main as cli
-from hybridremat.planning import pipeline
+from hybridremat.planning import planner
 from hybridremat.planning.option_cache import OptionCache
 from support.command_line import QUICK
 
@@ -19,7 +19,7 @@ def folder(models, tmp_path, monkeypatch):
     """A cache folder of its own, in which plans are kept."""
     monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HYBRIDREMAT_CACHE_SIZE", "1MiB")
-    monkeypatch.setattr(pipeline, "OPTIONS", OptionCache())  # what is known is not kept again
+    monkeypatch.setattr(planner, "OPTIONS", OptionCache())  # what is known is not kept again
     return tmp_path / "cache"
 
 

@@ -16,7 +16,8 @@ from hybridremat.compiler.lowered_memory import LoweredStep
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.private_inductor import lower_forward
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.pipeline import PlannedPartition, step_frontier
+from hybridremat.planning.pipeline import PlannedPartition
+from hybridremat.planning.planner import step_frontier
 from hybridremat.planning.settings import Settings
 from support.training import FixedPlanner
 
@@ -39,7 +40,7 @@ def step():
     backend = Backend(PlannedPartition(planner.choose, inductor), inner=inductor, build=False)
     batch = {"pixel_values": torch.randn(2, 3, 64, 64), "labels": torch.randint(0, 10, (2,))}
     model = resnet()
-    capture(model, compile_step(model, backend), backend, (), batch)
+    capture(model, compile_step(model, backend), backend, (), batch).plan()
     return planner.step
 
 

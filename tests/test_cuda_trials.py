@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hybridremat
+from hybridremat.compiler import library_workspaces
 from hybridremat.errors import ModelError
 from hybridremat.graph.costs import cuda_recorder, kernel_store, made_inputs
 from hybridremat.graph.costs.allocations import peaks_of
@@ -22,7 +23,7 @@ from hybridremat.graph.costs.made_inputs import prepared
 from hybridremat.graph.costs.real_results import described, kernels_in_order
 from hybridremat.graph.tracing.by_parts import LOSS_BACKWARD
 from hybridremat.graph.tracing.signature import fake_value
-from hybridremat.runtime import library_workspaces, steps
+from hybridremat.planning import pipeline
 from support.cuda_stand_in import Allocator
 from support.op_classes import LOSSES, OTHERS, Bags, Net
 from support.training import small, traced
@@ -196,7 +197,7 @@ def test_libraries_keep_their_workspaces_before_a_step_runs(monkeypatch):
     """Where every kernel is known nothing has multiplied yet: the first step would pass its limit."""
     devices, products = [], []
     monkeypatch.setattr(library_workspaces, "multiply", devices.append)
-    monkeypatch.setattr(steps, "model_device", lambda _: "cuda")
+    monkeypatch.setattr(pipeline, "model_device", lambda _: "cuda")
     model, batch = small("mlp")
     hybridremat.wrap(model, kwargs=batch, memory_limit="90%", **HOW)
     assert devices == ["cuda"]

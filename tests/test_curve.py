@@ -23,7 +23,7 @@ from hybridremat.errors import (
     PlanMismatchError,
     PlotError,
 )
-from hybridremat.planning import option_cache, pipeline
+from hybridremat.planning import option_cache, planner
 from hybridremat.plans.records import FrontierPoint
 from support.training import small, train_plain
 from support.wrapping import HOW, assert_untouched, state_of
@@ -50,7 +50,7 @@ def no_solving(monkeypatch):
         raise AssertionError("a block is solved")
 
     monkeypatch.setattr(option_cache, "solve_blocks", refuse)
-    monkeypatch.setattr(pipeline, "OPTIONS", option_cache.OptionCache())
+    monkeypatch.setattr(planner, "OPTIONS", option_cache.OptionCache())
 
 
 def limits(curve):

@@ -10,7 +10,7 @@ import torch
 
 import hybridremat
 from hybridremat.graph.garbage import SELDOM, collected_seldom
-from hybridremat.planning import pipeline
+from hybridremat.planning import planner
 from support.training import small
 from support.wrapping import wrap
 
@@ -26,13 +26,13 @@ def threshold() -> Iterator[tuple[int, int, int]]:
 def test_planning_collects_seldom_and_leaves_the_collector_as_it_was(
     threshold: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan_graph, seen = pipeline.plan_graph, []
+    plan_graph, seen = planner.plan_graph, []
 
     def watched(*args, **how):
         seen.append(gc.get_threshold()[0])  # Dynamo has a say in that of the oldest objects, since 2.15
         return plan_graph(*args, **how)
 
-    monkeypatch.setattr(pipeline, "plan_graph", watched)
+    monkeypatch.setattr(planner, "plan_graph", watched)
     model, batch = small("mlp")
     wrap(model, batch, "90%")
     assert seen == [SELDOM] and gc.get_threshold() == threshold
@@ -53,9 +53,9 @@ def test_a_collector_that_is_off_or_more_patient_stays_so(own: int, meanwhile: i
 def test_every_route_to_a_plan_collects_seldom(
     threshold: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan_graph, seen = pipeline.plan_graph, []
+    plan_graph, seen = planner.plan_graph, []
     monkeypatch.setattr(
-        pipeline, "plan_graph", lambda *a, **how: seen.append(gc.get_threshold()[0]) or plan_graph(*a, **how)
+        planner, "plan_graph", lambda *a, **how: seen.append(gc.get_threshold()[0]) or plan_graph(*a, **how)
     )
     model, batch = small("mlp")
     options = {"memory_limit": "90%", "cost_model": "flops", "workers": 1, "cache": False}

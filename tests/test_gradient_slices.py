@@ -57,7 +57,7 @@ def planned_plain(model, batch, proven=None):
     planner, proven = FixedPlanner(), proven or slices_tried(False)
     backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=Rewrites(proven)))
     compiled = compile_step(model, backend)
-    capture(model, compiled, backend, (), batch)
+    capture(model, compiled, backend, (), batch).plan()
     model._compiled_call_impl = compiled
     return planner
 

@@ -15,7 +15,14 @@ from torch.nn import functional
 
 import hybridremat
 from hybridremat import Plan
-from hybridremat.errors import CaptureError, InfeasibleLimitError, InfeasibleLimitWarning, LimitError
+from hybridremat.errors import (
+    CaptureError,
+    InfeasibleLimitError,
+    InfeasibleLimitWarning,
+    ModelError,
+    PlanMismatchError,
+)
+from hybridremat.graph.costs.allocations import peaks_of
 from support.broken_nets import HOW, Inside, Reader, Stage, batch
 from support.training import train, train_plain
 
@@ -221,9 +228,164 @@ def test_a_model_without_breaks_is_planned_as_ever():
     assert plan.breaks == plan.parts == ()
 
 
-def test_forwards_that_wait_cannot_be_counted_across_breaks():
-    with pytest.raises(LimitError, match="forwards"):
-        hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", forwards=2, **HOW)
+def test_forwards_that_wait_are_counted_across_breaks():
+    torch.manual_seed(0)
+    model, batches = Reader(), [batch(), batch()]
+    plain = copy.deepcopy(model)
+    once, twice = (
+        hybridremat.plan(model, kwargs=batches[0], memory_limit="300%", forwards=n, **HOW) for n in (1, 2)
+    )
+    assert once.needed < twice.needed and once.predicted_peak <= twice.needed
+    hybridremat.wrap(model, kwargs=batches[0], memory_limit=twice.least_peak, forwards=2, **HOW)
+    for run in (plain, model):
+        torch.manual_seed(1)
+        first, second = (run(**each) for each in batches)
+        first.backward()
+        second.backward()
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        assert p.grad is q.grad is None or torch.equal(p.grad, q.grad)
+
+    def both():
+        for loss in [model(**each) for each in batches]:
+            loss.backward()
+
+    model.zero_grad()
+    ((peak, _),) = peaks_of([lambda: both], "cpu")
+    assert peak <= hybridremat.get_plan(model).needed
+
+
+def test_gradients_leave_in_the_backward_unless_graphs_share_their_parameter():
+    class Tied(Reader):  # the call of a function with a break ends a graph, so there are three
+        def forward(self, x, labels):
+            return super().forward(self.first.wide(x)[:, : x.shape[1]], labels)
+
+    torch.manual_seed(0)
+    for made, shared in ((Reader(64), 0), (Tied(64), 2), (Twice(64), 1)):
+        given = batch(rows=8, width=64)
+        plain = copy.deepcopy(made)
+        hybridremat.wrap(
+            made, kwargs=given, memory_limit="100%", gradients="in_backward", **HOW
+        )
+        plan = hybridremat.get_plan(made)
+        leaving = sum(len(part.details.graph.deliveries) for part in plan.parts)
+        used = len(list(made.first.parameters())) + len(list(made.second.parameters()))
+        assert leaving == used - shared
+        assert train(plain, given).differences(train(made, given)) == []
+        for parameter in made.parameters():
+            parameter.grad = None
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        assert hybridremat.measure(made, kwargs=given).peak <= plan.predicted_peak < 0.7 * plan.plain_peak
+
+
+class Twice(Reader):
+    """Two graphs read one layer."""
+
+    def forward(self, x, labels):
+        return super().forward(x, labels) + self.first.narrow.weight.sum() * x.detach().sum().sign()
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("how", [{}, {"compiler": "inductor"}], ids=str)
+def test_a_frontier_of_several_graphs_is_what_wrap_gives(how, tmp_path):
+    torch.manual_seed(0)
+    model, given = Reader(32), batch(rows=96, width=32)
+    found = hybridremat.frontier(model, kwargs=given, **HOW, **how)
+    peaks = [point.peak for point in found.points]
+    assert peaks == sorted(peaks) and found.points[-1].overhead <= 0
+    for point in found.points[:: max(1, len(peaks) // 3)]:
+        plan = hybridremat.plan(model, kwargs=given, memory_limit=point.peak, **HOW, **how)
+        assert (plan.predicted_peak, plan.overhead) == (point.peak, point.overhead)
+    assert found.at(max_overhead=0.05).overhead <= 0.05
+    plan = found.plan(memory_limit=peaks[len(peaks) // 2])
+    plan.save(tmp_path / "plan.json")
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=given, plan=tmp_path / "plan.json", progress=False)
+    followed = hybridremat.get_plan(model)
+    assert followed.overhead == plan.overhead and followed.cost_model == "flops"
+    assert [part.schedule for part in followed.parts] == [part.schedule for part in plan.parts]
+    assert hybridremat.measure(model, kwargs=given).peak <= plan.predicted_peak
+    if not how:
+        assert train(plain, given).differences(train(model, given)) == []
+
+
+def test_a_plan_for_other_graphs_is_not_applied():
+    plan = hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", **HOW)
+    whole = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+    with pytest.raises(PlanMismatchError, match="several graphs"):
+        hybridremat.wrap(Mean(whole), (torch.randn(4, 16),), plan=plan, progress=False)
+    with pytest.raises(PlanMismatchError, match="was not made for this step"):
+        hybridremat.wrap(Inside(), (torch.randn(4, 16),), plan=plan, progress=False)
+
+
+class Mean(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x).square().mean()
+
+
+def test_the_largest_batch_of_a_step_with_breaks():
+    found = hybridremat.max_batch_size(
+        lambda count: (Reader(), (), batch(rows=count + 1)), "200KiB", **HOW
+    )
+    assert found.batch_size > found.plain_batch_size > 0
+    model, given = Reader(), batch(rows=found.batch_size + 1)
+    assert hybridremat.plan(model, kwargs=given, memory_limit="200KiB", **HOW).needed <= 200 << 10
+    with pytest.raises(InfeasibleLimitError):
+        hybridremat.plan(model, kwargs=batch(rows=found.batch_size + 2), memory_limit="200KiB", **HOW)
+
+
+def test_the_loss_alone_is_returned_across_breaks():
+    class Both(Reader):
+        def forward(self, x, labels):
+            loss = super().forward(x, labels)
+            return {"loss": loss, "rows": self.first(x)}
+
+    model, given = Both(), batch()
+    hybridremat.wrap(model, kwargs=given, memory_limit="100%", outputs="loss", **HOW)
+    found = model(**given)
+    assert found["rows"] is None and found["loss"].requires_grad
+    with pytest.raises(ModelError, match="no output of this model is a scalar"):
+        hybridremat.wrap(Rows(), (torch.randn(8, 16),), memory_limit="100%", outputs="loss", **HOW)(
+            torch.randn(8, 16)
+        )
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Stage(16), Stage(16)
+
+    def forward(self, x):
+        x = self.first(x)
+        x.detach().sum().item()
+        return self.second(x)
+
+
+def test_losses_by_chunks_across_breaks():
+    class Head(Reader):
+        def __init__(self) -> None:
+            super().__init__(32)
+            self.head = nn.Linear(32, 512)
+
+        def forward(self, x, labels):
+            x = self.first(x)
+            x.detach().sum().item()
+            return functional.cross_entropy(self.head(self.second(x)), labels)
+
+    torch.manual_seed(0)
+    model, given = Head(), batch(rows=256, width=32)
+    whole, chunked = (
+        hybridremat.plan(model, kwargs=given, memory_limit="300%", rewrites=way, **HOW)
+        for way in ("exact", "chunked")
+    )
+    assert chunked.least_peak < 0.6 * whole.least_peak
+    hybridremat.wrap(model, kwargs=given, memory_limit=chunked.least_peak, rewrites="chunked", **HOW)
+    assert hybridremat.measure(model, kwargs=given).peak <= chunked.least_peak
+    with pytest.raises(ModelError, match="none of its graphs has one"):
+        hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", rewrites="chunked", **HOW)
 
 
 class Between(nn.Module):

@@ -26,7 +26,6 @@ ORDER = (
     ("plans",),
     ("reports",),
     ("planning",),
-    ("graph_breaks",),
     ("runtime",),
     ("analysis",),
     ("integrations",),
@@ -37,7 +36,9 @@ ORDER = (
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOLDERS = ("graph", "blocks", "sequence", "hybridremat")
-PRIVATE_DOORS = ("graph/private_torch.py", "graph/private_inductor.py", "graph/private_inductor_code.py")
+PRIVATE_DOORS = tuple(
+    f"graph/private_{name}.py" for name in ("torch", "joint", "inductor", "inductor_code")
+)
 
 BLOCK = """
 import sys

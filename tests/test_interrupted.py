@@ -11,13 +11,13 @@ from support.wrapping import assert_untouched, state_of, wrap
 
 PLACES = [
     (pipeline, "trace_joint"),
-    (pipeline, "with_costs"),
+    (planner, "with_costs"),
     (planner, "segment_graph"),
     (stages, "bind_blocks"),
     (planner, "solve_options"),
     (planner, "compose"),
     (Exchange, "__call__"),
-    (pipeline, "choose_from"),
+    (planner, "choose_from"),
     (pipeline, "emit"),
     (pipeline, "check"),
 ]

@@ -10,7 +10,7 @@ import pytest
 import hybridremat
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.solve import solve_blocks
-from hybridremat.planning import kept_options, option_cache, pipeline
+from hybridremat.planning import kept_options, option_cache, planner
 from hybridremat.planning.kept_files import KeptFiles
 from hybridremat.planning.kept_options import KeptOptions, options_key
 from hybridremat.planning.option_cache import OptionCache
@@ -104,7 +104,7 @@ def test_another_limit_in_another_process_solves_nothing(counted, monkeypatch, t
     monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path))
     monkeypatch.setenv("HYBRIDREMAT_CACHE_SIZE", "64MiB")
     for limit, cache, solves in (("90%", True, True), ("85%", True, False), ("85%", False, True)):
-        monkeypatch.setattr(pipeline, "OPTIONS", OptionCache())
+        monkeypatch.setattr(planner, "OPTIONS", OptionCache())
         hybridremat.plan(model, kwargs=batch, memory_limit=limit, **{**HOW, "cache": cache})
         assert bool(counted) == solves
         counted.clear()

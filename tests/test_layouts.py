@@ -7,9 +7,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 import hybridremat
-from hybridremat.graph.private_torch import aot_autograd, boxed_nop
+from hybridremat.graph.private_torch import boxed_nop
 from support.training import train
 
 

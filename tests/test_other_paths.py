@@ -13,9 +13,9 @@ from torch.nn import functional
 
 import hybridremat
 from hybridremat.errors import InfeasibleLimitError, UnsurveyedPathWarning
-from hybridremat.graph_breaks.planner import GraphBreakPlanner
-from hybridremat.planning import option_cache, pipeline
-from hybridremat.runtime.steps import StepMaker
+from hybridremat.planning import option_cache, planner
+from hybridremat.planning.breaks import step
+from hybridremat.planning.breaks.planner import PathPlanner
 from support.broken_nets import HOW, Inside, Reader, Stage, batch
 from support.training import train
 
@@ -25,8 +25,8 @@ ROOMY = 1 << 30
 @pytest.fixture
 def surveys(monkeypatch):
     """One entry for each survey that is made."""
-    made, survey = [], StepMaker._survey
-    monkeypatch.setattr(StepMaker, "_survey", lambda *args: made.append(1) or survey(*args))
+    made, survey = [], step.survey_step
+    monkeypatch.setattr(step, "survey_step", lambda *args: made.append(1) or survey(*args))
     return made
 
 
@@ -74,11 +74,11 @@ def test_a_shape_that_fits_no_reused_option_is_solved_anew(monkeypatch):
         return reuse(problem, replace(known, options=(most,), solo=()))
 
     monkeypatch.setattr(option_cache, "reuse_options", greedy)
-    monkeypatch.setattr(pipeline, "OPTIONS", option_cache.OptionCache())
+    monkeypatch.setattr(planner, "OPTIONS", option_cache.OptionCache())
     model, inputs = halves(broken=True)
     least = hybridremat.plan(model, kwargs=inputs, memory_limit=ROOMY, **HOW).least_peak
     for on_infeasible in ("error", "least"):
-        monkeypatch.setattr(pipeline, "OPTIONS", option_cache.OptionCache())
+        monkeypatch.setattr(planner, "OPTIONS", option_cache.OptionCache())
         wrapped = planned(model, {"x": inputs["x"][:16]}, least, on_infeasible=on_infeasible)
         plan = hybridremat.prepare(wrapped, kwargs=inputs)
         assert plan.predicted_peak <= plan.memory_limit == least
@@ -154,7 +154,7 @@ def test_a_path_that_does_not_fit_beside_the_others_is_planned_anew(monkeypatch)
     def full(*_, **__):
         raise InfeasibleLimitError("nothing fits beside the others", limit=limit, least=limit + 1)
 
-    monkeypatch.setattr(GraphBreakPlanner, "add_path", full)
+    monkeypatch.setattr(PathPlanner, "add_path", full)
     for twisted in (False, True, False, True):
         wrapped.twisted = plain.twisted = twisted
         assert train(plain, inputs, steps=1).differences(train(wrapped, inputs, steps=1, measure=False)) == []

@@ -16,7 +16,7 @@ from hybridremat.graph.costs import footprints, in_place_trials, part_trials
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.planning import pipeline
+from hybridremat.planning import planner
 from hybridremat.planning.rank_agreement import plan_digest
 from hybridremat.plans import codec as plan_codec
 from support.broken_nets import Reader
@@ -33,7 +33,7 @@ def nothing_is_made(monkeypatch):
         raise AssertionError("something was solved or measured")
 
     def forbid():
-        monkeypatch.setattr(pipeline.OPTIONS, "solve", forbidden)
+        monkeypatch.setattr(planner.OPTIONS, "solve", forbidden)
         monkeypatch.setattr(footprints, "_Trial", forbidden)
         monkeypatch.setattr(costs, "measure_times", forbidden)
         monkeypatch.setattr(in_place_trials, "_gives_same_bits", forbidden)
@@ -274,14 +274,12 @@ def test_equal_plans_have_one_name_however_long_they_took(saved):
     assert plan_digest(slower) == plan_digest(plan) != plan_digest(replace(plan, reserve=1))
 
 
-def test_a_step_of_several_graphs_is_not_applied_from_a_file(tmp_path):
+def test_a_plan_of_several_graphs_is_saved_whole(tmp_path):
     model, batch = Reader(), reader_batch()
     plan = hybridremat.plan(model, kwargs=batch, memory_limit="100%", graph_breaks="plan", **HOW)
     plan.save(tmp_path / "p.json")
     assert Plan.load(tmp_path / "p.json") == plan
     assert plan.parts and plan.inspect(0).headroom is not None
-    with pytest.raises(PlanMismatchError, match="a step of several graphs"):
-        hybridremat.wrap(model, kwargs=batch, plan=plan, progress=False)
 
 
 def test_layouts_belong_to_the_fingerprint_and_fractions_do_not():

@@ -16,7 +16,7 @@ from torch import nn
 import hybridremat
 from hybridremat.blocks.pareto import block_structure, enumerate_options
 from hybridremat.graph.costs.kernel_store import device_description
-from hybridremat.planning import option_cache, pipeline, plan_cache
+from hybridremat.planning import option_cache, pipeline, plan_cache, planner
 from hybridremat.planning.plan_cache import PlanCache, plan_key
 from hybridremat.planning.settings import Settings
 from support.quick_planning import LITTLE
@@ -47,7 +47,7 @@ def solved(monkeypatch):
             self._known = {(problem, "auto"): options for problem, options in solved_now.items()}
             return solved_now
 
-    monkeypatch.setattr(pipeline, "OPTIONS", Forgetful())
+    monkeypatch.setattr(planner, "OPTIONS", Forgetful())
     return calls
 
 

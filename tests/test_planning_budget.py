@@ -16,7 +16,7 @@ from hybridremat.blocks.types import BackwardStep, BlockProblem, ForwardOp
 from hybridremat.cli import main as cli
 from hybridremat.errors import LimitError
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.planning import pipeline
+from hybridremat.planning import planner
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.sequence.frontier import look_near
 from hybridremat.units import parse_seconds
@@ -31,7 +31,7 @@ AT_ONCE = Deadline(0.0)
 @pytest.fixture(autouse=True)
 def _own_options(monkeypatch):
     """With a deadline blocks are solved in other processes, with full effort: not for other tests to find."""
-    monkeypatch.setattr(pipeline, "OPTIONS", OptionCache())
+    monkeypatch.setattr(planner, "OPTIONS", OptionCache())
 
 
 # x → a (10) → b (4, temporary 3) → y (6); the backward reads b, then a.
@@ -69,12 +69,6 @@ def test_what_is_no_time_is_refused_before_anything_is_done(given: object) -> No
     model, batch = small("mlp")
     with pytest.raises(LimitError, match=r'planning_budget=.* give seconds .*, or "unlimited"\.$'):
         wrap(model, batch, planning_budget=given)
-
-
-def test_graphs_that_are_planned_together_have_no_budget() -> None:
-    model, batch = small("mlp")
-    with pytest.raises(LimitError, match="Leave one of them out"):
-        wrap(model, batch, planning_budget=1, graph_breaks="plan")
 
 
 @examples(150)

@@ -234,7 +234,7 @@ def test_an_error_in_the_planner_leaves_the_model():
         def fail(*_, **__):
             raise ArithmeticError("solver out of order")
 
-        patch.setattr("hybridremat.planning.pipeline.plan_graph", fail)
+        patch.setattr("hybridremat.planning.planner.plan_graph", fail)
         refuse(hybridremat.CaptureError, "solver out of order", model, batch)
     wrap(model, batch)
 

@@ -140,7 +140,7 @@ def test_a_shape_that_cannot_be_planned_costs_no_other_its_plan(monkeypatch):
     hybridremat.wrap(model, kwargs=rows(64), memory_limit=limit, max_plans=1, **HOW)
     with pytest.raises(InfeasibleLimitError):
         model(**rows(640))
-    monkeypatch.setattr("hybridremat.runtime.steps.captured_call", None)
+    monkeypatch.setattr("hybridremat.planning.pipeline.capture", None)
     model(**rows(64)).backward()
 
 

@@ -216,13 +216,13 @@ def test_gradients_accumulate_over_steps():
 
 def test_plans_are_identical_twice():
     model, batch = small("running")
-    from hybridremat.planning import pipeline
+    from hybridremat.planning import planner
     from hybridremat.planning.option_cache import OptionCache
 
     with pytest.MonkeyPatch.context() as patch:
         plans = []
         for _ in range(2):
-            patch.setattr(pipeline, "OPTIONS", OptionCache())
+            patch.setattr(planner, "OPTIONS", OptionCache())
             plans.append(hybridremat.plan(model, kwargs=batch, memory_limit="90%", **HOW))
     assert plans[0] == plans[1] and plans[0].schedule == plans[1].schedule
     assert plans[0].blocks == plans[1].blocks

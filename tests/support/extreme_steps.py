@@ -41,6 +41,6 @@ def run_extremely(model, batch, seed: int, share: float, *, fused: bool = False)
     model, planner = copy.deepcopy(model), ExtremePlanner(seed, share)
     backend = Backend(PlannedPartition(planner.choose, Inductor("") if fused else None))
     compiled = compile_step(model, backend)
-    capture(model, compiled, backend, (), batch)
+    capture(model, compiled, backend, (), batch).plan()
     model._compiled_call_impl = compiled
     return model, planner

@@ -16,7 +16,7 @@ from hybridremat.blocks import pareto
 from hybridremat.blocks.pareto import DEFAULT_EFFORT, enumerate_options
 from hybridremat.blocks.types import Effort
 from hybridremat.graph.joint import Schedule
-from hybridremat.planning import effort, improvement, pipeline
+from hybridremat.planning import effort, improvement, planner
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.sequence.polish import search
 
@@ -46,7 +46,7 @@ def _planning(
         patch.setattr(search, "EFFORT", polish)
         patch.setattr(effort, "CAPTURE", capture)
         patch.setattr(pareto, "enumerate_options", partial(enumerate_options, effort=blocks))
-        patch.setattr(pipeline, "OPTIONS", options)
+        patch.setattr(planner, "OPTIONS", options)
         yield
 
 

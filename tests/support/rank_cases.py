@@ -17,7 +17,7 @@ from hybridremat.blocks.types import Effort
 from hybridremat.compiler.inductor import Inductor
 from hybridremat.graph.costs import cost_models as costs
 from hybridremat.graph.costs import kernel_store
-from hybridremat.planning import pipeline
+from hybridremat.planning import planner
 from hybridremat.planning.option_cache import OptionCache
 from support.planned_steps import planned_forwards, plans_made
 from support.training import Trained, allocated_peak
@@ -165,7 +165,7 @@ def whole(rank: int) -> dict:
     (x,) = batches(rank, 1)
     options = FewOptions()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "OPTIONS", options)
+        patch.setattr(planner, "OPTIONS", options)
         result = {"errors": errors(rank, x)}
         least = result["errors"]["infeasible"][2]
         planned = wrap(net(), x, least)

@@ -20,7 +20,8 @@ from hybridremat.graph.costs.cost_models import FlopsCost, with_footprints, with
 from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import plain_schedule
-from hybridremat.planning.pipeline import Chosen, PlannedPartition
+from hybridremat.planning.pipeline import PlannedPartition
+from hybridremat.planning.planner import Chosen
 
 torch.set_num_threads(1)
 
@@ -249,5 +250,5 @@ def traced(model, *args, hold_outputs=False, fused=False, untried="error", **kwa
         inductor = Inductor("")
     partition = PlannedPartition(planner.choose, inductor)
     backend = Backend(partition, hold_outputs=hold_outputs)
-    capture(model, compile_step(model, backend), backend, args, kwargs)
+    capture(model, compile_step(model, backend), backend, args, kwargs).plan()
     return planner.step

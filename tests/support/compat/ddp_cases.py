@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn import functional
 
 import hybridremat
-from hybridremat.planning import pipeline
+from hybridremat.planning import planner
 from hybridremat.planning import ranks as talk
 from support.planned_steps import planned_forwards
 from support.rank_cases import FewOptions, Net, batches, compare, described, error_of, net, wrap
@@ -28,7 +28,7 @@ def few_options(function):
 
     def run(rank):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline, "OPTIONS", FewOptions())
+            patch.setattr(planner, "OPTIONS", FewOptions())
             return function(rank)
 
     return run
@@ -114,7 +114,7 @@ def circles(rank):
         time.sleep(8)
     (x,) = batches(0, 1)
     plan = described(wrap(net(), x[:64] if rank == 1 else x, "100%"))
-    return plan | {"solved": pipeline.OPTIONS.solved, "heard": heard}
+    return plan | {"solved": planner.OPTIONS.solved, "heard": heard}
 
 
 @few_options

@@ -1,0 +1,78 @@
+"""Settings together: each pair is refused by name, or plans, keeps its limit, and trains as plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import hybridremat
+from hybridremat.errors import InfeasibleLimitError, LimitError
+from hybridremat.planning.settings import Settings
+from support.setting_pairs import ALONE, asked, made, pairs, refusal, table
+from support.training import train
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
+HOW = {"cost_model": "flops", "workers": 1, "progress": False}
+OTHER_BITS = {'compiler="inductor"', 'rewrites="chunked"'}
+ALLOWED = [pair for pair in pairs() if not refusal(*pair)]
+REFUSED = [pair for pair in pairs() if refusal(*pair)]
+
+
+def test_the_documentation_has_the_table():
+    assert table() in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("pair", REFUSED, ids=" and ".join)
+def test_a_pair_that_is_refused_says_which_and_what_to_do(pair):
+    model, batch = made(pair)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(LimitError) as raised:
+        hybridremat.plan(model, kwargs=batch, **asked(*pair), **HOW)
+    text = str(raised.value)
+    assert all(name.split("=")[0] in text for name in pair)
+    assert re.search("leave|remove|plan ", text)
+    assert all((value == before[name]).all() for name, value in model.state_dict().items())
+
+
+def limited(model, batch, given):
+    """The settings, with the least limit where theirs is not feasible."""
+    try:
+        hybridremat.plan(model, kwargs=batch, **given, **HOW)
+    except InfeasibleLimitError as error:
+        return given | {"memory_limit": error.least}
+    return given
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", [p for p in ALLOWED if "device_spec" in p], ids=" and ".join)
+def test_a_pair_plans_for_another_device(pair):
+    model, batch = made(pair)
+    plan = hybridremat.plan(model, kwargs=batch, **limited(model, batch, asked(*pair)), **HOW)
+    assert plan.memory_limit is None or plan.needed <= plan.memory_limit
+
+
+@pytest.mark.quick_cases(6)
+@pytest.mark.parametrize("pair", [p for p in ALLOWED if "device_spec" not in p], ids=" and ".join)
+def test_a_pair_that_is_allowed_keeps_its_limit_and_the_numbers(pair):
+    model, batch = made(pair)
+    given = limited(model, batch, asked(*pair))
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=batch, **given, **HOW)
+    plan = hybridremat.get_plan(model)
+    assert plan.memory_limit is None or plan.needed <= plan.memory_limit
+    assert len(plan.parts) == (2 if 'graph_breaks="plan"' in pair else 0)
+    measured = hybridremat.measure(model, kwargs=batch)
+    # of what the caller drops before the backward a plan with all outputs counts more
+    assert measured.peak <= plan.needed
+    if not OTHER_BITS.intersection(pair):
+        assert train(plain, batch).differences(train(model, batch)) == []
+
+
+def test_every_setting_is_among_the_pairs():
+    told = {key for given in ALONE.values() for key in given} | {"memory_limit"}
+    beside = {"cost_model", "workers", "cache", "max_plans", "block_solver", "untried"}
+    assert told | beside | {"reckoning", "granted"} == {each.name for each in fields(Settings)}
