@@ -66,7 +66,6 @@ def limit_options() -> Parser:
     step = parser.add_argument_group("step")
     step.add_argument("--hold-outputs", action="store_true", help="your code keeps all outputs")
     step.add_argument("--forwards", type=int, metavar="N", default=1, help="forwards that wait at one time")
-    step.add_argument("--graph-breaks", metavar="WHAT", default="error", help="error (default), or plan")
     return parser
 
 
@@ -98,6 +97,7 @@ def _planning_options() -> Parser:
         "--gradients", metavar="NAME", default="at_end", help="at_end (default), or in_backward"
     )
     group.add_argument("--outputs", metavar="NAME", default="all", help="all (default), or loss")
+    group.add_argument("--graph-breaks", metavar="WHAT", default="error", help="error (default), or plan")
     group.add_argument(
         "--rewrites", metavar="NAME", default="exact", help="exact (default), chunked (the loss), or none"
     )
