@@ -24,6 +24,7 @@ from hybridremat.errors import (
 )
 from hybridremat.graph.costs.allocations import peaks_of
 from support.broken_nets import HOW, Inside, Reader, Stage, batch
+from support.early_gradients import adamw, assert_equal, trained
 from support.training import train, train_plain
 
 
@@ -275,6 +276,31 @@ def test_gradients_leave_in_the_backward_unless_graphs_share_their_parameter():
             parameter.grad = None
             parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
         assert hybridremat.measure(made, kwargs=given).peak <= plan.predicted_peak < 0.7 * plan.plain_peak
+
+
+def test_graphs_that_are_captured_again_run_as_planned():
+    torch.manual_seed(0)
+    model, given = Twice(64), batch(rows=8, width=64)
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=given, memory_limit="100%", gradients="in_backward", **HOW)
+    plan = hybridremat.get_plan(model)
+    torch._dynamo.reset()
+    assert train(plain, given).differences(train(model, given)) == []
+    assert hybridremat.get_plan(model).parts == plan.parts
+
+
+def test_an_optimizer_that_steps_in_the_backward_is_counted():
+    torch.manual_seed(0)
+    model, given = Reader(64), batch(rows=8, width=64)
+    plain = copy.deepcopy(model)
+    expected, _ = trained(plain, given, adamw(plain.parameters()), steps=3)
+    optimizer = hybridremat.optimizer_in_backward(model, adamw)
+    hybridremat.wrap(model, kwargs=given, memory_limit="100%", gradients="in_backward", **HOW)
+    plan = hybridremat.get_plan(model)
+    assert all(each.workspace for part in plan.parts for each in part.details.graph.deliveries)
+    found, peaks = trained(model, given, optimizer, steps=3)
+    assert_equal(found, expected)
+    assert max(peaks[1:]) <= plan.predicted_peak < 0.7 * plan.plain_peak
 
 
 class Twice(Reader):

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.profiler import record_function
 
-from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs
+from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs, original
 from hybridremat.compiler.inner import Captured, Finish, InnerCompiler, op_by_op
 from hybridremat.compiler.model_checks import require_current_device
 from hybridremat.compiler.opaque_calls import note_leaves
@@ -128,6 +128,8 @@ class Backend:
     armed
         Whether graphs are planned and run when they are called. While False they raise
         :class:`CaptureComplete` instead, so that a step is captured without running.
+    shared
+        Identities of parameters whose gradients leave no graph early.
     visit
         While it is set: what runs graphs in place of planning and running them.
     latest
@@ -161,6 +163,7 @@ class Backend:
         self.several_graphs, self.early_gradients = several_graphs, early_gradients
         self.armed = True
         self.error: HybridRematError | None = None
+        self.shared: set[int] = set()
         self.visit: Callable[[CapturedGraph, Sequence[Any]], Any] | None = None
         self.latest: CapturedGraph | None = None
         self.captured = False
@@ -194,7 +197,7 @@ class Backend:
             if self.several_graphs:
                 graph.unplanned = Unplanned(module, break_after(module), differentiable)
                 given = enumerate(example_inputs)
-                graph.parameters = {n: id(each) for n, each in given if isinstance(each, nn.Parameter)}
+                graph.parameters = {n: id(original(e)) for n, e in given if isinstance(e, nn.Parameter)}
             _forget_examples(module)
             self.latest = graph
 
@@ -291,14 +294,15 @@ class CapturedGraph:
         return self._held.guard(outputs, self._roles.detached, args)
 
     def keep_gradients_of(self, shared: Collection[int]) -> None:
-        """Let the gradients of some parameters not leave early: other graphs of the step add to them."""
-        leaving = self._early.leaving
-        self._early.leaving = {n: w for n, w in leaving.items() if self.parameters[n] not in shared}
+        """Let the gradients of some parameters leave no graph of the step early: several add to them."""
+        self._backend.shared |= set(shared)
 
     @property
     def _how(self) -> dict[str, Any]:
         """How the graph is split."""
-        return {"hold_outputs": self._hold_outputs, "leaving": self._early.leaving}
+        kept = {place for place, number in self.parameters.items() if number in self._backend.shared}
+        leaving = {place: room for place, room in self._early.leaving.items() if place not in kept}
+        return {"hold_outputs": self._hold_outputs, "leaving": leaving}
 
     @property
     def lean(self) -> bool:

@@ -51,6 +51,17 @@ def hook_workspace(parameter: Tensor) -> int:
     return max((count(parameter) for count in known if count is not None), default=0)
 
 
+STANDS_FOR = "_hybridremat_stands_for"
+"""Attribute of a parameter that takes the place of another in a trial run: a weak reference to that one."""
+
+
+def original(parameter: nn.Parameter) -> nn.Parameter:
+    """The model's own parameter, for one that stands for it in a trial run."""
+    found = getattr(parameter, STANDS_FOR, None)
+    own: nn.Parameter | None = found() if found is not None else None
+    return parameter if own is None else own
+
+
 def leaving_inputs(inputs: Sequence[object]) -> dict[int, int]:
     """The inputs of a graph whose gradients may leave: trained parameters, with their hooks' workspace.
 
@@ -58,7 +69,7 @@ def leaving_inputs(inputs: Sequence[object]) -> dict[int, int]:
     """
     shared = Counter(_address(value) for value in inputs if isinstance(value, Tensor))
     return {
-        index: hook_workspace(value)
+        index: hook_workspace(original(value))
         for index, value in enumerate(inputs)
         if isinstance(value, nn.Parameter)
         and value.requires_grad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hybridremat.compiler.early_gradients import gradients_dropped
+from hybridremat.compiler.early_gradients import STANDS_FOR, gradients_dropped
 from hybridremat.compiler.random_states import random_states_restored
 from hybridremat.compiler.sample_inputs import is_strided
 from hybridremat.errors import ModelError
@@ -170,6 +171,7 @@ def _stand_ins(model: nn.Module) -> Iterator[None]:
                     if shadow is None:
                         shadow = shadows[id(parameter)] = nn.Parameter(parameter.detach())
                         shadow.__dict__.update(parameter.__dict__)
+                        setattr(shadow, STANDS_FOR, weakref.ref(parameter))
                     back.callback(module._parameters.__setitem__, name, parameter)
                     module._parameters[name] = shadow
         yield

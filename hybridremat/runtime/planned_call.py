@@ -208,7 +208,9 @@ class PlannedCall:
         """The step with the path of these inputs added, or a new one if that does not fit."""
         if step.breaks is not None:
             with suppress(InfeasibleLimitError):
-                step.breaks.add_path(self._path(args, kwargs), on_infeasible="error")
+                survey = self._path(args, kwargs)
+                step.backend.shared |= survey.shared if survey is not None else set()
+                step.breaks.add_path(survey, on_infeasible="error")
                 return step
         anew = self._steps[self._key(args, kwargs)] = plan_step(
             self.model, args, kwargs, self.context, show=self._show
@@ -245,6 +247,7 @@ class PlannedCall:
             known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
             if known and step.breaks is not None and (survey := self._path(args, kwargs)) is not None:
+                step.backend.shared |= survey.shared
                 step.breaks.add_path(survey, self.context.settings.on_infeasible)
         if not step.backend.captured:
             raise no_backward(self.model)
