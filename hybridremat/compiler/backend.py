@@ -130,6 +130,8 @@ class Backend:
         :class:`CaptureComplete` instead, so that a step is captured without running.
     shared
         Identities of parameters whose gradients leave no graph early.
+    workspaces
+        By identity of a parameter: bytes that its hooks allocate, where a trial run takes the hooks off.
     visit
         While it is set: what runs graphs in place of planning and running them.
     latest
@@ -164,6 +166,7 @@ class Backend:
         self.armed = True
         self.error: HybridRematError | None = None
         self.shared: set[int] = set()
+        self.workspaces: dict[int, int] = {}
         self.visit: Callable[[CapturedGraph, Sequence[Any]], Any] | None = None
         self.latest: CapturedGraph | None = None
         self.captured = False
@@ -191,7 +194,7 @@ class Backend:
                 note_leaves(module, example_inputs)
                 roles = assign_roles(module, all_outputs=self.all_outputs, loss_only=self.loss_only)
             differentiable = tuple(_requires_grad(node) for node in joint_outputs(module))
-            leaving = leaving_inputs(example_inputs) if self.early_gradients else {}
+            leaving = leaving_inputs(example_inputs, self.workspaces) if self.early_gradients else {}
             with collected_seldom():
                 graph = CapturedGraph(self, self.inner(module, example_inputs), roles, leaving)
             if self.several_graphs:

@@ -62,14 +62,15 @@ def original(parameter: nn.Parameter) -> nn.Parameter:
     return parameter if own is None else own
 
 
-def leaving_inputs(inputs: Sequence[object]) -> dict[int, int]:
+def leaving_inputs(inputs: Sequence[object], known: Mapping[int, int] | None = None) -> dict[int, int]:
     """The inputs of a graph whose gradients may leave: trained parameters, with their hooks' workspace.
 
+    ``known``: by identity of the parameter, the workspace as it was before a trial run took the hooks off.
     Not those that share memory with another input: what changes one would change what the other is read for.
     """
     shared = Counter(_address(value) for value in inputs if isinstance(value, Tensor))
     return {
-        index: hook_workspace(original(value))
+        index: (known or {}).get(id(original(value)), hook_workspace(value))
         for index, value in enumerate(inputs)
         if isinstance(value, nn.Parameter)
         and value.requires_grad

@@ -12,6 +12,7 @@ from torch import nn
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import compile_step, model_device, nothing_captured, run_once, training_mode
 from hybridremat.compiler.capture_errors import without_gradients
+from hybridremat.compiler.early_gradients import hook_workspace
 from hybridremat.compiler.first_calls import set_up
 from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
@@ -64,6 +65,7 @@ def survey_step(
     survey = Survey(context)
     backend = backend_for(survey.choose)
     backend.visit = survey.visit
+    backend.workspaces = {id(each): hook_workspace(each) for each in model.parameters()}
     compiled, ready = compile_step(model, backend), set_up(model)
 
     @contextmanager
