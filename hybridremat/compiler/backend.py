@@ -201,7 +201,6 @@ class Backend:
                 graph.unplanned = Unplanned(module, break_after(module), differentiable)
                 given = enumerate(example_inputs)
                 graph.parameters = {n: id(original(e)) for n, e in given if isinstance(e, nn.Parameter)}
-            _forget_examples(module)
             self.latest = graph
 
         def run(*args: object) -> Any:
@@ -383,12 +382,6 @@ def _requires_grad(node: object) -> bool:
     """Whether an output of Dynamo's graph carries a gradient."""
     example = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return isinstance(example, torch.Tensor) and example.requires_grad
-
-
-def _forget_examples(module: fx.GraphModule) -> None:
-    """Drop Dynamo's example values: their autograd graphs hold real scalars, which no plan counts."""
-    for node in module.graph.nodes:
-        node.meta.pop("example_value", None)
 
 
 def break_after(module: fx.GraphModule) -> tuple[str, str] | None:

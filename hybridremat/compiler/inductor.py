@@ -18,7 +18,7 @@ from hybridremat.compiler.compiled_deliveries import as_ops
 from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
-from hybridremat.compiler.inner import Callbacks, Captured
+from hybridremat.compiler.inner import Callbacks, Captured, forget_examples
 from hybridremat.compiler.lowered_memory import LoweredStep, replay
 from hybridremat.graph.costs.footprints import workspace_of
 from hybridremat.graph.garbage import collector_off
@@ -91,7 +91,9 @@ class _CapturedForInductor:
     def compiled(self, callbacks: Callbacks) -> Callable[..., Any]:
         """See :class:`~hybridremat.compiler.inner.Captured`."""
         with self._tracing.resumed():
-            return compile_step(self._module, self._inputs, callbacks, identity=self._identity)
+            run = compile_step(self._module, self._inputs, callbacks, identity=self._identity)
+        forget_examples(self._module)  # Inductor's own passes read them
+        return run
 
 
 class StepBuffers:

@@ -68,11 +68,18 @@ class InnerCompiler(Protocol):
         ...
 
 
+def forget_examples(module: fx.GraphModule) -> None:
+    """Drop Dynamo's example values: their autograd graphs hold real scalars, which no plan counts."""
+    for node in module.graph.nodes:
+        node.meta.pop("example_value", None)
+
+
 class OpByOp:
     """A captured graph whose kernels run one by one, as in eager mode."""
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self._exported = ExportedGraph(module, inputs)
+        forget_examples(module)
 
     @property
     def joint(self) -> ExportedGraph | None:
