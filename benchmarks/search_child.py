@@ -31,10 +31,12 @@ import torch  # noqa: E402  (after the clock)
 from hybridremat.errors import InfeasibleLimitError  # noqa: E402
 from hybridremat.graph.joint import plain_schedule  # noqa: E402
 from hybridremat.planning import pipeline, planner  # noqa: E402
+from hybridremat.planning.chosen import Chosen  # noqa: E402
 from hybridremat.planning.context import PlanContext  # noqa: E402
 from hybridremat.planning.option_cache import OptionCache  # noqa: E402
 from hybridremat.planning.settings import Settings  # noqa: E402
 from hybridremat.planning.stages import plain_point  # noqa: E402
+from hybridremat.planning.step_costs import costed  # noqa: E402
 
 SHARES: Final = ("80%", "60%", "40%")
 LONG_STEP: Final = 0.1
@@ -81,12 +83,12 @@ def rows(kind: str, name: str, costs: str) -> Iterator[dict[str, Any]]:
     taken: dict[str, Any] = {}
     context = PlanContext.of(Settings(memory_limit="100%", cost_model=costs).validated(need_limit=True))
 
-    def choose(traced: Any) -> planner.Chosen:
+    def choose(traced: Any) -> Chosen:
         taken["capture"] = cpu_seconds() - started
         begun = cpu_seconds()
-        taken["step"], _ = planner.costed(traced, context)
+        taken["step"], _ = costed(traced, context)
         taken["costs"] = cpu_seconds() - begun
-        return planner.Chosen(taken["step"], plain_schedule(taken["step"].graph))
+        return Chosen(taken["step"], plain_schedule(taken["step"].graph))
 
     started = cpu_seconds()
     pipeline.plan_step(model.train(), (), batch, replace(context, build=False), choose=choose)

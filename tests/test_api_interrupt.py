@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from hybridremat.planning import planner
+from hybridremat.planning import step_costs
 from support.training import small, train, train_plain
 from support.wrapping import assert_untouched, state_of, wrap
 
@@ -81,9 +81,9 @@ def in_except() -> None:
 @pytest.mark.parametrize("swallowed", [in_weak_callback, in_except])
 def test_an_interrupt_that_is_swallowed_ends_wrap(swallowed, monkeypatch) -> None:
     model, batch = small("running")
-    before, costs = state_of(model), planner.with_costs
+    before, costs = state_of(model), step_costs.with_costs
     with monkeypatch.context() as patch:
-        patch.setattr(planner, "with_costs", lambda *args: (swallowed(), costs(*args))[1])
+        patch.setattr(step_costs, "with_costs", lambda *args: (swallowed(), costs(*args))[1])
         with pytest.raises(KeyboardInterrupt):
             wrap(model, batch, "85%")
     assert not SLEPT_ON

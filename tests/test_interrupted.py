@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hybridremat.planning import pipeline, planner, stages
+from hybridremat.planning import pipeline, planner, stages, step_costs
 from hybridremat.sequence.exchange.search import Exchange
 from support.training import small, train, train_plain
 from support.wrapping import assert_untouched, state_of, wrap
 
 PLACES = [
     (pipeline, "trace_joint"),
-    (planner, "with_costs"),
+    (step_costs, "with_costs"),
     (planner, "segment_graph"),
     (stages, "bind_blocks"),
     (planner, "solve_options"),

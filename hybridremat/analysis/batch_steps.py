@@ -12,14 +12,16 @@ from hybridremat.analysis.sample_step import SampleStep, sample_step
 from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import code_needs
+from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.lowered_frontier import LoweredFrontier, inductor_for, plain_code
 from hybridremat.planning.origin import origin_of
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.planner import Chosen, choose_from, costed, step_frontier
+from hybridremat.planning.planner import choose_from, step_frontier
 from hybridremat.planning.progress import Progress, Timings, planning_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.stages import plain_point
+from hybridremat.planning.step_costs import costed
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.runtime.prepare import capture_only, path_frontier, with_memory
 from hybridremat.sequence.judge import Judge

@@ -31,10 +31,11 @@ from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.rewrites import Rewrites
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
 from hybridremat.interrupts import prompt_interrupts
+from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import shape_text
 from hybridremat.planning.origin import origin_of
-from hybridremat.planning.planner import Choose, choose_schedule
+from hybridremat.planning.planner import choose_schedule
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.settings import Settings
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
@@ -14,22 +13,23 @@ from hybridremat.blocks.types import BlockSolver
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.errors import InfeasibleLimitError, PolicyError
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.joint import JointGraph, Phase
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import require_as_planned, require_code_within_limit, under_checked_policy
 from hybridremat.planning.chain_plan import ChainPlan
 from hybridremat.planning.choose import choose_plan
+from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.effort import FOR_BLOCKS, TYPICAL_GAP, PlanningEffort
 from hybridremat.planning.improvement import search_ranges
 from hybridremat.planning.kept_options import KeptOptions
+from hybridremat.planning.known_plans import keep_plan, known_plan
 from hybridremat.planning.option_cache import OPTIONS, OptionCache
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.plan_cache import plan_key
 from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.stages import forward_frontier, plain_point, segment_graph, solve_options
-from hybridremat.planning.step_costs import with_costs, with_memory
+from hybridremat.planning.step_costs import costed, note_checkpointing
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.policy import Pinned, resolve_policy
@@ -46,43 +46,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class Chosen:
-    """The schedule of a traced step.
-
-    Attributes
-    ----------
-    step
-        The step with costs.
-    schedule
-        Every execution of its ops.
-    limit
-        Most bytes of the emitted graphs.
-    accept
-        Raises :class:`~hybridremat.PlanError` if their memory is not what was planned.
-    started
-        Called when the forward starts.
-    accept_code
-        As ``accept``, for the code that a compiler generates of the graphs; None if they run op by op.
-    lean
-        Whether the compiler keeps the order of the schedule and frees every buffer at once.
-    plain
-        Whether it lays out what is saved as in a step without a plan.
-    """
-
-    step: TracedStep
-    schedule: Schedule
-    limit: int | None = None
-    accept: Callable[[EmittedMemory], None] = lambda _: None
-    started: Callable[[], None] = lambda: None
-    accept_code: Callable[[EmittedMemory], None] | None = None
-    lean: bool = False
-    plain: bool = False
-
-
-Choose = Callable[[TracedStep], Chosen]
-
-
 def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
     """The schedule of a traced step's plan, which becomes the current plan of the store.
 
@@ -93,7 +56,7 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
     """
     note_checkpointing(traced, context)
     step = under_checked_policy(traced, context)
-    ready = _ready(step, context)
+    ready = known_plan(step, context)
     is_new = ready is None or ready.details is None
     if ready is not None and ready.details is not None:
         plan = ready
@@ -111,7 +74,7 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
         step = replace(step, graph=plan.details.graph)
     if plan.compiler == "inductor":
         if is_new:
-            _keep(plan, context)
+            keep_plan(plan, context)
         accept_code = partial(require_code_within_limit, plan, step.graph)
         return Chosen(
             step,
@@ -134,59 +97,7 @@ def _accept(plan: Plan, graph: JointGraph, keep_in: PlanContext | None, memory: 
     """Keep a new plan for other processes once the checker has let its graphs pass."""
     require_as_planned(plan, graph, memory)
     if keep_in is not None:
-        _keep(plan, keep_in)
-
-
-def _ready(step: TracedStep, context: PlanContext) -> Plan | None:
-    """An existing plan: from the store, the caller or the disk."""
-    known = context.store.get(step.graph.fingerprint)
-    if known is not None:
-        return known
-    if context.given is not None and not len(context.store):
-        from hybridremat.planning.apply import applied
-
-        measured = partial(with_memory, step, context.settings, context.agreement)
-        return applied(context.given, step, context.origin, measured)
-    if context.disk is None or not context.agreement.alone:
-        return None
-    started = time.perf_counter()
-    for reused in (False, True) if len(context.store) else (False,):
-        found = context.disk.read(_disk_key(step.graph.fingerprint, context, reused=reused))
-        if found is not None and found.fingerprint == step.graph.fingerprint:
-            from hybridremat.planning.port import with_local_names
-
-            timings = {"read the kept plan": time.perf_counter() - started}
-            return replace(with_local_names(found, step.graph, context.origin), timings=timings)
-    return None
-
-
-def _keep(plan: Plan, context: PlanContext) -> None:
-    """Write a plan to disk, unless ranks made it together: it depends on all of them."""
-    if context.disk is not None and context.agreement.alone and plan.details is not None:
-        context.disk.write(_disk_key(plan.fingerprint, context, reused=plan.reused_options), plan)
-
-
-def _disk_key(fingerprint: str, context: PlanContext, *, reused: bool) -> str:
-    return plan_key(fingerprint, context.settings, context.origin.device or "cpu", reused=reused)
-
-
-def note_checkpointing(step: TracedStep, context: PlanContext) -> None:
-    """Say in the log, once, that the model's own checkpointing decides nothing, if its graph has some."""
-    if step.graph.checkpointed and not context.store.told_of_checkpoints:
-        context.store.told_of_checkpoints = True
-        logger.warning(
-            "the model checkpoints %d ops itself (torch.utils.checkpoint, gradient_checkpointing_enable()): "
-            "the plan decides itself what is recomputed, but for what a selective policy says must be saved, "
-            "and they add no time to it; print(plan) shows what they would take. Leave it out, unless the "
-            "model also trains without hybridremat.",
-            len(step.graph.checkpointed),
-        )
-
-
-def costed(traced: TracedStep, context: PlanContext) -> tuple[TracedStep, Timings]:
-    """The step with costs, and the seconds that measuring them took."""
-    note_checkpointing(traced, context)
-    return with_costs(traced, context.settings, context.agreement, context.progress)  # cost
+        keep_plan(plan, keep_in)
 
 
 def make_plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from functools import partial
@@ -14,10 +15,13 @@ from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.costs.part_trials import with_part_times, with_parts
 from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.context import PlanContext
 from hybridremat.planning.progress import Progress, Timings, no_progress
 from hybridremat.planning.rank_agreement import RankAgreement
 from hybridremat.planning.settings import Settings
 from hybridremat.units import format_bytes
+
+logger = logging.getLogger(__name__)
 
 
 def with_costs(
@@ -76,3 +80,22 @@ def warn_beyond(spec: DeviceSpec, limit: int | None) -> None:
             DeviceMemoryWarning,
             stacklevel=3,
         )
+
+
+def note_checkpointing(step: TracedStep, context: PlanContext) -> None:
+    """Say in the log, once, that the model's own checkpointing decides nothing, if its graph has some."""
+    if step.graph.checkpointed and not context.store.told_of_checkpoints:
+        context.store.told_of_checkpoints = True
+        logger.warning(
+            "the model checkpoints %d ops itself (torch.utils.checkpoint, gradient_checkpointing_enable()): "
+            "the plan decides itself what is recomputed, but for what a selective policy says must be saved, "
+            "and they add no time to it; print(plan) shows what they would take. Leave it out, unless the "
+            "model also trains without hybridremat.",
+            len(step.graph.checkpointed),
+        )
+
+
+def costed(traced: TracedStep, context: PlanContext) -> tuple[TracedStep, Timings]:
+    """The step with costs, and the seconds that measuring them took."""
+    note_checkpointing(traced, context)
+    return with_costs(traced, context.settings, context.agreement, context.progress)  # cost

@@ -18,15 +18,17 @@ from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.accept import under_checked_policy
+from hybridremat.planning.chosen import Choose, Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.origin import origin_of
 from hybridremat.planning.pipeline import backend_for, plan_step
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.planner import Choose, Chosen, costed, step_frontier
+from hybridremat.planning.planner import step_frontier
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.rank_agreement import plan_digest
 from hybridremat.planning.ranks import rendezvous
 from hybridremat.planning.settings import Settings
+from hybridremat.planning.step_costs import costed
 from hybridremat.plans.origin import Origin
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
 from hybridremat.runtime.planned_call import SLOT, PlannedCall, planned_call

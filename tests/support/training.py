@@ -20,8 +20,8 @@ from hybridremat.graph.costs.cost_models import FlopsCost, with_footprints, with
 from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import plain_schedule
+from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.pipeline import PlannedPartition
-from hybridremat.planning.planner import Chosen
 
 torch.set_num_threads(1)
 

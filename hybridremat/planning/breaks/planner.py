@@ -22,9 +22,10 @@ from hybridremat.planning.breaks.graphs import StepGraphs
 from hybridremat.planning.breaks.paths import GraphPath, Paths, SurveyedPath
 from hybridremat.planning.breaks.survey import Survey, path_frontier
 from hybridremat.planning.breaks.ways import graph_of
+from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.planner import Chosen, costed
 from hybridremat.planning.settings import OnInfeasible, Settings
+from hybridremat.planning.step_costs import costed
 from hybridremat.sequence.joined_graphs import PartPoint
 
 

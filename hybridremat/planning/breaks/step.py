@@ -20,8 +20,8 @@ from hybridremat.errors import HybridRematError
 from hybridremat.planning.accept import require_policy
 from hybridremat.planning.breaks.planner import PathPlanner
 from hybridremat.planning.breaks.survey import Survey
+from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.planner import Choose
 
 BackendFor = Callable[[Choose], Backend]
 """Makes the backend of a step whose schedules a function gives."""

@@ -22,9 +22,11 @@ from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
+from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.planner import Chosen, costed, step_frontier
+from hybridremat.planning.planner import step_frontier
 from hybridremat.planning.progress import Timings
+from hybridremat.planning.step_costs import costed
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.sequence.joined_graphs import StepPart
 
