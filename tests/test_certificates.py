@@ -13,13 +13,14 @@ from torch import nn
 
 import hybridremat
 from hybridremat import Plan
+from hybridremat.analysis.frontier_certify import certify_points
 from hybridremat.cli import main as cli
 from hybridremat.errors import LimitError
-from hybridremat.graph.memory import schedule_time, step_memory
+from hybridremat.graph.memory import schedule_time
+from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.plans.certify import require_backward
 from hybridremat.plans.records import Certificate
 from hybridremat.sequence.strategies import STRATEGIES, WholeGraph
-from support.compiled import needs_compiler
 from support.nets import Net
 from support.training import small
 from support.wrapping import HOW, frontier_of
@@ -168,18 +169,9 @@ def test_bounds_hold_for_every_kind_of_step(settings: dict[str, str]) -> None:
     assert 0 <= tight.optimality_gap < 0.2
 
 
-@needs_compiler
-def test_a_compiled_plan_is_certified_by_the_count_of_its_graph() -> None:
-    model, batch = small("mlp")
-    found = hybridremat.frontier(model, kwargs=batch, compiler="inductor", certify=True, **HOW)
-    points = {point.peak: point.overhead for point in found.points}
-    assert points.keys() == {each.peak for each in found.bounds}
-    assert all(each.overhead <= points[each.peak] + 1e-12 for each in found.bounds)
-    plan = found.plan(memory_limit=found.points[0].peak).certified(progress=False)
-    graph = plan.details.graph
-    assert plan.certificate.limit == step_memory(graph, plan.schedule).peak
-    assert 0 <= plan.optimality_gap < 0.2
-    assert "as the graph counts bytes" in str(plan)
+def test_a_compiled_frontier_has_no_certificate() -> None:
+    with pytest.raises(LimitError, match="of a compiled step cannot be certified"):
+        certify_points(object.__new__(LoweredFrontier), show=False)
 
 
 def test_bounds_are_in_every_file(curve, tmp_path) -> None:
@@ -221,6 +213,8 @@ def test_planning_commands_certify_if_asked(tmp_path, monkeypatch, capsys, comma
 
 
 def test_what_has_no_graph_of_its_own_is_refused(plan) -> None:
+    with pytest.raises(LimitError, match="inductor cannot be certified"):
+        replace(plan, compiler="inductor").certified()
     with pytest.raises(LimitError, match="only a step of one graph with a backward"):
         replace(plan, details=None).certified()
 

@@ -67,6 +67,15 @@ def make_losses_by_chunks(module: fx.GraphModule, num_outputs: int) -> str:
     return ""
 
 
+def no_loss_in_any(count: int) -> ModelError:
+    """The error for a step of so many graphs, in none of which a loss can be made by chunks."""
+    return ModelError(
+        f'rewrites="chunked" finds no loss that can be made by chunks of rows in any of the {count} graphs '
+        "of this step. Logits and loss have to be in one graph, which hands out no logits: compute the loss "
+        "with no break and no return between, or leave rewrites= out."
+    )
+
+
 def no_loss_by_chunks(why: str) -> ModelError:
     """The error for a step of which no loss can be made by chunks."""
     return ModelError(

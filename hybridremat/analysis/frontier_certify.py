@@ -22,31 +22,25 @@ def certify_points(
 ) -> tuple[tuple[OverheadBound, ...], int]:
     """Bounds at the peaks of the points that are shown, by rising peak, and the least bytes of any schedule.
 
-    Of a compiled step: at the lowered ones, about schedules that the graph counts at no more than these, and
-    in bytes as it counts them.
-
     Raises
     ------
     LimitError
-        If the step is several graphs, or has no backward.
+        If the step is compiled, is several graphs, or has no backward.
     """
-    if isinstance(frontier, LoweredFrontier):
-        counted = frontier.counted
-        chosen = [(each.memory.peak, each.candidate) for each in frontier.lowered_points()]
-    elif isinstance(frontier, StepFrontier):
-        shown = {point.peak for point in evenly_spaced(frontier.points(), SHOWN)}
-        counted, chosen = frontier, [(each.peak, each) for each in frontier.candidates if each.peak in shown]
-    else:
-        raise LimitError("the frontier of several graphs cannot be certified: bounds are those of one graph")
-    require_backward(counted.graph)
+    if not isinstance(frontier, StepFrontier):
+        kind = "compiled step" if isinstance(frontier, LoweredFrontier) else "step of several graphs"
+        raise LimitError(f"the frontier of a {kind} cannot be certified: bounds are those of one graph")
+    require_backward(frontier.graph)
+    shown = {point.peak for point in evenly_spaced(frontier.points(), SHOWN)}
+    chosen = [each for each in frontier.candidates if each.peak in shown]
     bounds: list[OverheadBound] = []
     most = 0
     with planning_progress(show=show) as report:
-        for peak, point in reversed(chosen):  # a bound under a limit holds under every smaller one
+        for point in reversed(chosen):  # a bound under a limit holds under every smaller one
             report("certifying", len(bounds), len(chosen) + 1)
-            found = bound_under(counted.judge, point.needs, point.schedule, MANY)
-            most = found if counted is not frontier else max(most, found)  # the count need not fall with code
-            bounds.append(OverheadBound(peak, most / counted.plain.time - 1.0 if most else 0.0))
+            found = bound_under(frontier.judge, point.needs, point.schedule, MANY)
+            most = max(most, found)
+            bounds.append(OverheadBound(point.peak, most / frontier.plain.time - 1.0 if most else 0.0))
         report("certifying", len(chosen), len(chosen) + 1)
-        least = least_peak_bound(counted.graph, chosen[0][1].schedule)
+        least = least_peak_bound(frontier.graph, chosen[0].schedule)
     return tuple(reversed(bounds)), least

@@ -133,7 +133,7 @@ class Plan(PlanData):
         Raises
         ------
         PlotError
-            If the step is several graphs, or has no backward.
+            If the step is compiled, is several graphs, or has no backward.
         OutputError
             If it cannot be written.
         """
@@ -149,7 +149,7 @@ class Plan(PlanData):
         Raises
         ------
         PlotError
-            If the step is several graphs, or has no backward.
+            If the step is compiled, is several graphs, or has no backward.
         OutputError
             If it cannot be written.
         """
@@ -167,7 +167,7 @@ class Plan(PlanData):
         Raises
         ------
         LimitError
-            If the step is several graphs, or has no backward.
+            If the step is compiled, is several graphs, or has no backward.
         """
         from hybridremat.planning.progress import planning_progress
         from hybridremat.plans.certify import certificate_of

@@ -140,7 +140,7 @@ def make_plan(
         whole = "solved anew" if reuse and not attempts[0][0] else "solved whole"
         logger.info("nothing fits with the options of blocks that were looked at first; these are %s", whole)
     settings = context.settings
-    if settings.budget_seconds() is None or plan.details is None:
+    if settings.budget_seconds() is None or plan.details is None or settings.compiler == "inductor":
         return plan
     context.progress("bounding", 0, 1)
     from hybridremat.plans.certify import certificate_of  # programs of their own

@@ -16,22 +16,22 @@ from hybridremat.sequence.outside_memory import OutsideMemory
 def certificate_of(plan: PlanData, effort: BoundEffort = THOROUGH) -> Certificate:
     """The certificate of a plan; nothing is planned again.
 
-    Of a compiled plan it is about schedules that need no more than this one as the graph counts them: what
-    Inductor makes of the others is not known.
-
     Raises
     ------
     LimitError
-        If the step is several graphs, or has no backward.
+        If the step is compiled, is several graphs, or has no backward.
     """
+    if plan.compiler != "eager":
+        raise LimitError(
+            f"a plan for {plan.compiler} cannot be certified: its memory is that of generated code, and "
+            "bounds are those of a graph. Certify the plan that runs op by op (leave compiler= out)"
+        )
     if plan.details is None:
         raise LimitError("only a step of one graph with a backward can be certified")
     graph = plan.details.graph
     require_backward(graph)
-    judge = Judge(graph, outside=OutsideMemory(plan.reserve, plan.forwards))
     limit = plan.needed if plan.memory_limit is None else plan.memory_limit
-    if plan.compiler != "eager":
-        limit = judge.needs(plan.schedule)
+    judge = Judge(graph, outside=OutsideMemory(plan.reserve, plan.forwards))
     return Certificate(
         limit=limit,
         time=schedule_time(graph, plan.schedule),

@@ -179,7 +179,6 @@ def certificate_text(found: Certificate, plan: PlanData) -> str:
     return (
         f"no schedule under {format_bytes(found.limit)} saves more than {gap:.1f} % of this time; none goes "
         f"below {format_bytes(found.least_bound)} ({share:.1f} % of plain)"
-        + (", as the graph counts bytes" if plan.compiler != "eager" else "")
     )
 
 
