@@ -138,10 +138,16 @@ def test_a_shape_that_cannot_be_planned_costs_no_other_its_plan(monkeypatch):
     model = Mlp()
     limit = hybridremat.plan(model, kwargs=rows(64), memory_limit="80%", **HOW).memory_limit
     hybridremat.wrap(model, kwargs=rows(64), memory_limit=limit, max_plans=1, **HOW)
-    with pytest.raises(InfeasibleLimitError):
+    with pytest.raises(InfeasibleLimitError) as refused:
         model(**rows(640))
     monkeypatch.setattr("hybridremat.planning.pipeline.capture", None)
     model(**rows(64)).backward()
+    with pytest.raises(InfeasibleLimitError) as again:  # at once: nothing is captured
+        model(**rows(640))
+    assert (str(again.value), again.value.least) == (str(refused.value), refused.value.least)
+    model.layers[0].weight.requires_grad_(False)
+    with pytest.raises(TypeError):  # another step, which is captured
+        model(**rows(640))
 
 
 def test_numbers_that_change_count_as_shapes():

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SLOT = "_compiled_call_impl"  # where nn.Module.compile puts its call; not copied or pickled
+MOST_REFUSED = 64  # shapes that are known not to fit
 MANY_CAPTURES = 8  # of one input shape; switching modes, frozen layers and autocast takes fewer
 
 
@@ -64,6 +65,7 @@ class PlannedCall:
         self._show = show
         self.in_flight = ForwardsInFlight(context)
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
+        self._refused: dict[Hashable, InfeasibleLimitError] = {}
         self._caching = caching_configs(model)
         self._warned_of_shapes = self._warned_of_captures = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -261,12 +263,24 @@ class PlannedCall:
             self._steps.move_to_end(key)
             return self._steps[key]
         started = time.perf_counter()
-        step = plan_step(self.model, args, kwargs, self.context, show=self._show)
+        asked = key, conditions(self.model), id(self.context.settings), self.context.store.granted
+        self._require_not_refused(asked)
+        try:
+            step = plan_step(self.model, args, kwargs, self.context, show=self._show)
+        except InfeasibleLimitError as error:
+            kept = InfeasibleLimitError(str(error), limit=error.limit, least=error.least)
+            self._refused = dict([*self._refused.items(), (asked, kept)][-MOST_REFUSED:])
+            raise
         self._make_room()  # not earlier: a shape that cannot be planned must not cost another its plan
         self._steps[key] = step
         if len(self._steps) > 1:
             self._say_new_shape(args, kwargs, time.perf_counter() - started)
         return step
+
+    def _require_not_refused(self, asked: Hashable) -> None:
+        """Refuse a step at once that was refused before, as long as nothing has changed."""
+        if (known := self._refused.get(asked)) is not None:
+            raise InfeasibleLimitError(str(known), limit=known.limit, least=known.least)
 
     def _say_new_shape(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> None:
         plans = f"{len(self._steps)} of {self.context.settings.max_plans}"
