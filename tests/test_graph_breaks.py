@@ -390,17 +390,34 @@ class Rows(nn.Module):
         return self.second(x)
 
 
+class Head(Reader):
+    def __init__(self) -> None:
+        super().__init__(32)
+        self.head = nn.Linear(32, 512)
+
+    def forward(self, x, labels):
+        x = self.first(x)
+        x.detach().sum().item()
+        return functional.cross_entropy(self.head(self.second(x)), labels)
+
+
+def test_ops_by_parts_are_counted_as_they_run():
+    torch.manual_seed(0)
+    model, given = Head(), batch(rows=256, width=32)
+    exact, plain = (
+        hybridremat.plan(model, kwargs=given, memory_limit="300%", rewrites=way, **HOW)
+        for way in ("exact", "none")
+    )
+    assert exact.least_peak < plain.least_peak
+    before = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=given, memory_limit=exact.least_peak, **HOW)
+    plan = hybridremat.get_plan(model)
+    assert any(op.variant for part in plan.parts for op in part.details.graph.ops)
+    assert plan.predicted_peak - 64 <= hybridremat.measure(model, kwargs=given).peak <= plan.predicted_peak
+    assert train(before, given).differences(train(model, given)) == []
+
+
 def test_losses_by_chunks_across_breaks():
-    class Head(Reader):
-        def __init__(self) -> None:
-            super().__init__(32)
-            self.head = nn.Linear(32, 512)
-
-        def forward(self, x, labels):
-            x = self.first(x)
-            x.detach().sum().item()
-            return functional.cross_entropy(self.head(self.second(x)), labels)
-
     torch.manual_seed(0)
     model, given = Head(), batch(rows=256, width=32)
     whole, chunked = (

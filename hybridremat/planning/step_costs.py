@@ -65,9 +65,7 @@ def _with_memory(
     report = partial(progress, "trying kernels")
     measured = with_footprints(step, store, settings.untried, report)
     if settings.rewrites != "none" and settings.compiler == "eager":
-        measured = with_rewrites(measured, store)
-        if settings.graph_breaks == "error":
-            measured = with_parts(measured, store)
+        measured = with_parts(with_rewrites(measured, store), store)
     return measured
 
 
