@@ -424,7 +424,7 @@ def test_losses_by_chunks_across_breaks():
         hybridremat.plan(model, kwargs=given, memory_limit="300%", rewrites=way, **HOW)
         for way in ("exact", "chunked")
     )
-    assert chunked.least_peak < 0.6 * whole.least_peak
+    assert chunked.least_peak < 0.75 * whole.least_peak
     hybridremat.wrap(model, kwargs=given, memory_limit=chunked.least_peak, rewrites="chunked", **HOW)
     assert hybridremat.measure(model, kwargs=given).peak <= chunked.least_peak
     with pytest.raises(ModelError, match="in any of the 2 graphs of this step"):
