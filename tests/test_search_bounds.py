@@ -24,6 +24,7 @@ from hybridremat.planning import effort, improvement
 from hybridremat.planning.effort import MOST, PlanningEffort, SearchBound, power_of_two
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
+from hybridremat.sequence.polish.search import Polish
 from support.brute_blocks import SOLVES, blocks, figures_of
 from support.examples import examples
 from support.nets import transformer
@@ -114,7 +115,7 @@ def uneven(layers, scale):
 def searched(graph, share, monkeypatch, **how):
     """The time of a plan under a share of the plain peak, and the work of its searches by kind."""
     spent = {"polish": 0.0, "exchange": 0}
-    polish, exchange = improvement.Polish.__call__, improvement.Exchange.__call__
+    polish, exchange = Polish.__call__, improvement.Exchange.__call__
 
     def polished(self, schedule):
         found = polish(self, schedule)
@@ -128,7 +129,7 @@ def searched(graph, share, monkeypatch, **how):
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(improvement.Polish, "__call__", polished)
+        patch.setattr(Polish, "__call__", polished)
         patch.setattr(improvement.Exchange, "__call__", exchanged)
         limit = int(share * step_memory(graph, plain_schedule(graph)).peak)
         frontier = plan_graph(graph, cache=OptionCache(), workers=1, limit=limit, **how)

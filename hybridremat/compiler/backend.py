@@ -135,7 +135,8 @@ class Backend:
     visit
         While it is set: what runs graphs in place of planning and running them.
     latest
-        The graph that was captured last.
+        The graph that was captured last while it is not armed. PyTorch keeps every backend, so a backend must
+        keep no graph.
     error
         What capturing raised; Dynamo wraps it.
     captured
@@ -177,6 +178,19 @@ class Backend:
     def __call__(
         self, module: fx.GraphModule, example_inputs: Sequence[Any], **_: object
     ) -> Callable[..., Any]:
+        """Capture one of Dynamo's graphs; what runs it, once it is planned."""
+        graph = self.capture(module, example_inputs)
+        if not self.armed:
+            self.latest = graph
+
+        def run(*args: object) -> Any:
+            if not self.armed:
+                raise CaptureComplete
+            return graph(*args) if self.visit is None else self.visit(graph, args)
+
+        return run
+
+    def capture(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> CapturedGraph:
         """Capture one of Dynamo's graphs.
 
         Raises
@@ -201,14 +215,7 @@ class Backend:
                 graph.unplanned = Unplanned(module, break_after(module), differentiable)
                 given = enumerate(example_inputs)
                 graph.parameters = {n: id(original(e)) for n, e in given if isinstance(e, nn.Parameter)}
-            self.latest = graph
-
-        def run(*args: object) -> Any:
-            if not self.armed:
-                raise CaptureComplete
-            return graph(*args) if self.visit is None else self.visit(graph, args)
-
-        return run
+            return graph
 
     @contextmanager
     def noting_errors(self) -> Iterator[None]:

@@ -141,7 +141,8 @@ def capture(
         pass
     finally:
         backend.armed = True
-    return backend.latest
+    graph, backend.latest = backend.latest, None
+    return graph
 
 
 def run_once(

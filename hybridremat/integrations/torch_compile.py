@@ -60,13 +60,12 @@ def hybridremat_backend(
     with planning_progress(show=show) as progress:
         context = PlanContext.of(settings).at(graph_origin(example_inputs), progress)
         backend = backend_for(settings, partial(choose_schedule, context=context))
-        compiled = backend(module, example_inputs)
-        assert backend.latest is not None
-        backend.latest.plan()  # errors are to come before any of it has run
+        graph = backend.capture(module, example_inputs)
+        graph.plan()  # errors are to come before any of it has run
     context.store.note_total(time.perf_counter() - started, backend.compile_seconds)
     if on_plan is not None and context.store.current is not None:
         on_plan(context.store.current)
-    return compiled
+    return lambda *args: graph(*args)
 
 
 def read_options(

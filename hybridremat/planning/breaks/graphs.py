@@ -94,6 +94,8 @@ class StepGraphs:
                 made = plan_of(self.frontiers[key], way, whole.cost_model)
                 self.plans[key] = replace(made, origin=self._context.origin)
         self.chosen.update(chosen)
+        for key in chosen:  # it runs as it does now: nothing is planned again
+            self.steps.pop(key, None)
         if (given := self._given) is not None:  # whose times these are
             self._given = None
             whole = replace(

@@ -43,7 +43,7 @@ def plan_path(
         return None
     survey, backend, compiled = surveyed
     breaks = PathPlanner(survey)  # combine
-    backend.visit, backend.captured = None, True
+    backend.captured = True
     backend.partitioner = backend_for(breaks.choose).partitioner
     if context.build:
         breaks.begin()
@@ -81,9 +81,12 @@ def survey_step(
     except Exception as error:
         run_plainly(model, args, kwargs)
         raise without_gradients(model, error) from error
+    finally:
+        backend.visit = None
     if not survey.ran:
         raise nothing_captured(model)
     if not survey.has_breaks:
+        survey.ran.clear()  # PyTorch keeps every backend, and so what chooses for it
         return None
     if set_up(model) > ready:  # the first run broke at what no later one does
         return survey_step(model, args, kwargs, context, backend_for)
