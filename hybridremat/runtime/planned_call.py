@@ -125,6 +125,7 @@ class PlannedCall:
         ).validated(need_limit=True)
         self.context = replace(PlanContext.of(settings), store=self.context.store)
         self.in_flight.context = self.context
+        self._refused.clear()  # what they were asked for has changed
         logger.info(
             "the loss of %s is computed outside of it: %s, and %s are reserved for what that allocates",
             type(self.model).__name__,
@@ -263,13 +264,15 @@ class PlannedCall:
             self._steps.move_to_end(key)
             return self._steps[key]
         started = time.perf_counter()
-        asked = key, conditions(self.model), id(self.context.settings), self.context.store.granted
+        asked = key, conditions(self.model), self.context.store.granted
         self._require_not_refused(asked)
         try:
             step = plan_step(self.model, args, kwargs, self.context, show=self._show)
         except InfeasibleLimitError as error:
             kept = InfeasibleLimitError(str(error), limit=error.limit, least=error.least)
-            self._refused = dict([*self._refused.items(), (asked, kept)][-MOST_REFUSED:])
+            settings = self.context.settings
+            if settings.budget_seconds() is None and settings.gradients == "at_end":  # else more may change
+                self._refused = dict([*self._refused.items(), (asked, kept)][-MOST_REFUSED:])
             raise
         self._make_room()  # not earlier: a shape that cannot be planned must not cost another its plan
         self._steps[key] = step
