@@ -11,7 +11,10 @@ import hybridremat
 from hybridremat.compiler import inductor
 from hybridremat.compiler.compiled_deliveries import as_ops
 from hybridremat.compiler.deliveries import is_delivery
-from hybridremat.errors import DoubleBackwardError, EarlyGradientError
+from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.errors import DoubleBackwardError, EarlyGradientError, PlanError
+from hybridremat.planning.breaks.planner import _require_code_as_planned
+from hybridremat.sequence.joined_graphs import PartPoint
 from support.compiled import needs_compiler, nothing_kept_by_inductor
 from support.early_gradients import trained
 from support.training import small
@@ -110,6 +113,14 @@ def test_what_needs_all_gradients_is_refused_as_op_by_op():
     with pytest.raises(DoubleBackwardError):
         model(**batch).backward(retain_graph=True)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_code_that_takes_more_than_was_lowered_does_not_run():
+    planned = PartPoint(forward_peak=10, backward_peak=20, saved=5, time=1)
+    _require_code_as_planned(planned, EmittedMemory(10, 20, 5))
+    for more in (EmittedMemory(11, 20, 5), EmittedMemory(10, 21, 5), EmittedMemory(10, 20, 6)):
+        with pytest.raises(PlanError, match="has not been run"):
+            _require_code_as_planned(planned, more)
 
 
 @pytest.mark.slow

@@ -204,10 +204,12 @@ class PathPlanner:
 
 def _require_code_as_planned(planned: PartPoint, memory: EmittedMemory) -> None:
     """Compare the memory of a graph's code with that of the lowering by which it was chosen."""
-    if memory.forward_peak > planned.forward_peak or memory.backward_peak > planned.backward_peak:
+    found = memory.forward_peak, memory.backward_peak, memory.saved
+    most = planned.forward_peak, planned.backward_peak, planned.saved
+    if any(here > there for here, there in zip(found, most, strict=True)):
         raise PlanError(
-            f"a part of the emitted plan has not been run: its code takes {memory.peak} bytes, where "
-            f"{max(planned.forward_peak, planned.backward_peak)} were planned"
+            f"a part of the emitted plan has not been run: its code takes {found} bytes in its forward, in its "
+            f"backward and between them, where {most} were planned"
         )
 
 
