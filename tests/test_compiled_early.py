@@ -118,9 +118,9 @@ def test_what_needs_all_gradients_is_refused_as_op_by_op():
 def test_code_that_takes_more_than_was_lowered_does_not_run():
     planned = PartPoint(forward_peak=10, backward_peak=20, saved=5, time=1)
     _require_code_as_planned(planned, EmittedMemory(10, 20, 5))
-    for more in (EmittedMemory(11, 20, 5), EmittedMemory(10, 21, 5), EmittedMemory(10, 20, 6)):
+    for more in ((11, 20, 5), (10, 21, 5), (10, 20, 6)):
         with pytest.raises(PlanError, match="has not been run"):
-            _require_code_as_planned(planned, more)
+            _require_code_as_planned(planned, EmittedMemory(*more))
 
 
 @pytest.mark.slow

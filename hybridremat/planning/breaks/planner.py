@@ -208,8 +208,8 @@ def _require_code_as_planned(planned: PartPoint, memory: EmittedMemory) -> None:
     most = planned.forward_peak, planned.backward_peak, planned.saved
     if any(here > there for here, there in zip(found, most, strict=True)):
         raise PlanError(
-            f"a part of the emitted plan has not been run: its code takes {found} bytes in its forward, in its "
-            f"backward and between them, where {most} were planned"
+            f"a part of the emitted plan has not been run: its code takes {found} bytes in forward, backward "
+            f"and between them, where {most} were planned"
         )
 
 
