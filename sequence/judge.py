@@ -64,13 +64,13 @@ class Judge:
         ScheduleError
             If it reads what is not there.
         """
-        memory = self.simulate(schedule)
+        phases = self.phases(schedule)
         return SchedulePoint(
-            peak=memory.peak,
+            phases,
             time=self.time(schedule),
             flops=schedule_flops(self.graph, schedule),
             schedule=schedule,
-            needs=self.needs(schedule, memory),
+            needs=self.needs_of(phases),
             decisions=decisions,
         )
 
@@ -82,18 +82,22 @@ class Judge:
         """Whether a schedule does as the pins ask."""
         return obeys(self.graph, schedule, self.pins)
 
-    def needs(self, schedule: Schedule, memory: StepMemory | None = None) -> int:
-        """Bytes that have to be there for a schedule; ``memory``: its own, where it is known."""
-        memory = memory or self.simulate(schedule)
-        if self.outside.none:
-            return memory.peak
-        split = schedule.num_forward
-        peaks = PhasePeaks(
+    def phases(self, schedule: Schedule, memory: StepMemory | None = None) -> PhasePeaks:
+        """Bytes of the step itself, phase by phase; ``memory``: its own, where it is known."""
+        memory, split = memory or self.simulate(schedule), schedule.num_forward
+        return PhasePeaks(
             forward=max(memory.profile[:split], default=0),
             backward=max(memory.profile[split:], default=0),
             between=self._between(memory),
         )
-        return needed_bytes(self.graph, peaks, self.outside)
+
+    def needs(self, schedule: Schedule, memory: StepMemory | None = None) -> int:
+        """Bytes that have to be there for a schedule; ``memory``: its own, where it is known."""
+        return self.needs_of(self.phases(schedule, memory))
+
+    def needs_of(self, phases: PhasePeaks) -> int:
+        """Bytes that have to be there for a step of these phases."""
+        return phases.peak if self.outside.none else needed_bytes(self.graph, phases, self.outside)
 
     def profile(self, schedule: Schedule, memory: StepMemory | None = None) -> NDArray[np.int64]:
         """Bytes at every execution, with what is alive around the step."""

@@ -40,6 +40,11 @@ class PhasePeaks:
     backward: int
     between: int
 
+    @property
+    def peak(self) -> int:
+        """The higher of the peaks."""
+        return max(self.forward, self.backward)
+
 
 def needed_bytes(graph: JointGraph, peaks: PhasePeaks, outside: OutsideMemory) -> int:
     """Most step memory in bytes, outside memory included."""

@@ -29,6 +29,11 @@ def parts_for_nothing(graph: JointGraph) -> JointGraph:
     return replace(graph, ops=tuple(replace(op, time=op.runs_alone.time) for op in ops))
 
 
+def judge_of(judge: Judge, point: SchedulePoint) -> Judge:
+    """The judge of a graph with the ops run by parts that a point runs so."""
+    return judge.with_ops_of(ops_by_parts(judge.graph, point.parted))
+
+
 class PartsChooser:
     """Decides which ops of a graph run by parts, for schedules of :func:`parts_for_nothing` of it."""
 
@@ -82,7 +87,7 @@ class PartsChooser:
         if found.peak > limit:
             parted = self._able
             found = self._run_by_parts(parted)(point.schedule)
-        return replace(point, peak=found.peak, time=found.time, needs=found.needs, parted=parted)
+        return replace(point, phases=found.phases, time=found.time, needs=found.needs, parted=parted)
 
     def _made_to_run_by_parts(self, parted: frozenset[int]) -> Judge:
         """The judge of the graph with these ops run by parts."""

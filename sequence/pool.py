@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hybridremat.graph.joint import Schedule
 from hybridremat.sequence.decisions import Decision
+from hybridremat.sequence.outside_memory import PhasePeaks
+
+Code = Literal["none", "own", "lean", "plain"]
+"""Whose bytes a point has: counted ones, or those of generated code. Code is in the compiler's own order, or
+keeps that of the schedule and frees every buffer at once (lean), or is the plain step's, with what is saved
+laid out as the compiler likes."""
 
 
 @dataclass(frozen=True)
@@ -15,8 +23,8 @@ class SchedulePoint:
 
     Attributes
     ----------
-    peak
-        Bytes of step memory.
+    phases
+        Bytes of step memory: the peak of each phase, and what is alive between them.
     time
         Nanoseconds of all executions.
     flops
@@ -37,9 +45,11 @@ class SchedulePoint:
         is not known.
     chain
         The number of the chain whose blocks it decides about; None without any.
+    code
+        Whose bytes these are.
     """
 
-    peak: int
+    phases: PhasePeaks
     time: int
     flops: int
     schedule: Schedule
@@ -49,6 +59,12 @@ class SchedulePoint:
     composed_time: int | None = None
     least_time: int | None = None
     chain: int | None = None
+    code: Code = "none"
+
+    @property
+    def peak(self) -> int:
+        """Bytes of step memory at most."""
+        return self.phases.peak
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,20 @@ class Pool:
             (point for each in pools for point in each.points),
             (point for each in pools for point in each.base),
         )
+
+    def under(self, limit: int) -> SchedulePoint | None:
+        """The fastest of its points that needs at most so many bytes; None if none does."""
+        place = bisect_right(self.points, limit, key=lambda point: point.needs)
+        return self.points[place - 1] if place else None
+
+    def faster(self, time: int, count: int) -> tuple[SchedulePoint, ...]:
+        """The ``count`` points that are the next ones faster than so many nanoseconds."""
+        place = bisect_right(self.points, -time, key=lambda point: -point.time)
+        return self.points[place : place + count]
+
+    def with_points(self, points: Iterable[SchedulePoint]) -> Pool:
+        """The pool with what was found for a limit."""
+        return Pool(pareto_frontier((*self.points, *points)), self.base)
 
     def mapped(self, change: Callable[[SchedulePoint], Iterable[SchedulePoint]]) -> Pool:
         """That of what each point is changed to."""

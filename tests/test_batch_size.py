@@ -32,7 +32,7 @@ def make_with_args(batch):
 def no_exchanges():
     """Least peaks that rise with the batch: exchanges lower one more, another less."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(STRATEGIES, "hybrid", replace(HYBRID, exchanges=False))
+        patch.setitem(STRATEGIES, "hybrid", replace(HYBRID, searches=()))
         yield
 
 

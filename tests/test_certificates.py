@@ -17,7 +17,7 @@ from hybridremat.analysis.frontier_certify import certify_points
 from hybridremat.cli import main as cli
 from hybridremat.errors import LimitError
 from hybridremat.graph.memory import schedule_time
-from hybridremat.planning.lowered_frontier import LoweredFrontier
+from hybridremat.planning.compiled_frontier import CompiledFrontier
 from hybridremat.plans.certify import require_backward
 from hybridremat.plans.records import Certificate
 from hybridremat.sequence.strategies import STRATEGIES, WholeGraph
@@ -171,7 +171,7 @@ def test_bounds_hold_for_every_kind_of_step(settings: dict[str, str]) -> None:
 
 def test_a_compiled_frontier_has_no_certificate() -> None:
     with pytest.raises(LimitError, match="of a compiled step cannot be certified"):
-        certify_points(object.__new__(LoweredFrontier), show=False)
+        certify_points(object.__new__(CompiledFrontier), show=False)
 
 
 def test_bounds_are_in_every_file(curve, tmp_path) -> None:

@@ -21,7 +21,7 @@ from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.strategies import checkmate
 from hybridremat.sequence.strategies.checkmate import CHECKMATE
 from hybridremat.sequence.strategies.checkmate_lp import CHECKMATE_LP
-from hybridremat.sequence.strategies.whole_graph import Found, WholeGraph, WholeGraphPoints
+from hybridremat.sequence.strategies.whole_graph import Found, WholeGraph, WholeGraphSearch
 from support.examples import examples
 from support.extreme_schedules import extreme_schedule
 from support.joint_graphs import joint_graphs
@@ -126,7 +126,7 @@ def test_whatever_is_kept_the_rest_is_made_again(
 @given(joint_graphs(), st.integers(0, 100))
 @examples(20, deadline=None)
 def test_points_keep_their_figures_and_the_limit_is_searched_for(graph: JointGraph, percent: int) -> None:
-    points = WholeGraphPoints(CHECKMATE_LP, Judge(graph))
+    points = WholeGraphSearch(CHECKMATE_LP, Judge(graph))
     front = points.least()
     least, plain = front[0].peak, front[-1].peak
     limit = least + (plain - least) * percent // 100
@@ -187,7 +187,7 @@ def test_what_is_proved_is_for_the_limit_that_was_asked_for() -> None:
         def least(self, known: int) -> Found:
             return Found([plain])
 
-    points = WholeGraphPoints(WholeGraph("counted", lambda _: Search()), Judge(graph))
+    points = WholeGraphSearch(WholeGraph("counted", lambda _: Search()), Judge(graph))
     (found,) = points.under(10)
     assert found == replace(points.least()[0], least_time=990)
     needs = max(naive_profile(graph, plain))
@@ -209,7 +209,7 @@ def test_what_was_found_for_one_limit_goes_for_all() -> None:
         def least(self, known: int) -> Found:
             return Found([slow])
 
-    points = WholeGraphPoints(WholeGraph("forgetful", lambda _: Search()), Judge(graph))
+    points = WholeGraphSearch(WholeGraph("forgetful", lambda _: Search()), Judge(graph))
     assert fast in [each.schedule for each in points.under(max(peaks))]
     assert fast in [each.schedule for each in points.under(max(peaks) + 1)]
 

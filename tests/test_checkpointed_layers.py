@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hybridremat
 from hybridremat.graph.joint import plain_schedule
+from hybridremat.sequence.pool import Pool
 from hybridremat.sequence.strategies.layers import checkpointed_layers, layers_of
 from hybridremat.zoo.models import reference_model
 from support.training import Transformer, allocated_peak, loss_in, small, traced
@@ -162,9 +163,9 @@ def test_a_figure_that_the_frontier_has_is_left_out():
     step = found._step_frontier
     assert step.checkpointed() == found.checkpointed is not None
     point = checkpointed_layers(step.graph)
-    with_it = replace(step, candidates=(point, *step.candidates))
+    with_it = replace(step, pool=Pool((point, *step.candidates), step.pool.base))
     assert with_it.checkpointed() is None
-    alone = replace(step, candidates=(), plain=replace(step.plain, peak=point.peak, time=point.time))
+    alone = replace(step, pool=Pool((), ()), plain=replace(step.plain, phases=point.phases, time=point.time))
     assert alone.checkpointed() is None
 
 

@@ -17,12 +17,14 @@ from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.lowered_memory import LoweredStep
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.planning.choose_lowered import choose_lowered
-from hybridremat.planning.lowered_frontier import MOST_LOWERINGS, WORTH, LoweredFrontier
+from hybridremat.planning.choose import choose_plan
+from hybridremat.planning.compiled_frontier import MOST_LOWERINGS, WORTH, CompiledFrontier
+from hybridremat.planning.lowered_judge import LoweredJudge
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.origin import Origin
+from hybridremat.sequence.pool import Pool
 from support.compiled import compiled, error, gradients, needs_compiler, nothing_kept_by_inductor
 from support.examples import examples
 from support.extreme_steps import run_extremely
@@ -88,8 +90,8 @@ class Lowering:
 def chosen(step, frontier, lowering, **asked):
     settings = Settings(compiler="inductor", **asked).validated(need_limit=True)
     plain = lowering(step, plain_schedule(step.graph), lean=False).memory
-    lowered = LoweredFrontier(step, frontier, lowering, plain)
-    return choose_lowered(lowered, settings, Origin(), on_infeasible=settings.on_infeasible)
+    lowered = CompiledFrontier(frontier, LoweredJudge(step, frontier.judge, lowering, plain))
+    return choose_plan(lowered, settings, Origin(), on_infeasible=settings.on_infeasible)
 
 
 def fastest(frontier, limit, share):
@@ -134,12 +136,12 @@ def test_searches_go_on_from_the_point_whose_code_fits(step, frontier):
     composed = frontier.candidates[index]
     limit = composed.needs - 1 + (frontier.candidates[index + 1].needs - composed.needs) // 2
 
-    def plan_with(exchanges, share):
-        lowered = chosen(step, replace(frontier, exchanges=exchanges), share, memory_limit=limit)
+    def plan_with(searches, share):
+        lowered = chosen(step, replace(frontier, searches=searches), share, memory_limit=limit)
         assert lowered.predicted_peak <= limit
         return lowered
 
-    without, found = plan_with(False, Lowering(1.0, 1.0)), plan_with(True, Lowering(1.0, 1.0))
+    without, found = plan_with((), Lowering(1.0, 1.0)), plan_with(frontier.searches, Lowering(1.0, 1.0))
     assert found.overhead < without.overhead and found.composed_overhead == pytest.approx(without.overhead)
 
     def larger(step, schedule, *, lean):
@@ -148,7 +150,7 @@ def test_searches_go_on_from_the_point_whose_code_fits(step, frontier):
         peak = peak if schedule in known else 2 * limit
         return LoweredStep(EmittedMemory(peak, peak, 0))
 
-    assert plan_with(True, larger).schedule == without.schedule
+    assert plan_with(frontier.searches, larger).schedule == without.schedule
 
 
 def test_all_of_the_plain_code_is_the_plain_step(step, frontier):
@@ -167,7 +169,7 @@ def test_the_plain_step_fits_all_of_its_code_whatever_other_orders_take(step, fr
 
     *others, last = frontier.candidates
     reordered = replace(last, schedule=others[-1].schedule)
-    changed = replace(frontier, candidates=(*others, reordered))
+    changed = replace(frontier, pool=Pool((*others, reordered), frontier.pool.base))
     plan = chosen(step, changed, lower, memory_limit="100%")
     assert plan.schedule == plain
     assert plan.overhead == 0

@@ -8,12 +8,13 @@ import pytest
 
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.planning.improvement import search_ranges
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
 from hybridremat.runtime import prepare
 from hybridremat.sequence import frontier
+from hybridremat.sequence.exchange.improve import search_ranges
 from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import PhasePeaks
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.strategies.hybrid import HYBRID
 from support.nets import transformer
@@ -84,7 +85,7 @@ def test_how_many_tables_of_a_chain_are_filled(monkeypatch):
 
 
 def test_rivals_run_near_the_least_memory_and_everywhere_where_several_forwards_wait():
-    point = SchedulePoint(100, 1, 0, plain_schedule(uneven(1)), 100)
+    point = SchedulePoint(PhasePeaks(100, 100, 0), 1, 0, plain_schedule(uneven(1)), 100)
     own = Pool.of([point])
 
     def rivals(forwards, limit):

@@ -20,10 +20,11 @@ from hybridremat.blocks.types import LOADING, BackwardStep, BlockProblem, Forwar
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.planning import effort, improvement
-from hybridremat.planning.effort import MOST, PlanningEffort, SearchBound, power_of_two
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
+from hybridremat.sequence import effort
+from hybridremat.sequence.effort import MOST, PlanningEffort, SearchBound, power_of_two
+from hybridremat.sequence.exchange.search import Exchange
 from hybridremat.sequence.polish.search import Polish
 from support.brute_blocks import SOLVES, blocks, figures_of
 from support.examples import examples
@@ -115,7 +116,7 @@ def uneven(layers, scale):
 def searched(graph, share, monkeypatch, **how):
     """The time of a plan under a share of the plain peak, and the work of its searches by kind."""
     spent = {"polish": 0.0, "exchange": 0}
-    polish, exchange = Polish.__call__, improvement.Exchange.__call__
+    polish, exchange = Polish.__call__, Exchange.__call__
 
     def polished(self, schedule):
         found = polish(self, schedule)
@@ -130,7 +131,7 @@ def searched(graph, share, monkeypatch, **how):
 
     with monkeypatch.context() as patch:
         patch.setattr(Polish, "__call__", polished)
-        patch.setattr(improvement.Exchange, "__call__", exchanged)
+        patch.setattr(Exchange, "__call__", exchanged)
         limit = int(share * step_memory(graph, plain_schedule(graph)).peak)
         frontier = plan_graph(graph, cache=OptionCache(), workers=1, limit=limit, **how)
         return frontier.choose(limit, None).time, spent

@@ -33,6 +33,7 @@ from hybridremat.sequence.frontier import (
     look_near,
 )
 from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import PhasePeaks
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from support.examples import examples
 from support.random_chains import training_chain
@@ -190,7 +191,8 @@ def test_more_options_never_cost_more_than_the_table_of_fewer(seed: int, few: in
 
 def point(figures: tuple[int, int]) -> SchedulePoint:
     """A point of these bytes and nanoseconds."""
-    return SchedulePoint(*figures, 0, Schedule((), 0), needs=figures[0])
+    peak, time = figures
+    return SchedulePoint(PhasePeaks(peak, 0, 0), time, 0, Schedule((), 0), needs=peak)
 
 
 def test_merging_keeps_the_better_points() -> None:

@@ -14,7 +14,8 @@ from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import code_needs
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.lowered_frontier import LoweredFrontier, inductor_for, plain_code
+from hybridremat.planning.graph_frontier import GraphFrontier
+from hybridremat.planning.lowered_judge import inductor_for, plain_code
 from hybridremat.planning.origin import origin_of
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import choose_from, step_frontier
@@ -22,7 +23,6 @@ from hybridremat.planning.progress import Progress, Timings, planning_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.stages import plain_point
 from hybridremat.planning.step_costs import costed
-from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.runtime.prepare import capture_only, path_frontier, with_memory
 from hybridremat.sequence.judge import Judge
 
@@ -95,7 +95,7 @@ class BatchStep:
             return code_needs(self.graph, memory, outside)
         return Judge(as_plain(self.graph), outside=outside).needs(schedule)
 
-    def frontier(self, *, reuse: bool, show: bool) -> StepFrontier | LoweredFrontier:
+    def frontier(self, *, reuse: bool, show: bool) -> GraphFrontier:
         """The frontier of the step; ``reuse``: options of other batches will do."""
         with planning_progress(show=show) as progress:
             context = replace(self.context, progress=_named(progress, self.batch))
@@ -204,12 +204,7 @@ class Batches:
 
     def _least(self, frontier: AnyFrontier) -> int:
         """Least bytes of the points within the overhead that was asked for."""
-        most = self.settings.overhead_limit()
-        if isinstance(frontier, LoweredFrontier):
-            return frontier.least(most).needs
-        if not isinstance(frontier, StepFrontier):
-            return frontier.least_needs(most)
-        return (frontier.least() if most is None else frontier.smallest(most)).needs
+        return frontier.least_needs(self.settings.overhead_limit())
 
     def _step(self, batch: int) -> BatchStep | BatchPath:
         if batch not in self._steps:

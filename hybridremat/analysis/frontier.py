@@ -25,7 +25,6 @@ from hybridremat.analysis.measure import LossFunction
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.errors import LimitError
 from hybridremat.files import write_atomic
-from hybridremat.planning.lowered_frontier import LoweredFrontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import choose_from
 from hybridremat.planning.progress import planning_progress
@@ -114,13 +113,8 @@ class Frontier(FrontierData):
     @contextmanager
     def _shown(self) -> Iterator[AnyFrontier]:
         """The step's frontier, with a progress bar where points may be looked for, or lowered."""
-        frontier = self._step_frontier
         with planning_progress(show=self._show) as progress:
-            if isinstance(frontier, LoweredFrontier):
-                frontier = replace(frontier, progress=progress)
-            elif isinstance(frontier, StepFrontier) and frontier.searches:
-                progress("solving" if frontier.under else "improving", 0, 1)
-            yield frontier
+            yield self._step_frontier.shown_by(progress)
 
     def certified(self, *, progress: bool = True) -> Frontier:
         """The same frontier with bounds, a second or a few for each of the points that are printed.
@@ -240,7 +234,7 @@ def frontier_of(
     frontier: AnyFrontier, settings: Settings, origin: Origin, *, show: bool
 ) -> Frontier:
     """The frontier of a planning run, with exchanges at the points that are printed."""
-    if isinstance(frontier, StepFrontier) and frontier.exchanges:
+    if isinstance(frontier, StepFrontier) and frontier.searches:
         with planning_progress(show=show) as report:
             shown = evenly_spaced(frontier.points(), SHOWN)
             numbers = [n for n, point in enumerate(frontier.points()) if point in shown]

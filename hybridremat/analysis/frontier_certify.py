@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from hybridremat.analysis.frontier_data import OverheadBound
 from hybridremat.analysis.frontier_rows import SHOWN, evenly_spaced
 from hybridremat.errors import LimitError
-from hybridremat.planning.lowered_frontier import LoweredFrontier
+from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.plans.certify import bound_under, require_backward
-from hybridremat.sequence.bounds.certificate import MANY, least_peak_bound
+from hybridremat.plans.certify import require_backward
+from hybridremat.sequence.bounds.certificate import MANY, bound_under, least_peak_bound
 
 if TYPE_CHECKING:
     from hybridremat.planning.breaks.frontier import AnyFrontier
@@ -28,7 +28,7 @@ def certify_points(
         If the step is compiled, is several graphs, or has no backward.
     """
     if not isinstance(frontier, StepFrontier):
-        kind = "compiled step" if isinstance(frontier, LoweredFrontier) else "step of several graphs"
+        kind = "compiled step" if isinstance(frontier, GraphFrontier) else "step of several graphs"
         raise LimitError(f"the frontier of a {kind} cannot be certified: bounds are those of one graph")
     require_backward(frontier.graph)
     shown = {point.peak for point in evenly_spaced(frontier.points(), SHOWN)}

@@ -7,10 +7,9 @@ import warnings
 from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
-from hybridremat.graph.memory import step_memory
+from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
-from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.records import PlanDetails, PlannedBlock, Request
@@ -18,7 +17,7 @@ from hybridremat.sequence.pool import SchedulePoint
 
 
 def choose_plan(
-    frontier: StepFrontier, settings: Settings, origin: Origin, *, on_infeasible: OnInfeasible
+    frontier: GraphFrontier, settings: Settings, origin: Origin, *, on_infeasible: OnInfeasible
 ) -> Plan:
     """The plan of the point that ``settings`` ask for; nothing is solved.
 
@@ -28,7 +27,7 @@ def choose_plan(
         If no point satisfies them and ``on_infeasible`` is ``"error"``, or the limit alone is feasible.
     """
     started = time.perf_counter()
-    asked = limit = settings.limit_bytes(frontier.plain.peak)
+    asked = limit = settings.limit_bytes(frontier.plain_peak)
     try:
         chosen = frontier.choose(limit, settings.overhead_limit())
     except InfeasibleLimitError as error:
@@ -36,7 +35,7 @@ def choose_plan(
         too_slow = limit is not None and chosen.needs <= limit
         if on_infeasible == "error" or too_slow:
             raise
-        limit, chosen = chosen.needs, frontier.polished(chosen, chosen.needs)
+        limit, chosen = chosen.needs, frontier.finished(chosen, chosen.needs)
         warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=3)
     plan = plan_of_point(
         frontier,
@@ -47,11 +46,13 @@ def choose_plan(
         origin=origin,
         request=settings.request(),
     )
-    return plan.with_timings({"improve": time.perf_counter() - started}) if frontier.exchanges else plan
+    if not (stage := frontier.choosing):
+        return plan
+    return plan.with_timings({stage: plan.timings.get(stage, 0.0) + time.perf_counter() - started})
 
 
 def plan_of_point(
-    frontier: StepFrontier,
+    frontier: GraphFrontier,
     chosen: SchedulePoint,
     *,
     limit: int | None,
@@ -61,21 +62,22 @@ def plan_of_point(
     request: Request | None = None,
 ) -> Plan:
     """The plan of a point of the frontier."""
-    graph, outside = frontier.graph_of(chosen), frontier.judge.outside
+    graph, counted = frontier.graph_of(chosen), frontier.counted
+    released = sum(graph.values[value].bytes for value in graph.released_outputs)
     return Plan(
         memory_limit=limit,
         asked_limit=asked,
-        reserve=outside.reserve,
-        forwards=outside.forwards,
+        reserve=frontier.outside.reserve,
+        forwards=frontier.outside.forwards,
         predicted_peak=chosen.peak,
         needed=chosen.needs,
-        plain_peak=frontier.plain.peak,
-        least_peak=min(chosen.needs, frontier.least_composed_needs),
+        plain_peak=frontier.plain_peak,
+        least_peak=frontier.least_known(chosen),
         overhead=frontier.overhead(chosen),
         composed_overhead=_composed_overhead(frontier, chosen),
         strategy_gap=_strategy_gap(chosen),
         extra_flops=frontier.extra_flops(chosen),
-        saved_bytes=step_memory(graph, chosen.schedule).saved,
+        saved_bytes=chosen.phases.between - (released if chosen.code == "none" else 0),
         blocks=_blocks(frontier, chosen),
         cost_model=cost_model,
         fingerprint=graph.fingerprint,
@@ -83,10 +85,13 @@ def plan_of_point(
         origin=origin or Origin(),
         request=request or Request(),
         details=_details(frontier, chosen),
-        reused_options=frontier.reused_options,
-        pins=frontier.pins,
-        timings=dict(frontier.timings),
-        search=frontier.search_effort,
+        compiler="eager" if chosen.code == "none" else "inductor",
+        lean=chosen.code == "lean",
+        plain_code=chosen.code == "plain",
+        reused_options=counted.reused_options,
+        pins=counted.pins,
+        timings=dict(counted.timings),
+        search=counted.search_effort,
         untried=tuple(dict.fromkeys(graph.untried)),
     )
 
@@ -97,16 +102,16 @@ def _strategy_gap(point: SchedulePoint) -> float | None:
     return max(0.0, 1.0 - point.least_time / max(1, point.time))
 
 
-def _composed_overhead(frontier: StepFrontier, point: SchedulePoint) -> float | None:
+def _composed_overhead(frontier: GraphFrontier, point: SchedulePoint) -> float | None:
     if point.composed_time is None:
         return None
     return frontier.overhead(replace(point, time=point.composed_time))
 
 
-def _details(frontier: StepFrontier, chosen: SchedulePoint) -> PlanDetails | None:
+def _details(frontier: GraphFrontier, chosen: SchedulePoint) -> PlanDetails | None:
     if chosen.chain is None:
         return None
-    plan = frontier.chains[chosen.chain]
+    plan = frontier.counted.chains[chosen.chain]
     distinct = tuple(dict.fromkeys(plan.option_sets))
     number = {options: index for index, options in enumerate(distinct)}
     return PlanDetails(
@@ -114,14 +119,14 @@ def _details(frontier: StepFrontier, chosen: SchedulePoint) -> PlanDetails | Non
         option_sets=distinct,
         option_set_of=tuple(number[options] for options in plan.option_sets),
         decisions=chosen.decisions,
-        frontier=frontier.points_with(chosen),
+        frontier=frontier.points_beside(chosen),
         checkpointed=frontier.checkpointed(),
     )
 
 
-def _blocks(frontier: StepFrontier, chosen: SchedulePoint) -> tuple[PlannedBlock, ...]:
+def _blocks(frontier: GraphFrontier, chosen: SchedulePoint) -> tuple[PlannedBlock, ...]:
     if chosen.chain is None:
         return ()
-    plan = frontier.chains[chosen.chain]
+    plan = frontier.counted.chains[chosen.chain]
     chain = replace(plan.chain, graph=frontier.graph_of(chosen))
     return planned_blocks(chain, plan.option_sets, chosen.schedule, chosen.decisions)

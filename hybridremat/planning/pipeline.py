@@ -214,7 +214,7 @@ def partition_for(settings: Settings, choose: Choose, *, several: bool = False) 
     """What splits the graph of a step, or its ``several`` graphs, by its settings."""
     inductor = None
     if settings.compiler == "inductor":
-        from hybridremat.planning.lowered_frontier import inductor_for
+        from hybridremat.planning.lowered_judge import inductor_for
 
         inductor = inductor_for(settings)
     return PlannedPartition(choose, inductor, rewrites_of(settings, several=several))

@@ -20,8 +20,7 @@ from hybridremat.planning.chain_plan import ChainPlan
 from hybridremat.planning.choose import choose_plan
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.effort import FOR_BLOCKS, TYPICAL_GAP, PlanningEffort
-from hybridremat.planning.improvement import search_ranges
+from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.kept_options import KeptOptions
 from hybridremat.planning.known_plans import keep_plan, known_plan
 from hybridremat.planning.option_cache import OPTIONS, OptionCache
@@ -33,6 +32,8 @@ from hybridremat.planning.step_costs import costed, note_checkpointing
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.policy import Pinned, resolve_policy
+from hybridremat.sequence.effort import FOR_BLOCKS, TYPICAL_GAP, PlanningEffort
+from hybridremat.sequence.exchange.improve import search_ranges
 from hybridremat.sequence.frontier import Ranges, Wanted
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
@@ -42,7 +43,7 @@ from hybridremat.sequence.strategies import STRATEGIES, Strategy, WholeGraph
 from hybridremat.sequence.strategies.hybrid import HYBRID
 
 if TYPE_CHECKING:
-    from hybridremat.planning.lowered_frontier import LoweredFrontier
+    from hybridremat.planning.lowered_judge import Lowering
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def make_plan(
     while True:
         reuse, bounded = attempts.pop(0)
         frontier = step_frontier(step, timings, context, reuse=reuse, for_one_plan=True, bounded=bounded)
-        if bounded and not frontier.curtailed:
+        if bounded and not frontier.counted.curtailed:
             attempts.remove((reuse, False))  # it would find the same
         context.progress("improving", 0, 1)
         try:
@@ -158,27 +159,22 @@ class Combined(Protocol):
 
 
 def choose_from(
-    frontier: StepFrontier | LoweredFrontier | Combined,
+    frontier: GraphFrontier | Combined,
     settings: Settings,
     origin: Origin,
     *,
     on_infeasible: OnInfeasible = "error",
 ) -> Plan:
-    """The plan that the settings ask for: of a step that runs op by op, compiled, or in several graphs."""
-    if isinstance(frontier, StepFrontier):
+    """The plan that the settings ask for: of a step of one graph, or of several."""
+    if isinstance(frontier, GraphFrontier):
         return choose_plan(frontier, settings, origin, on_infeasible=on_infeasible)
-    from hybridremat.planning.choose_lowered import choose_lowered
-    from hybridremat.planning.lowered_frontier import LoweredFrontier
-
-    if isinstance(frontier, LoweredFrontier):
-        return choose_lowered(frontier, settings, origin, on_infeasible=on_infeasible)
     return frontier.plan_for(settings, origin, on_infeasible=on_infeasible)
 
 
-def _nothing_can_fit(frontier: StepFrontier | LoweredFrontier, context: PlanContext) -> bool:
-    """Whether a bound proves what a search did not find: generated code has none."""
+def _nothing_can_fit(frontier: GraphFrontier, context: PlanContext) -> bool:
+    """Whether a bound proves what a search did not find."""
     limit = context.settings.limit_bytes(frontier.plain_peak, least=0)
-    if limit is None or not isinstance(frontier, StepFrontier):
+    if limit is None:
         return False
     context.progress("bounding", 0, 1)
     return frontier.proves_infeasible(limit)
@@ -195,7 +191,7 @@ def step_frontier(
     alone: bool = True,
     share: float = 1.0,
     searched: bool = True,
-) -> StepFrontier | LoweredFrontier:
+) -> GraphFrontier:
     """The frontier of a step with costs, under the context's policy; ``timings`` of earlier stages.
 
     Parameters
@@ -216,7 +212,7 @@ def step_frontier(
     """
     settings, lowering = context.settings, None
     if settings.compiler == "inductor" and has_backward(step.graph):
-        from hybridremat.planning.lowered_frontier import Lowering  # takes a second
+        from hybridremat.planning.lowered_judge import Lowering  # takes a second
 
         lowering = Lowering.of_plain_step(step, timings, context)
         step, timings = lowering.step, lowering.timings
@@ -224,7 +220,7 @@ def step_frontier(
     outside = settings.outside_memory() if alone else NO_OUTSIDE_MEMORY
     if not searched:
         counted = forward_frontier(Judge(step.graph, pinned.pins, outside), pinned.records, timings)
-        return counted if lowering is None else lowering.frontier(counted, context.progress)
+        return _with_code(counted, lowering, context)
     plain_peak = plain_point(step.graph).peak
     limit = settings.limit_bytes(plain_peak, least=0)  # one of several graphs may take nothing
     ranges = None
@@ -246,7 +242,16 @@ def step_frontier(
         deadline=Deadline(settings.budget_seconds()).share(share),
         bounded=bounded and settings.planning_budget is None,
     )
-    return counted if lowering is None else lowering.frontier(counted, context.progress)
+    return _with_code(counted, lowering, context)
+
+
+def _with_code(counted: StepFrontier, lowering: Lowering | None, context: PlanContext) -> GraphFrontier:
+    """The frontier of a step as it runs: op by op, or compiled."""
+    if lowering is None:
+        return counted
+    from hybridremat.planning.compiled_frontier import CompiledFrontier
+
+    return CompiledFrontier(counted, lowering.judge(counted.judge), context.progress)
 
 
 SHARES: Final = {"solve": 0.5, "compose": 0.7, "improve": 0.9}
@@ -345,13 +350,12 @@ def plan_graph(
         frontier = StepFrontier(
             judge,
             solved.plans,
-            pool.points,
+            pool,
             plain,
             timed.timings,
             solved.reused,
             pinned.records,
-            base=pool.base,
-            exchanges=strategy.exchanges,
+            searches=strategy.searches,
             deadline=deadline.share(SHARES["improve"]),
             progress=progress,
             curtailed=solved.curtailed,

@@ -28,7 +28,7 @@ from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.records import PinRecord
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.parts import parts_for_nothing
-from hybridremat.sequence.pool import SchedulePoint
+from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.repair import PinRepair
 from hybridremat.sequence.strategies import Strategy
 
@@ -147,7 +147,7 @@ def forward_frontier(judge: Judge, pins: tuple[PinRecord, ...], timings: Timings
     """The frontier of a graph without a backward: nothing to choose."""
     plain = plain_point(judge.graph)
     only = judge(PinRepair(judge.graph, judge.pins)(plain.schedule))
-    return StepFrontier(judge, (), (only,), plain, timings, pins=pins)
+    return StepFrontier(judge, (), Pool.of([only]), plain, timings, pins=pins)
 
 
 def plain_point(graph: JointGraph) -> SchedulePoint:

@@ -1,29 +1,28 @@
-"""The frontier of a step, and the choice of its point under a limit."""
+"""The frontier of a step that runs op by op, and the choice of its point under a limit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
-from hybridremat.errors import PolicyError
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.graph.joint import JointGraph, ops_by_parts
 from hybridremat.planning.chain_plan import ChainPlan
-from hybridremat.planning.effort import PlanningEffort, SearchBound
-from hybridremat.planning.improvement import Improvement
+from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.limit_errors import infeasible, too_slow
-from hybridremat.planning.progress import Progress, no_progress
+from hybridremat.planning.progress import Progress, Timings, no_progress
+from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import FrontierPoint, PinRecord, SearchEffort
 from hybridremat.sequence.bounds.certificate import MANY, heaviest_op, least_peak_bound, time_once
+from hybridremat.sequence.effort import PlanningEffort, SearchBound
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.pool import SchedulePoint, pareto_frontier
+from hybridremat.sequence.pool import Pool, SchedulePoint
+from hybridremat.sequence.search import Goal, Level, Search, search_all
 from hybridremat.sequence.strategies.layers import checkpointed_layers
-from hybridremat.units import format_overhead_up
 
 MOST_FAILURES: Final = 3
-"""Limits in a row at which exchanges fail to be fast enough, after which no lower one is tried."""
+"""Limits in a row at which searches fail to be fast enough, after which no lower one is tried."""
 
 AROUND_LEAST: Final = 1.15
 """Times the least memory: up to there a plan may be slower than what a thorough search at the least finds.
@@ -31,63 +30,56 @@ On 15 steps plans for so much took at least 2 % less."""
 
 
 @dataclass(frozen=True)
-class StepFrontier:
-    """All schedules to choose from, before a limit is known.
+class StepFrontier(GraphFrontier):
+    """The frontier of a step that runs op by op (:class:`GraphFrontier`).
 
     Attributes
     ----------
     judge
         What its schedules cost, and which are allowed.
-    chains
-        One for each block size.
-    candidates
-        The frontier, by rising peak and falling time; its last point is the plain step or better, or,
-        where there are pins, the fastest step that obeys them.
-    plain
-        The plain step's figures.
-    timings
-        Seconds by stage.
-    reused_options
-        Whether some blocks have options of blocks with other sizes.
-    pins
-        What each pattern of a policy pins; every candidate obeys them.
-    base
-        The frontier of that part of the search which does not depend on the limit. The least memory is found
-        from it alone, so that every plan of the step reports the same. Empty where nothing depends on it.
-    exchanges
-        Whether the schedule that is chosen is improved under its limit
-        (:mod:`hybridremat.sequence.exchange`).
-    under
-        More candidates for a limit in bytes, of a strategy that looks for each limit anew.
+    pool
+        What was found without a limit: the last point is the plain step or better, or, where there are pins,
+        the fastest step that obeys them. The least memory is found from the pool's base alone.
+    searches
+        What looks further under each limit that is asked for.
     deadline
         When searches end with what they have.
     progress
         Called with (stage, done, total) by searches that take long.
-    curtailed
-        Whether blocks were left with fewer options than more work would find.
     effort
         What bounds the searches of a choice; None: caps of their own alone.
+    least_searched
+        Whether the least memory is what a search of the whole graph has found, and not that of the blocks.
     """
 
     judge: Judge
     chains: tuple[ChainPlan, ...]
-    candidates: tuple[SchedulePoint, ...]
+    pool: Pool
     plain: SchedulePoint
-    timings: dict[str, float] = field(compare=False)
+    timings: Timings = field(compare=False)
     reused_options: bool = False
     pins: tuple[PinRecord, ...] = ()
-    base: tuple[SchedulePoint, ...] = ()
-    exchanges: bool = False
-    under: Callable[[int], Sequence[SchedulePoint]] | None = field(default=None, compare=False)
+    searches: tuple[Search, ...] = ()
     deadline: Deadline = field(default=NO_DEADLINE, compare=False)
     progress: Progress = field(default=no_progress, compare=False)
     curtailed: bool = False
     effort: PlanningEffort | None = field(default=None, compare=False)
+    least_searched: bool = False
 
     @property
-    def graph(self) -> JointGraph:
-        """The joint graph with costs."""
-        return self.judge.graph
+    def candidates(self) -> tuple[SchedulePoint, ...]:
+        """What was found without a limit, by rising bytes and falling time."""
+        return self.pool.points
+
+    @property
+    def counted(self) -> Self:  # type: ignore[override]
+        """See :class:`GraphFrontier`."""
+        return self
+
+    @property
+    def choosing(self) -> str:  # type: ignore[override]
+        """See :class:`GraphFrontier`."""
+        return "improve" if self.searches else ""
 
     @property
     def search_effort(self) -> SearchEffort | None:
@@ -96,10 +88,27 @@ class StepFrontier:
             return None
         return SearchEffort(self.effort.capture, self.effort.step, self.curtailed)
 
+    def offered(self) -> tuple[SchedulePoint, ...]:
+        """See :class:`GraphFrontier`."""
+        return self.candidates
+
+    def as_planned(self, plan: PlanData) -> SchedulePoint:
+        """See :class:`GraphFrontier`."""
+        assert plan.details is not None
+        return Judge(plan.details.graph)(plan.schedule)
+
+    def shown_by(self, progress: Progress) -> Self:
+        """See :class:`GraphFrontier`."""
+        if self.searches:
+            progress("improving", 0, 1)
+        return self
+
+    # --- before a limit is searched for
+
     def composed_under(self, limit: int | None) -> int | None:
         """Nanoseconds of the fastest candidate under a limit (bytes), or of all; None if none fits."""
-        fitting = [each for each in self.candidates if limit is None or each.needs <= limit]
-        return fitting[-1].time if fitting else None
+        found = self.fastest if limit is None else self.pool.under(limit)
+        return None if found is None else found.time
 
     def gap_under(self, limit: int | None) -> float:
         """What could be won at most of that time, as a share of the plain step's; 0 where nothing fits."""
@@ -111,78 +120,151 @@ class StepFrontier:
         return time_once(self.graph)
 
     @property
-    def searches(self) -> bool:
-        """Whether a choice looks for more than the candidates, for a second or for many."""
-        return self.exchanges or self.under is not None
-
-    def least(self) -> SchedulePoint:
-        """The point of least memory, as fast as exchanges make it, by which it may need a little less."""
-        least = self._least_composed
-        if not self.exchanges:
-            return least
-        limit, improvement = least.needs, self._least_improvement
-        quick = improvement.quickly(least, limit)
-        found = [improvement.under(start, limit) for start in (least, quick)]
-        return min(found, key=lambda each: each.time)
+    def least_composed(self) -> SchedulePoint:
+        """The point of least memory that blocks can be composed for; of several, the fastest."""
+        return self.pool.base[0]
 
     def proves_infeasible(self, limit: int) -> bool:
-        """Whether it is proven that no schedule at all, found or not, fits into so many bytes."""
-        good = self._least_composed.schedule
-        return least_peak_bound(self.graph, good, MANY) > limit
+        """See :class:`GraphFrontier`."""
+        return least_peak_bound(self.graph, self.least_composed.schedule, MANY) > limit
 
-    @property
-    def least_composed_needs(self) -> int:
-        """Bytes that blocks can be composed for. What :meth:`least` searches for seconds may need less."""
-        return self._least_composed.needs
+    # --- searches
+
+    def _found(
+        self,
+        pool: Pool,
+        limit: int,
+        level: Level = Level.FULL,
+        beyond: tuple[SchedulePoint, ...] | None = None,
+    ) -> Pool:
+        """The pool with what is found under a limit."""
+        goal = Goal(limit, self.plain.peak, level, beyond, self.deadline, self._bound, self.progress)
+        return search_all(self.searches, self.judge, pool, goal)
+
+    def best(
+        self, limit: int, level: Level = Level.FULL, beyond: tuple[SchedulePoint, ...] | None = None
+    ) -> SchedulePoint:
+        """The fastest that is found under a limit which a candidate keeps; the same when asked again."""
+        key = limit, level, beyond
+        if key not in self._known:
+            best = self._found(self.pool, limit, level, beyond).under(limit)
+            assert best is not None, "a candidate keeps the limit"
+            self._known[key] = best
+        return self._known[key]
 
     @cached_property
-    def _least_composed(self) -> SchedulePoint:
-        """The point of least memory before exchanges; of several, the fastest."""
-        return min(self.base or self.candidates, key=lambda c: (c.needs, c.time))
+    def _known(self) -> dict[tuple[int, Level, tuple[SchedulePoint, ...] | None], SchedulePoint]:
+        return {}
 
-    def overhead(self, point: SchedulePoint) -> float:
-        """Extra time as a fraction of the plain step's."""
-        return point.time / self.plain.time - 1.0 if self.plain.time else 0.0
+    @cached_property
+    def _bound(self) -> SearchBound | None:
+        """One for all searches of this frontier."""
+        return None if self.effort is None else SearchBound(self.effort, self.plain.time, self._time_once)
 
-    def extra_flops(self, point: SchedulePoint) -> float:
-        """Extra flops as a fraction of the plain step's."""
-        return point.flops / self.plain.flops - 1.0 if self.plain.flops else 0.0
+    def least(self) -> SchedulePoint:
+        """The point of least memory, as fast as searches make it, by which it may need a little less."""
+        return self._least
 
-    @property
-    def fastest_overhead(self) -> float:
-        """The least overhead: 0 or less, unless a policy asks for recomputations."""
-        return self.overhead(self.candidates[-1])
+    @cached_property
+    def _least(self) -> SchedulePoint:
+        """Uses only limit-independent candidates, so that the least memory does not depend on the limit."""
+        limit, base = self.least_composed.needs, Pool(self.pool.base, self.pool.base)
+        quick = self._found(base, limit, Level.QUICK)
+        found = [self._found(start, limit, Level.THOROUGH).under(limit) for start in (base, quick)]
+        return min((each for each in found if each is not None), key=lambda each: each.time)
 
-    def require_policy_within(self, max_overhead: float | None) -> None:
-        """Raise PolicyError if what a policy wants recomputed alone exceeds an overhead (fraction)."""
-        takes = self.fastest_overhead
-        if max_overhead is not None and takes > max_overhead + 1e-12:
-            raise PolicyError(
-                f"policy: what it says must_recompute takes {format_overhead_up(takes)} more time than the "
-                f"plain step, which is more than max_overhead {max_overhead:.1%}. Raise max_overhead, or "
-                "recompute less."
-            )
+    def finished(self, point: SchedulePoint, limit: int) -> SchedulePoint:
+        """See :class:`GraphFrontier`."""
+        return self._found(Pool.of([point]), limit).under(limit) or point
 
-    def figures(self, point: SchedulePoint) -> FrontierPoint:
-        """The figures of a schedule."""
-        return FrontierPoint(point.peak, self.overhead(point), self.extra_flops(point))
+    # --- the choice
 
-    @property
-    def plain_peak(self) -> int:
-        """Bytes of the plain step."""
-        return self.plain.peak
+    def choose(self, limit: int | None, max_overhead: float | None) -> SchedulePoint:
+        """See :class:`GraphFrontier`."""
+        self.require_policy_within(max_overhead)
+        if limit is None:
+            return self.fastest if max_overhead is None else self.smallest(max_overhead)
+        chosen = self._under(limit)
+        if self.is_within(chosen, max_overhead):
+            return chosen
+        assert max_overhead is not None
+        smallest = self.smallest(max_overhead)
+        if (needs := smallest.needs) > limit:
+            raise too_slow(limit, max_overhead, takes=self.overhead(chosen), least=needs)
+        return self.finished(smallest, limit)
 
-    def figures_at(self, limit: int | None, max_overhead: float | None) -> FrontierPoint:
-        """The figures of the point that :meth:`choose` finds."""
-        return self.figures(self.choose(limit, max_overhead))
+    def _under(self, limit: int) -> SchedulePoint:
+        """The fastest point that is found under a limit, or the one of least memory, if that is faster."""
+        found = self._found(self.pool, limit).under(limit)
+        if found is None:
+            least = self.least()
+            if least.needs > limit:
+                raise self._infeasible(limit, least.needs)
+            found = self._found(self.pool.with_points([least]), limit).under(limit) or least
+        if not self.searches or limit > AROUND_LEAST * self.least_composed.needs:
+            return found
+        return min(found, self.least(), key=lambda each: each.time)
 
-    def points(self) -> tuple[FrontierPoint, ...]:
-        """The figures of every candidate, by rising peak."""
-        return tuple(self.figures(candidate) for candidate in self.candidates)
+    def _infeasible(self, limit: int, least: int) -> Exception:
+        return infeasible(
+            limit,
+            least,
+            self.plain.peak,
+            self.outside,
+            self.pins,
+            workspace=max((each.workspace for each in self.graph.deliveries), default=0),
+            searched=self.least_searched or self.curtailed,
+            heaviest=heaviest_op(self.graph),
+        )
 
-    def points_with(self, candidate: SchedulePoint) -> tuple[FrontierPoint, ...]:
-        """The figures of every candidate, and of one that exchanges led to."""
-        figures = {*self.points(), self.figures(candidate)}
+    def smallest(self, max_overhead: float) -> SchedulePoint:
+        """See :class:`GraphFrontier`.
+
+        Searches make points of less memory fast enough: how far down, is found by bisection, and then step by
+        step from there, since what they find at one limit does not tell all about the next.
+        """
+        self.require_policy_within(max_overhead)
+        ordered = self.candidates
+        high = next(n for n, each in enumerate(ordered) if self.is_within(each, max_overhead))
+        found = self.best(ordered[high].needs, Level.THOROUGH)
+        low = 0
+        while low < high:
+            middle = (low + high) // 2
+            tried = self.best(ordered[middle].needs, Level.THOROUGH)
+            if self.is_within(tried, max_overhead):
+                found, high = tried, middle
+            else:
+                low = middle + 1
+        failed = 0
+        while high > 0 and failed < MOST_FAILURES:
+            high -= 1
+            tried = self.best(ordered[high].needs, Level.QUICK, (found,))
+            fits = self.is_within(tried, max_overhead)
+            found, failed = (tried, 0) if fits else (found, failed + 1)
+        return found
+
+    # --- figures
+
+    def least_known(self, chosen: SchedulePoint) -> int:
+        """See :class:`GraphFrontier`. What :meth:`least` searches for seconds may need less."""
+        return min(chosen.needs, self.least_composed.needs)
+
+    def improved_at(self, numbers: Sequence[int], report: Callable[[int], None]) -> StepFrontier:
+        """The frontier with what is found quickly at some of its candidates, by rising number.
+
+        From the highest peak down: what was found there is tried at the next lower one as well.
+        """
+        least = self.least()  # as every plan says, wherever searches lead from elsewhere
+        found: list[SchedulePoint] = []
+        for done, number in enumerate(reversed([each for each in numbers if each])):
+            report(done)
+            found.append(self.best(self.candidates[number].needs, Level.QUICK, tuple(found[-1:])))
+        every = [least, *(each for each in (*self.candidates, *found) if each.needs >= least.needs)]
+        return replace(self, pool=Pool.of(every, self.pool.base))
+
+    def points_beside(self, chosen: SchedulePoint) -> tuple[FrontierPoint, ...]:
+        """See :class:`GraphFrontier`."""
+        figures = {*self.points(), self.figures(chosen)}
         kept: list[FrontierPoint] = []
         for point in sorted(figures, key=lambda each: (each.peak, each.overhead)):
             if not kept or point.overhead < kept[-1].overhead:
@@ -190,156 +272,9 @@ class StepFrontier:
         return tuple(kept)
 
     def checkpointed(self) -> FrontierPoint | None:
-        """Figures of checkpointing each layer; None without layers, and where the frontier has that point."""
+        """See :class:`GraphFrontier`."""
         point = checkpointed_layers(self.graph)
         if point is None:
             return None
         figures, known = self.figures(point), (*self.points(), self.figures(self.plain))
         return None if (figures.peak, figures.overhead) in {(p.peak, p.overhead) for p in known} else figures
-
-    def choose(
-        self, limit: int | None, max_overhead: float | None
-    ) -> SchedulePoint:
-        """The fastest point under a limit (bytes), or the smallest within an overhead (fraction).
-
-        The limit includes what the caller's code takes (:mod:`hybridremat.sequence.outside_memory`).
-
-        Raises
-        ------
-        InfeasibleLimitError
-            If no point satisfies both.
-        PolicyError
-            If what a policy wants recomputed alone exceeds the overhead.
-        """
-        self.require_policy_within(max_overhead)
-        if limit is None:
-            return self.candidates[-1] if max_overhead is None else self.smallest(max_overhead)
-        fitting = [each for each in self._considered(limit) if each.needs <= limit]
-        if not fitting:
-            least = self.least()
-            if (needs := least.needs) > limit:
-                raise infeasible(
-                    limit,
-                    needs,
-                    self.plain.peak,
-                    self.judge.outside,
-                    self.pins,
-                    workspace=self._workspace,
-                    searched=self.under is not None or self.curtailed,
-                    heaviest=heaviest_op(self.graph),
-                )
-            fitting = [least]
-        chosen = self._fastest(fitting[-1], limit)
-        if max_overhead is not None and self.overhead(chosen) > max_overhead + 1e-12:
-            smaller = self._small_enough(chosen, limit, max_overhead)
-            chosen = self.polished(smaller, limit)
-        return chosen
-
-    def _fastest(self, fitting: SchedulePoint, limit: int) -> SchedulePoint:
-        """The best that is found from the fastest candidate under a limit, or the one of least memory."""
-        found = self.polished(self.improved(fitting, limit), limit)
-        if not self.exchanges or limit > AROUND_LEAST * self.least_composed_needs:
-            return found
-        return min(found, self.least(), key=lambda each: each.time)
-
-    def _small_enough(
-        self, chosen: SchedulePoint, limit: int, max_overhead: float
-    ) -> SchedulePoint:
-        """The smallest point within an overhead, where the one ``chosen`` for a limit takes more."""
-        smallest = self.smallest(max_overhead)
-        if (needs := smallest.needs) <= limit:
-            return smallest
-        raise too_slow(limit, max_overhead, takes=self.overhead(chosen), least=needs)
-
-    def _considered(self, limit: int) -> Sequence[SchedulePoint]:
-        """The candidates for a limit, the slowest first; what is proved under it goes for all of them."""
-        if self.under is None:
-            return self.candidates
-        found = self.under(limit)
-        proven = found[0].least_time if found else None
-        every = sorted((*self.candidates, *found), key=lambda each: -each.time)
-        return [replace(each, least_time=proven) for each in every]
-
-    def smallest(self, max_overhead: float) -> SchedulePoint:
-        """The point of least memory within an overhead (a fraction).
-
-        Exchanges make points of less memory fast enough: how far down, is found by bisection, and then step
-        by step from there, since what they find at one limit does not tell all about the next.
-
-        Raises
-        ------
-        PolicyError
-            If what a policy wants recomputed alone exceeds the overhead.
-        """
-        self.require_policy_within(max_overhead)
-        ordered = sorted(self.candidates, key=lambda c: (c.needs, c.time))
-        high = next(n for n, c in enumerate(ordered) if self.overhead(c) <= max_overhead + 1e-12)
-        found = self.improved(ordered[high], ordered[high].needs)
-        low = 0
-        while self.exchanges and low < high:
-            middle = (low + high) // 2
-            tried = self.improved(ordered[middle], ordered[middle].needs)
-            if self.overhead(tried) <= max_overhead + 1e-12:
-                found, high = tried, middle
-            else:
-                low = middle + 1
-        failed = 0
-        while self.exchanges and high > 0 and failed < MOST_FAILURES:
-            high -= 1
-            limit = ordered[high].needs
-            tried = self._improvement.down_from(found, ordered[high], limit)
-            fits = self.overhead(tried) <= max_overhead + 1e-12
-            found, failed = (tried, 0) if fits else (found, failed + 1)
-        return found
-
-    def improved(self, candidate: SchedulePoint, limit: int) -> SchedulePoint:
-        """A candidate after exchanges under a limit that it keeps; itself if they gain nothing."""
-        return self._improvement.under(candidate, limit) if self.exchanges else candidate
-
-    def polished(self, candidate: SchedulePoint, limit: int) -> SchedulePoint:
-        """A candidate after searches under a limit that it keeps, as :meth:`improved`."""
-        return self._improvement.polished(candidate, limit) if self.exchanges else candidate
-
-    def improved_at(self, numbers: Sequence[int], report: Callable[[int], None]) -> StepFrontier:
-        """The frontier with exchanges at some of its candidates, by rising number."""
-        least = self.least()  # as every plan says, wherever exchanges lead from elsewhere
-        found = self._improvement.along([self.candidates[n] for n in numbers if n], report)
-        found = [least, *(c for c in (*self.candidates, *found) if c.needs >= least.needs)]
-        improved = replace(self, candidates=pareto_frontier(found))
-        improved._improvement.settle(improved.candidates)
-        return improved
-
-    @cached_property
-    def _improvement(self) -> Improvement:
-        return self._improvement_of(self.candidates)
-
-    @cached_property
-    def _least_improvement(self) -> Improvement:
-        """Uses only limit-independent candidates, so that the least memory does not depend on the limit."""
-        return self._improvement_of(self.base or self.candidates)
-
-    def _improvement_of(self, candidates: Sequence[SchedulePoint]) -> Improvement:
-        return Improvement(
-            self.judge,
-            candidates,
-            self.plain.peak,
-            self.deadline,
-            self.progress,
-            self._bound,
-        )
-
-    @cached_property
-    def _bound(self) -> SearchBound | None:
-        """One for all searches of this frontier."""
-        if self.effort is None:
-            return None
-        return SearchBound(self.effort, self.plain.time, self._time_once)
-
-    @property
-    def _workspace(self) -> int:
-        """Most bytes that whoever takes a gradient early allocates."""
-        return max((each.workspace for each in self.graph.deliveries), default=0)
-
-    def graph_of(self, candidate: SchedulePoint) -> JointGraph:
-        """The graph with the ops run by parts that a candidate runs so."""
-        return ops_by_parts(self.graph, candidate.parted)

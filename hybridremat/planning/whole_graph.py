@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import cache
 from typing import Final
 
 from hybridremat.blocks.types import OptionSet
@@ -17,8 +15,8 @@ from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.block_summary import option_of_schedule
 from hybridremat.plans.records import PinRecord
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.pool import SchedulePoint, pareto_frontier
-from hybridremat.sequence.strategies import WholeGraph, WholeGraphPoints
+from hybridremat.sequence.pool import Pool
+from hybridremat.sequence.strategies import WholeGraph, WholeGraphSearch
 
 SHARES: Final = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 """Limits of a frontier, as shares of the plain step's memory."""
@@ -49,34 +47,28 @@ def whole_graph_frontier(
     with timed("segment"):
         chains = segment_graph(Judge(judge.graph, judge.pins), progress)
         bound = min(chains, key=lambda each: len(each.bindings))
-    points = WholeGraphPoints(strategy, judge)
-
-    def allowed(found: Iterable[SchedulePoint]) -> Iterator[SchedulePoint]:
-        return (replace(each, chain=0) for each in found if judge.allows(each.schedule))
-
-    @cache
-    def under(limit: int) -> tuple[SchedulePoint, ...]:
-        return tuple(allowed(points.under(limit)))
+    search = WholeGraphSearch(strategy, judge)
 
     limits = [int(share * plain.peak) for share in SHARES] if limit is None else [limit]
     total = len(limits) + 1
     with timed("solve"):
         progress("solving", 0, total)
-        found = [*allowed(points.least())]
+        found = [*search.least()]
         for done, each in enumerate(limits, 1):
             progress("solving", done, total)
-            found += under(each)
+            found += search.under(each)
     found = [replace(each, least_time=None) for each in found]  # what is proved is for one limit
     if not found:
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
     return StepFrontier(
         judge,
         (_as_plain(bound, judge.graph),),
-        pareto_frontier(found),
+        Pool.of(found),
         plain,
         timed.timings,
         pins=pins,
-        under=under,
+        searches=(search,),
+        least_searched=True,
     )
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from hybridremat.errors import LimitError
-from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.joint import JointGraph, Phase
 from hybridremat.graph.memory import schedule_time
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import Certificate
-from hybridremat.sequence.bounds.certificate import THOROUGH, BoundEffort, least_peak_bound, time_bound
-from hybridremat.sequence.bounds.relaxation import PhaseLimits
+from hybridremat.sequence.bounds.certificate import THOROUGH, BoundEffort, bound_under, least_peak_bound
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.outside_memory import OutsideMemory
 
@@ -44,8 +43,3 @@ def require_backward(graph: JointGraph) -> None:
     """Raise LimitError if a graph has no backward."""
     if not any(op.phase is Phase.BACKWARD for op in graph.ops):
         raise LimitError("a forward alone cannot be certified: nothing in it is computed again")
-
-
-def bound_under(judge: Judge, limit: int, schedule: Schedule, effort: BoundEffort = THOROUGH) -> int:
-    """Nanoseconds that no schedule beats that needs at most ``limit`` bytes."""
-    return time_bound(judge.graph, PhaseLimits(*judge.phase_limits(limit)), schedule, effort)

@@ -17,6 +17,7 @@ from hybridremat.sequence.bounds.linear_program import ITERATIONS, LinearProgram
 from hybridremat.sequence.bounds.moments import MOMENTS, Moments, choose_moments, needed_ops
 from hybridremat.sequence.bounds.relaxation import PhaseLimits, peak_program, time_program
 from hybridremat.sequence.bounds.search import least_time
+from hybridremat.sequence.judge import Judge
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ def time_bound(
     if not effort.integers or bound >= (1 - NEAR) * schedule_time(graph, schedule):
         return bound
     return max(bound, integer_bound(program(INTEGER_MOMENTS), INTEGER_EFFORT))
+
+
+def bound_under(judge: Judge, limit: int, schedule: Schedule, effort: BoundEffort = THOROUGH) -> int:
+    """Nanoseconds that no schedule beats that needs at most ``limit`` bytes."""
+    return time_bound(judge.graph, PhaseLimits(*judge.phase_limits(limit)), schedule, effort)
 
 
 def least_peak_bound(graph: JointGraph, schedule: Schedule, effort: BoundEffort = THOROUGH) -> int:

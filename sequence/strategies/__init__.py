@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Final
 
 from hybridremat.sequence.strategies.strategy import Strategy
-from hybridremat.sequence.strategies.whole_graph import WholeGraph, WholeGraphPoints
+from hybridremat.sequence.strategies.whole_graph import WholeGraph, WholeGraphSearch
 
 _FILES: Final = {
     "hybrid": "hybrid.HYBRID",
@@ -54,4 +54,4 @@ class _Strategies(MutableMapping[str, Strategy | WholeGraph]):
 STRATEGIES: Final = _Strategies()
 """By name."""
 
-__all__ = ["STRATEGIES", "Strategy", "WholeGraph", "WholeGraphPoints"]
+__all__ = ["STRATEGIES", "Strategy", "WholeGraph", "WholeGraphSearch"]

@@ -16,6 +16,7 @@ from hybridremat.sequence.frontier import EVERYTHING, Wanted, frontier
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.repair import PinRepair
+from hybridremat.sequence.search import Search
 
 Decided = Callable[[ChainProblem], Iterable[Sequence[Decision]]]
 """The decisions about a chain with at least one block."""
@@ -43,8 +44,8 @@ class Strategy:
     waiting
         The same where several forwards wait for their backward, and what each has saved counts: the program
         goes by the peak of one, and takes an option that saves less for dominated if it needs as much then.
-    exchanges
-        Whether the schedule that is chosen is improved afterwards (:mod:`hybridremat.sequence.exchange`).
+    searches
+        What looks further under each limit that is asked for, one after the other.
     rivals_everywhere
         Whether the rivals run for limits far above the least memory, too.
     """
@@ -54,7 +55,7 @@ class Strategy:
     decided: Decided | None = None
     rivals: tuple[Restrict, ...] = ()
     waiting: tuple[Restrict, ...] = ()
-    exchanges: bool = False
+    searches: tuple[Search, ...] = ()
     rivals_everywhere: bool = False
 
     def frontier(

@@ -8,8 +8,9 @@ from typing import Final, Protocol
 
 from hybridremat.graph.joint import JointGraph, Schedule, plain_schedule
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.pool import SchedulePoint, pareto_frontier
+from hybridremat.sequence.pool import Pool, SchedulePoint, pareto_frontier
 from hybridremat.sequence.repair import PinRepair
+from hybridremat.sequence.search import Goal, Level
 
 ATTEMPTS: Final = 4
 """Searches for one limit, each under what the one before was beyond it."""
@@ -57,8 +58,10 @@ class WholeGraph:
     search: Callable[[JointGraph], Search]
 
 
-class WholeGraphPoints:
-    """What a strategy finds in one graph, in exact figures.
+class WholeGraphSearch:
+    """What a strategy finds in one graph, in exact figures; a search for the limit of a plan.
+
+    Its points have the chain 0, whose blocks show what a schedule does.
 
     Raises
     ------
@@ -69,12 +72,13 @@ class WholeGraphPoints:
     def __init__(self, strategy: WholeGraph, judge: Judge) -> None:
         self._search, self._judge = strategy.search(judge.graph), judge
         self._repair = PinRepair(judge.graph, judge.pins)
-        self._plain = self._points(Found([plain_schedule(judge.graph)]))
-        self._pool = list(self._plain)  # all that was found for any limit
+        plain = judge(self._repair(plain_schedule(judge.graph)))
+        self._plain_peak, self._most = plain.peak, plain.needs
+        self._pool = self._points(Found([plain.schedule]))  # all that was found for any limit
 
     def least(self) -> tuple[SchedulePoint, ...]:
         """The plain step, and what is found that needs less, down to the least."""
-        self._pool += self._points(self._search.least(self._plain[0].peak))
+        self._pool += self._points(self._search.least(self._plain_peak))
         return pareto_frontier(self._pool)
 
     def under(self, limit: int) -> tuple[SchedulePoint, ...]:
@@ -82,7 +86,7 @@ class WholeGraphPoints:
 
         The limit that is searched for is lowered where schedules need more than the search counts.
         """
-        budget = min(limit, self._plain[0].needs)
+        budget = min(limit, self._most)
         proven: int | None = None
         for attempt in range(ATTEMPTS):
             searched = self._search.under(budget)
@@ -95,5 +99,16 @@ class WholeGraphPoints:
             budget -= over
         return tuple(replace(each, least_time=proven) for each in pareto_frontier(self._pool))
 
+    def __call__(self, _judge: Judge, pool: Pool, goal: Goal) -> Pool:
+        """See :class:`~hybridremat.sequence.search.Search`; what is proved holds for all of the pool."""
+        if goal.level < Level.FULL:
+            return pool
+        found = self.under(goal.limit)
+        proven = found[0].least_time if found else None
+        both = pool.with_points(found)
+        return replace(both, points=tuple(replace(each, least_time=proven) for each in both.points))
+
     def _points(self, found: Found) -> list[SchedulePoint]:
-        return [self._judge(each) for each in dict.fromkeys(map(self._repair, found.schedules))]
+        repaired = dict.fromkeys(map(self._repair, found.schedules))
+        points = (replace(self._judge(each), chain=0) for each in repaired)
+        return [each for each in points if self._judge.allows(each.schedule)]

@@ -16,8 +16,10 @@ from hybridremat.blocks import pareto
 from hybridremat.blocks.pareto import DEFAULT_EFFORT, enumerate_options
 from hybridremat.blocks.types import Effort
 from hybridremat.graph.joint import Schedule
-from hybridremat.planning import effort, improvement, planner
+from hybridremat.planning import planner
 from hybridremat.planning.option_cache import OptionCache
+from hybridremat.sequence import effort
+from hybridremat.sequence.exchange import improve
 from hybridremat.sequence.polish import search
 
 LITTLE = Effort(
@@ -27,7 +29,7 @@ FEW, VERY_FEW = 150, 30
 """Schedules that exchanges simulate for a plan, and at one point of many."""
 
 POLISH, CAPTURE = search.EFFORT, effort.CAPTURE
-THOROUGH, QUICKLY = improvement.simulations_for, improvement.QUICK
+THOROUGH, QUICKLY = improve.simulations_for, improve.QUICK
 QUICK, FULL = OptionCache(), OptionCache()
 
 
@@ -41,8 +43,8 @@ def _planning(
     quickly: int,
 ) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(improvement, "simulations_for", thorough)
-        patch.setattr(improvement, "QUICK", quickly)
+        patch.setattr(improve, "simulations_for", thorough)
+        patch.setattr(improve, "QUICK", quickly)
         patch.setattr(search, "EFFORT", polish)
         patch.setattr(effort, "CAPTURE", capture)
         patch.setattr(pareto, "enumerate_options", partial(enumerate_options, effort=blocks))

@@ -12,16 +12,16 @@ from hybridremat.planning.breaks.paths import Paths, SurveyedPath
 from hybridremat.planning.breaks.points import PathProblem
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.progress import Progress
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.sequence.joined_graphs import MultiGraphStep, choose_points
 
 if TYPE_CHECKING:
-    from hybridremat.planning.lowered_frontier import LoweredFrontier
-    from hybridremat.planning.step_frontier import StepFrontier
+    from hybridremat.planning.graph_frontier import GraphFrontier
 
-    AnyFrontier: TypeAlias = "StepFrontier | LoweredFrontier | PathFrontier"
+    AnyFrontier: TypeAlias = "GraphFrontier | PathFrontier"
 
 LIMITS: Final = 32
 """Limits, evenly from the least memory to what the fastest choice needs, that a frontier is looked at."""
@@ -37,7 +37,7 @@ class PathFrontier:
 
     survey: Survey
 
-    reused_options = curtailed = False
+    reused_options = False
 
     @cached_property
     def _path(self) -> SurveyedPath:
@@ -119,6 +119,11 @@ class PathFrontier:
 
     def checkpointed(self) -> None:
         """Layers are not looked for across breaks."""
+
+    def shown_by(self, progress: Progress) -> PathFrontier:
+        """The same frontier: a choice takes no time."""
+        del progress
+        return self
 
     def plan_for(self, settings: Settings, origin: Origin, *, on_infeasible: OnInfeasible) -> Plan:
         """The plan that the settings ask for; nothing is solved.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import JointGraph
@@ -14,23 +13,14 @@ from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.breaks.paths import GraphPath, Paths
 from hybridremat.planning.breaks.points import PathProblem, choose_path, largest_gradient
 from hybridremat.planning.breaks.survey import path_frontier
-from hybridremat.planning.breaks.ways import (
-    Way,
-    graph_of,
-    pins_and_timings,
-    plan_of,
-    way_of_plan,
-    ways_of,
-)
+from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.context import PlanContext
+from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_costs import with_memory
-from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.records import GraphBreak, PlannedBlock
-
-if TYPE_CHECKING:
-    from hybridremat.planning.lowered_frontier import LoweredFrontier
+from hybridremat.sequence.pool import SchedulePoint
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +38,13 @@ class StepGraphs:
     def __init__(
         self,
         context: PlanContext,
-        frontiers: Mapping[str, StepFrontier | LoweredFrontier],
+        frontiers: Mapping[str, GraphFrontier],
         steps: Mapping[str, TracedStep],
     ) -> None:
         self._context = context
         self.frontiers, self.steps = dict(frontiers), dict(steps)
-        self.chosen: dict[str, Way] = {}
-        self._ways: dict[str, tuple[Way, ...]] = {}
+        self.chosen: dict[str, SchedulePoint] = {}
+        self._offers: dict[str, Sequence[SchedulePoint]] = {}
         self._given: Plan | None = None
         self.plans: dict[str, Plan] = {}
 
@@ -77,7 +67,7 @@ class StepGraphs:
             assert isinstance(part, Plan)
             measured = partial(with_memory, step, self._context.settings, self._context.agreement)
             self.plans[key] = applied(part, step, self._context.origin, measured)
-            self.chosen[key] = way_of_plan(self.frontiers[key], self.plans[key])
+            self.chosen[key] = self.frontiers[key].as_planned(self.plans[key])
         self._given = given
 
     def plan(self, order: GraphPath, paths: Paths, settings: Settings) -> Plan:
@@ -89,10 +79,16 @@ class StepGraphs:
             If nothing fits, unless ``on_infeasible="least"``.
         """
         chosen, whole = self._choose(order, paths, settings)
-        for key, way in chosen.items():
+        for key, point in chosen.items():
             if key not in self.plans:
-                made = plan_of(self.frontiers[key], way, whole.cost_model)
-                self.plans[key] = replace(made, origin=self._context.origin)
+                self.plans[key] = plan_of_point(
+                    self.frontiers[key],
+                    point,
+                    limit=None,
+                    asked=None,
+                    cost_model=whole.cost_model,
+                    origin=self._context.origin,
+                )
         self.chosen.update(chosen)
         for key in chosen:  # it runs as it does now: nothing is planned again
             self.steps.pop(key, None)
@@ -115,24 +111,24 @@ class StepGraphs:
 
     def _choose(
         self, order: GraphPath, paths: Paths, settings: Settings
-    ) -> tuple[dict[str, Way], Plan]:
-        """Ways for the graphs of a path; those with reused options are solved again if nothing fits."""
+    ) -> tuple[dict[str, SchedulePoint], Plan]:
+        """Points for the graphs of a path; those with reused options are solved again if nothing fits."""
         new = [key for key in dict.fromkeys(order) if key not in self.chosen]
-        if reused := [key for key in new if self.frontiers[key].reused_options]:
+        if reused := [key for key in new if self.frontiers[key].counted.reused_options]:
             try:
                 return choose_path(self.problem(order, paths), replace(settings, on_infeasible="error"))
             except InfeasibleLimitError:
                 logger.info("the options of other shapes do not fit this one; its blocks are solved anew")
                 for key in reused:
-                    timings = pins_and_timings(self.frontiers[key]).timings
+                    timings = self.frontiers[key].counted.timings
                     self.frontiers[key] = path_frontier(
                         self.steps[key], timings, self._context, reuse=False
                     )
-                    self._ways.pop(key, None)
+                    self._offers.pop(key, None)
         return choose_path(self.problem(order, paths), settings)
 
     def problem(self, order: GraphPath, paths: Paths) -> PathProblem:
-        """The graphs of a path, with the ways that each may run."""
+        """The graphs of a path, with the points that each may take."""
         eager_code, joined = paths.eager_code(order)
         if joined is None:
             joined = max(largest_gradient(self.frontiers[key]) for key in order)
@@ -147,16 +143,16 @@ class StepGraphs:
             self._context.settings.forwards,
         )
 
-    def _offered(self, key: str) -> tuple[Way, ...]:
+    def _offered(self, key: str) -> Sequence[SchedulePoint]:
         if key in self.chosen:
             return (self.chosen[key],)
-        if key not in self._ways:
-            self._ways[key] = ways_of(self.frontiers[key])
-        return self._ways[key]
+        if key not in self._offers:
+            self._offers[key] = self.frontiers[key].offered()
+        return self._offers[key]
 
     def _breaks(self, order: GraphPath, paths: Paths) -> tuple[GraphBreak, ...]:
         return tuple(
-            GraphBreak(*ending, crossing_bytes=_output_bytes(graph_of(self.frontiers[key])))
+            GraphBreak(*ending, crossing_bytes=_output_bytes(self.frontiers[key].graph))
             for key, ending in zip(order, paths.breaks(order), strict=False)
             if ending is not None
         )

@@ -21,12 +21,11 @@ from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.graphs import StepGraphs
 from hybridremat.planning.breaks.paths import GraphPath, Paths, SurveyedPath
 from hybridremat.planning.breaks.survey import Survey, path_frontier
-from hybridremat.planning.breaks.ways import graph_of
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_costs import costed
-from hybridremat.sequence.joined_graphs import PartPoint
+from hybridremat.sequence.outside_memory import PhasePeaks
 
 
 @dataclass
@@ -98,14 +97,14 @@ class PathPlanner:
                 raise SurveyNeededError
             self._extend((*self._run.ran, key))
         plan = self._graphs.plans[key]
-        graph = graph_of(self._graphs.frontiers[key]) if plan.details is None else plan.details.graph
+        graph = self._graphs.frontiers[key].graph if plan.details is None else plan.details.graph
         return Chosen(
             replace(step, graph=graph),
             plan.schedule,
             plan.predicted_peak if plan.compiler == "eager" else None,
             accept=partial(_require_as_planned, plan) if plan.compiler == "eager" else lambda _: None,
             started=partial(self._started, key),
-            accept_code=partial(_require_code_as_planned, self._graphs.chosen[key].figures),
+            accept_code=partial(_require_code_as_planned, self._graphs.chosen[key].phases),
             lean=plan.lean,
             plain=plan.plain_code,
         )
@@ -202,10 +201,10 @@ class PathPlanner:
         self._context.store.add(whole)
 
 
-def _require_code_as_planned(planned: PartPoint, memory: EmittedMemory) -> None:
+def _require_code_as_planned(planned: PhasePeaks, memory: EmittedMemory) -> None:
     """Compare the memory of a graph's code with that of the lowering by which it was chosen."""
     found = memory.forward_peak, memory.backward_peak, memory.saved
-    most = planned.forward_peak, planned.backward_peak, planned.saved
+    most = planned.forward, planned.backward, planned.between
     if any(here > there for here, there in zip(found, most, strict=True)):
         raise PlanError(
             f"a part of the emitted plan has not been run: its code takes {found} bytes in forward, backward "

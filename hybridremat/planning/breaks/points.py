@@ -7,20 +7,16 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule, as_plain
 from hybridremat.planning.breaks.limits import StepLimits, infeasible_error
-from hybridremat.planning.breaks.ways import Way, graph_of, pins_and_timings, plain_way
+from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
-from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.policy import total_records
-from hybridremat.sequence.joined_graphs import MultiGraphStep, StepPart, choose_points
-
-if TYPE_CHECKING:
-    from hybridremat.planning.lowered_frontier import LoweredFrontier
+from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
+from hybridremat.sequence.pool import SchedulePoint
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class PathProblem:
     frontiers
         Of each distinct graph.
     offered
-        The ways that each distinct graph may run: all of its frontier, or the one in which it already runs.
+        The points that each distinct graph may take: its frontier, or the one that it has already.
     eager_code
         Memory of the eager code before each graph of ``order`` and after the last one.
     joined_bytes
@@ -47,20 +43,20 @@ class PathProblem:
 
     keys: tuple[str, ...]
     order: tuple[int, ...]
-    frontiers: tuple[StepFrontier | LoweredFrontier, ...]
-    offered: tuple[tuple[Way, ...], ...]
+    frontiers: tuple[GraphFrontier, ...]
+    offered: tuple[Sequence[SchedulePoint], ...]
     eager_code: tuple[StepPart | None, ...]
     joined_bytes: int
     forwards: int = 1
 
-    def step(self, offered: Sequence[Sequence[Way]], *, plain: bool = False) -> MultiGraphStep:
-        """The problem as integers, for some ways of each graph; the distinct graphs are its first parts.
+    def step(self, offered: Sequence[Sequence[SchedulePoint]], *, plain: bool = False) -> MultiGraphStep:
+        """The problem as integers, for some points of each graph; the distinct graphs are its first parts.
 
         ``plain``: all gradients are there at the end of the step.
         """
         parts = [
-            StepPart(tuple(way.figures for way in ways), gradient_bytes(frontier, plain=plain))
-            for frontier, ways in zip(self.frontiers, offered, strict=True)
+            StepPart(tuple(map(_figures, points)), gradient_bytes(frontier, plain=plain))
+            for frontier, points in zip(self.frontiers, offered, strict=True)
         ]
         order = list(self.order)
         for place, code in reversed(list(enumerate(self.eager_code[: len(order) + 1]))):
@@ -72,8 +68,8 @@ class PathProblem:
 
     def plain(self) -> MultiGraphStep:
         """One step, as it is with each graph plain: all gradients are there at its end."""
-        ways = [[plain_way(each)] for each in self.frontiers]
-        return replace(self, forwards=1).step(ways, plain=True)
+        points = [[each.plain] for each in self.frontiers]
+        return replace(self, forwards=1).step(points, plain=True)
 
     def fingerprint(self) -> str:
         """Identifies the step: its graphs in order."""
@@ -91,8 +87,8 @@ class _Choice:
     least: int
 
 
-def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Way], Plan]:
-    """A way for each distinct graph, and the plan of the whole step (without parts, blocks and breaks).
+def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, SchedulePoint], Plan]:
+    """A point for each distinct graph, and the plan of the whole step (without parts, blocks and breaks).
 
     Raises
     ------
@@ -121,10 +117,10 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Way
         fingerprint=problem.fingerprint(),
         compiler=settings.compiler,
         schedule=Schedule((), 0),
-        pins=total_records(r for g in problem.order for r in pins_and_timings(problem.frontiers[g]).pins),
-        reused_options=any(frontier.reused_options for frontier in problem.frontiers),
-        untried=tuple(dict.fromkeys(text for each in problem.frontiers for text in graph_of(each).untried)),
-        timings=_summed(pins_and_timings(frontier).timings for frontier in problem.frontiers),
+        pins=total_records(r for g in problem.order for r in problem.frontiers[g].counted.pins),
+        reused_options=any(frontier.counted.reused_options for frontier in problem.frontiers),
+        untried=tuple(dict.fromkeys(text for each in problem.frontiers for text in each.graph.untried)),
+        timings=_summed(frontier.counted.timings for frontier in problem.frontiers),
     )
     return chosen, whole
 
@@ -144,21 +140,25 @@ def _choose(step: MultiGraphStep, asked: StepLimits, on_infeasible: OnInfeasible
     return _Choice(leanest, least, asked.limit, least)
 
 
-def gradient_bytes(frontier: StepFrontier | LoweredFrontier, *, plain: bool) -> int:
+def gradient_bytes(frontier: GraphFrontier, *, plain: bool) -> int:
     """Bytes of the gradients that a graph's backward leaves, or would leave in the plain step."""
-    graph = as_plain(graph_of(frontier)) if plain else graph_of(frontier)
+    graph = as_plain(frontier.graph) if plain else frontier.graph
     return sum(graph.values[value].bytes for value in graph.gradients)
 
 
-def largest_gradient(frontier: StepFrontier | LoweredFrontier) -> int:
+def largest_gradient(frontier: GraphFrontier) -> int:
     """Bytes of the largest gradient that a graph makes."""
-    graph = graph_of(frontier)
+    graph = frontier.graph
     return max((graph.values[value].bytes for value in graph.gradients), default=0)
 
 
-def _extra_flops(problem: PathProblem, chosen: Mapping[str, Way]) -> float:
+def _figures(point: SchedulePoint) -> PartPoint:
+    return PartPoint(point.phases.forward, point.phases.backward, point.phases.between, point.time)
+
+
+def _extra_flops(problem: PathProblem, chosen: Mapping[str, SchedulePoint]) -> float:
     flops = sum(chosen[problem.keys[g]].flops for g in problem.order)
-    plain = sum(plain_way(problem.frontiers[g]).flops for g in problem.order)
+    plain = sum(problem.frontiers[g].plain.flops for g in problem.order)
     return flops / plain - 1.0 if plain else 0.0
 
 

@@ -27,11 +27,10 @@ from hybridremat.planning.context import PlanContext
 from hybridremat.planning.planner import step_frontier
 from hybridremat.planning.progress import Timings
 from hybridremat.planning.step_costs import costed
-from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.sequence.joined_graphs import StepPart
 
 if TYPE_CHECKING:
-    from hybridremat.planning.lowered_frontier import LoweredFrontier
+    from hybridremat.planning.graph_frontier import GraphFrontier
 
 # Yields the forward on copies of the inputs; at exit the model's state is restored.
 Trial = AbstractContextManager[Callable[[], Any]]
@@ -76,7 +75,7 @@ class Survey:
     """
 
     context: PlanContext
-    frontiers: dict[str, StepFrontier | LoweredFrontier] = field(default_factory=dict)
+    frontiers: dict[str, GraphFrontier] = field(default_factory=dict)
     ran: list[CapturedGraph] = field(default_factory=list)
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     eager_code: list[StepPart | None] = field(default_factory=list)
@@ -218,7 +217,7 @@ def path_frontier(
     *,
     reuse: bool | None = None,
     share: float = 1.0,
-) -> StepFrontier | LoweredFrontier:
+) -> GraphFrontier:
     """The frontier of one of several graphs; in training, options of other shapes are reused.
 
     ``share``: of the time of a planning budget.
