@@ -33,6 +33,8 @@ class Level(IntEnum):
     """For one limit among a few: the least memory, or what bisection looks at."""
     FULL = 2
     """For the limit of a plan."""
+    REST = 3
+    """For the limit of a plan, from what a thorough search has found."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class GraphFrontier(ABC):
         return ops_by_parts(self.graph, point.parted)
 
     def finished(self, point: SchedulePoint, limit: int) -> SchedulePoint:
-        """The point after all searches under a limit that it keeps."""
+        """A thoroughly searched point after the other searches of a plan, under a limit that it keeps."""
         del limit
         return point
 

@@ -169,13 +169,13 @@ class StepFrontier(GraphFrontier):
     def _least(self) -> SchedulePoint:
         """Uses only limit-independent candidates, so that the least memory does not depend on the limit."""
         limit, base = self.least_composed.needs, Pool(self.pool.base, self.pool.base)
-        quick = self._found(base, limit, Level.QUICK)
-        found = [self._found(start, limit, Level.THOROUGH).under(limit) for start in (base, quick)]
+        pools = dict.fromkeys([base, self._found(base, limit, Level.QUICK)])
+        found = [self._found(each, limit, Level.THOROUGH).under(limit) for each in pools]
         return min((each for each in found if each is not None), key=lambda each: each.time)
 
     def finished(self, point: SchedulePoint, limit: int) -> SchedulePoint:
         """See :class:`GraphFrontier`."""
-        return self._found(Pool.of([point]), limit).under(limit) or point
+        return self._found(Pool.of([point]), limit, Level.REST).under(limit) or point
 
     # --- the choice
 

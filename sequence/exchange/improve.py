@@ -57,7 +57,7 @@ def exchanges(judge: Judge, pool: Pool, goal: Goal) -> Pool:
     Nothing once the deadline has passed, and nothing from a schedule without blocks.
     """
     start = pool.under(goal.limit)
-    if start is None:
+    if start is None or goal.level is Level.REST:
         return pool
     quick = goal.level is Level.QUICK
     beyond = _from_above(judge, pool, start, goal) if goal.beyond is None else list(goal.beyond)
