@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol, cast
 from unittest import mock
@@ -25,6 +25,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.wrapper import FreeLine
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import register_lowering
 from torch._inductor.scheduler import ExternKernelSchedulerNode
 from torch._inductor.utils import BoxedBool
@@ -309,9 +310,18 @@ class InnerCallbacks(Protocol):
 
 
 def compile_step(
-    module: GraphModule, inputs: Sequence[Any], callbacks: InnerCallbacks, *, identity: str
+    module: GraphModule,
+    inputs: Sequence[Any],
+    callbacks: InnerCallbacks,
+    *,
+    identity: str,
+    whole: Collection[OpOverload] = (),
 ) -> Callable[..., Any]:
-    """Compile one of Dynamo's graphs with Inductor; ``identity`` is part of the keys of Inductor's caches."""
+    """Compile one of Dynamo's graphs with Inductor.
+
+    ``identity`` is part of the keys of Inductor's caches; the ops ``whole`` are not decomposed.
+    """
+    table = {op: rule for op, rule in select_decomp_table().items() if op not in whole}
 
     def inner(graph: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         backward = bool(kwargs.get("is_backward"))
@@ -341,5 +351,7 @@ def compile_step(
     patches["auto_chunker.enable"] = False  # it hides the loss head in subgraphs, whose memory has no lines
     # what AOTAutograd keeps would skip the partition; and the backward is to be compiled before anything runs
     with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
-        compiled = compile_fx.compile_fx(module, list(inputs), inner_compile=inner, config_patches=patches)
+        compiled = compile_fx.compile_fx(
+            module, list(inputs), inner_compile=inner, config_patches=patches, decompositions=table
+        )
     return cast(Callable[..., Any], compiled)

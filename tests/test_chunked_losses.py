@@ -336,7 +336,7 @@ def test_a_model_without_a_loss_over_classes_is_refused():
 
 
 @pytest.mark.parametrize(
-    "other", [{"compiler": "inductor"}, {"grad_outputs": "all"}], ids=str
+    "other", [{"grad_outputs": "all"}], ids=str
 )
 def test_what_excludes_chunks_is_said(other):
     with pytest.raises(LimitError, match=r"rewrites=.chunked. and .* cannot be combined"):

@@ -82,6 +82,27 @@ def argument(node: fx.Node, name: str, op: object = None) -> Any:
     return None
 
 
+def put_back(node: fx.Node) -> tuple[Any, list[int], int, int | None, int | None, int] | None:
+    """Of a call that puts a slice into zeros: what it puts there, their sizes, dimension, start, end, step.
+
+    None for any other call.
+    """
+    args: Any = node.args
+    if node.target is torch.ops.aten.slice_backward.default:
+        source, size, dim, start, end, step = args
+        return source, list(size), dim, start, end, step
+    if node.target is not torch.ops.aten.slice_scatter.default or not is_zero(args[0]):
+        return None
+    dim, start, end, step = (argument(node, name) for name in ("dim", "start", "end", "step"))
+    return args[1], [int(each) for each in node.meta["val"].shape], dim, start, end, step
+
+
+def is_zero(node: object) -> bool:
+    """Whether a node makes zeros."""
+    filled = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
+    return isinstance(node, fx.Node) and node.target in filled and bool(node.args[-1] == 0)
+
+
 def slice_arguments(node: fx.Node) -> tuple[int, int | None, int | None, int]:
     """Dimension, start, end and step of a slice."""
     dim, start, end, step = (argument(node, name) for name in ("dim", "start", "end", "step"))

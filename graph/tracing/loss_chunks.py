@@ -36,11 +36,11 @@ from hybridremat.graph.tracing.loss_region import (
     RowLayout,
     named,
 )
-from hybridremat.graph.tracing.row_rules import ATEN, find_region
+from hybridremat.graph.tracing.row_rules import ATEN, CONVERT, find_region
 
 logger = logging.getLogger(__name__)
 
-_VIEWS: Final = (ATEN.t.default, ATEN.view.default, ATEN.detach.default)
+_VIEWS: Final = (ATEN.t.default, ATEN.permute.default, ATEN.view.default, ATEN.detach.default)
 
 
 def make_losses_by_chunks(module: fx.GraphModule, num_outputs: int) -> str:
@@ -360,4 +360,4 @@ def _converts(reader: fx.Node, made: fx.Node) -> bool:
     """Whether a node converts another to the type that it has."""
     value, fake = reader.meta.get("val"), made.meta["val"]
     alike = isinstance(value, torch.Tensor) and (value.dtype, value.device) == (fake.dtype, fake.device)
-    return alike and reader.target is ATEN._to_copy.default
+    return alike and reader.target in (ATEN._to_copy.default, CONVERT)

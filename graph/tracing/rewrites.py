@@ -20,6 +20,8 @@ class Rewrites:
     ----------
     proven
         Tells whether a gradient has the same bits if it is made slice by slice.
+    exact
+        Whether gradients of losses are fused.
     chunked
         Whether losses are to be made by chunks of rows, with other bits.
     several
@@ -27,6 +29,7 @@ class Rewrites:
     """
 
     proven: Callable[[SlicedGradient], bool]
+    exact: bool = True
     chunked: bool = False
     several: bool = False
 
@@ -59,7 +62,7 @@ def rewrite(module: fx.GraphModule, num_outputs: int, rewrites: Rewrites) -> Ori
             whole = before
         elif not rewrites.several:
             raise no_loss_by_chunks(why)
-    losses = fusible_losses(module)
+    losses = fusible_losses(module) if rewrites.exact else []
     sliced = [each for each in sliced_gradients(module) if rewrites.proven(each)]
     if not losses and not sliced:
         return Originals(whole)

@@ -18,10 +18,11 @@ from torch import fx
 
 from hybridremat.graph.private_torch import OpOverload
 from hybridremat.graph.tracing.by_chunks import PRODUCT, ROWS, SUM
-from hybridremat.graph.tracing.fx_nodes import argument, slice_arguments
+from hybridremat.graph.tracing.fx_nodes import argument, put_back, slice_arguments
 from hybridremat.graph.tracing.loss_region import Choice, NotByChunksError, Region, Result, RowLayout, named
 
 ATEN: Final = torch.ops.aten
+CONVERT: Final = torch.ops.prims.convert_element_type.default  # what a compiler makes of ``_to_copy``
 _SAME: Final = (
     *(ATEN.view.default, ATEN._unsafe_view.default, ATEN.detach.default, ATEN.alias.default),
     *(ATEN.clone.default, ATEN.reshape.default),
@@ -43,7 +44,7 @@ _SUMS: Final = (ATEN.sum.dim_IntList, ATEN.mean.dim)
 _ADDS: Final = (ATEN.add.Tensor, ATEN.sub.Tensor)
 _KEEP_ZERO: Final = (  # zero where their first argument is
     *(ATEN.mul.Tensor, ATEN.mul.Scalar, ATEN.div.Tensor, ATEN.div.Scalar, ATEN.neg.default),
-    *(ATEN._to_copy.default, ATEN.tanh_backward.default, ATEN.sigmoid_backward.default),
+    *(ATEN._to_copy.default, CONVERT, ATEN.tanh_backward.default, ATEN.sigmoid_backward.default),
 )
 
 
@@ -121,7 +122,7 @@ def _converted(region: Region, node: fx.Node) -> None:
     if node.meta["val"].device != source.meta["val"].device:
         raise NotByChunksError(f"{named(node)} moves it to another device")
     kwargs = {name: item for name, item in node.kwargs.items() if name != "memory_format"}
-    region.write(node, (region.made[source],), region.layouts[source], kwargs)
+    region.write(node, (region.made[source], *_args(node)[1:]), region.layouts[source], kwargs)
 
 
 def _place(dim: int, dims: int, layout: RowLayout, node: fx.Node) -> int:
@@ -150,7 +151,7 @@ def _expanded(region: Region, node: fx.Node) -> None:
 def _turned(region: Region, node: fx.Node) -> None:
     source: Any = _args(node)[0]
     layout = region.layouts[source]
-    if layout.dims != 1 or len(_shape(node)) != 2:
+    if layout.dims != 1 or len(_shape(node)) != 2 or _args(node)[1:] not in ((), ([1, 0],)):
         raise NotByChunksError(f"{named(node)} changes the order of its dimensions")
     region.put(node, region.made[source], replace(layout, turned=not layout.turned))
 
@@ -174,7 +175,10 @@ def _sliced(region: Region, node: fx.Node) -> None:
 
 
 def _slice_backward(region: Region, node: fx.Node) -> None:
-    source, size, dim, start, end, step = _args(node)
+    put = put_back(node)
+    if put is None:
+        raise NotByChunksError(f"{named(node)} puts rows among others")
+    source, size, dim, start, end, step = put
     layout = region.layout_of(source)
     if list(size) == list(_shape(source)):
         return region.put(node, region.made[source], layout)
@@ -201,7 +205,7 @@ def _multiplied(region: Region, node: fx.Node) -> None:
         return None
     if layout is not None:
         factors = region.made[left], region.input(right, _factor(layout))
-    elif other is not None and not other.turned and left.target is ATEN.t.default:
+    elif other is not None and not other.turned and left.target in (ATEN.t.default, ATEN.permute.default):
         layout = other
         factors = region.input(_args(left)[0], _factor(layout)), region.made[right]
     else:
@@ -378,14 +382,20 @@ def _ends_alike(view: fx.Node, rest: int) -> bool:
     return len(other) >= rest and own[len(own) - rest :] == other[len(other) - rest :]
 
 
+LOSSES: Final = (
+    *(ATEN._log_softmax.default, ATEN._log_softmax_backward_data.default),
+    *(ATEN.nll_loss_forward.default, ATEN.nll_loss_backward.default),
+)
+"""What a compiler must not decompose, for losses to be found."""
+
 _RULES: Final[tuple[tuple[Any, Callable[[Region, fx.Node], None]], ...]] = (
     (_SAME, _same),
-    ((ATEN._to_copy.default,), _converted),
+    ((ATEN._to_copy.default, CONVERT), _converted),
     ((ATEN.unsqueeze.default,), _unsqueezed),
     ((ATEN.expand.default,), _expanded),
-    ((ATEN.t.default,), _turned),
+    ((ATEN.t.default, ATEN.permute.default), _turned),
     ((ATEN.slice.Tensor,), _sliced),
-    ((ATEN.slice_backward.default,), _slice_backward),
+    ((ATEN.slice_backward.default, ATEN.slice_scatter.default), _slice_backward),
     ((ATEN.mm.default,), _multiplied),
     ((ATEN.addmm.default, ATEN.bmm.default), _another_product),
     ((ATEN.nll_loss_forward.default,), _loss),

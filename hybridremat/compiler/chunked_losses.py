@@ -31,6 +31,7 @@ from hybridremat.graph.tracing.fx_nodes import (
     is_mutation,
     is_random,
     joint_outputs,
+    put_back,
     slice_arguments,
 )
 
@@ -58,11 +59,9 @@ class _Read:
 def refuse_other_losses(whole: fx.GraphModule, chunked: fx.GraphModule) -> None:
     """Raise PlanError unless two joint graphs compute the same but for the rounding of sums over rows."""
     numbers: dict[Hashable, int] = {}
-    put_back = frozenset(
-        _places(list(_args(node)[1]), *_args(node)[2:5])
-        for node in whole.graph.find_nodes(op="call_function", target=_ATEN.slice_backward.default)
-    )
-    first, second = _Reader(numbers, put_back), _Reader(numbers, put_back)
+    put = filter(None, map(put_back, whole.graph.nodes))
+    places = frozenset(_places(size, dim, start, end) for _, size, dim, start, end, _ in put)
+    first, second = _Reader(numbers, places), _Reader(numbers, places)
     for reader, module in ((first, whole), (second, chunked)):
         for node in module.graph.nodes:
             if node.op != "output":
@@ -118,6 +117,8 @@ class _Reader:
         return self._call(node, found)
 
     def _turned(self, node: fx.Node, found: _Found) -> Any:
+        if _args(node)[1:] not in ((), ([1, 0],)):
+            return self._call(node, found)
         source = found[_args(node)[0]]
         return replace(source, turned=not source.turned)
 
@@ -226,8 +227,11 @@ class _Reader:
         return replace(read, state=("chosen", *places))
 
     def _slice_backward(self, node: fx.Node, found: _Found) -> _Read:
-        source, size, dim, start, end, _ = _args(node)
-        places = _places(list(size), dim, start, end)
+        put = put_back(node)
+        if put is None:
+            return self._call(node, found)
+        source, size, dim, start, end, _ = put
+        places = _places(size, dim, start, end)
         read: _Read = found[source]
         if places[1:] == (places[1], 0, places[1]):
             return read
@@ -295,11 +299,14 @@ class _Reader:
 _RULES: Final[dict[object, Callable[[_Reader, fx.Node, _Found], Any]]] = {
     operator.getitem: _Reader._item,
     _ATEN.t.default: _Reader._turned,
+    _ATEN.permute.default: _Reader._turned,
     _ATEN._to_copy.default: _Reader._converted,
+    torch.ops.prims.convert_element_type.default: _Reader._converted,
     _ATEN.mul.Tensor: _Reader._times,
     _ATEN.div.Tensor: _Reader._quotient,
     _ATEN.slice.Tensor: _Reader._slice,
     _ATEN.slice_backward.default: _Reader._slice_backward,
+    _ATEN.slice_scatter.default: _Reader._slice_backward,
     _ATEN.nll_loss_forward.default: _Reader._loss,
     _ATEN.mean.default: _Reader._mean,
     _ATEN.mean.dim: _Reader._mean,

@@ -8,7 +8,7 @@ planned the same body.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,7 +55,13 @@ LOSS: Final = torch.ops.hybridremat.loss_by_chunks.default
 
 
 def as_ops(graph: fx.GraphModule) -> None:
-    """Make the losses by chunks of an emitted graph, which has been checked, calls of the op."""
+    """Make the losses by chunks of an emitted graph, which has been checked, calls of the op.
+
+    What was written beside them is put as Inductor knows it.
+    """
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target in _KNOWN:
+            node.target, node.args, node.kwargs = _KNOWN[node.target](*node.args, **node.kwargs)
     for node in graph.graph.find_nodes(op="call_function", target=loss_by_chunks):
         body, kinds, sizes, rows, whole = node.args
         module = graph.get_submodule(body.target)
@@ -67,6 +73,37 @@ def as_ops(graph: fx.GraphModule) -> None:
         if not body.users:
             graph.graph.erase_node(body)
     graph.recompile()
+
+
+_Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+def _converted(given: fx.Node, *, dtype: torch.dtype) -> _Call:
+    return torch.ops.prims.convert_element_type.default, (given, dtype), {}
+
+
+def _filled(size: list[int], **how: Any) -> _Call:
+    return _ATEN.full.default, (size, 1), how
+
+
+def _indexed(given: fx.Node, dim: int, places: fx.Node) -> _Call:
+    return _ATEN.index.Tensor, (given, [*[None] * dim, places]), {}
+
+
+def _padded(given: fx.Node, size: list[int], dim: int, start: int, end: int, _: int) -> _Call:
+    first, last, _ = slice(start, end).indices(size[dim])
+    after = [0, 0] * (len(size) - 1 - dim % len(size))
+    return _ATEN.constant_pad_nd.default, (given, [*after, first, size[dim] - last], 0), {}
+
+
+_ATEN: Final = torch.ops.aten
+_KNOWN: Final[dict[object, Callable[..., _Call]]] = {
+    _ATEN._to_copy.default: _converted,
+    _ATEN.ones.default: _filled,
+    _ATEN.index_select.default: _indexed,
+    _ATEN.slice_backward.default: _padded,
+}
+"""Ops that Inductor does without, and the same call of one that it has."""
 
 
 def _key(body: fx.GraphModule, kinds: Any, sizes: Any, results: Sequence[Tensor]) -> str:

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from hybridremat.compiler import compiled_deliveries, compiled_losses
 from hybridremat.compiler.check import check
-from hybridremat.compiler.compiled_deliveries import as_ops
 from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
@@ -28,6 +28,7 @@ from hybridremat.graph.private_inductor import InductorFusion, compile_step, low
 from hybridremat.graph.private_joint import Tracing
 from hybridremat.graph.tracing.fusion import FusionRules
 from hybridremat.graph.tracing.fx_nodes import allocated_bytes, joint_outputs, storages, tensors
+from hybridremat.graph.tracing.row_rules import LOSSES
 from hybridremat.graph.tracing.trace import TracedStep
 
 
@@ -36,14 +37,16 @@ class Inductor:
     """See :class:`~hybridremat.compiler.inner.InnerCompiler`.
 
     ``identity`` names what the partition depends on; it is part of the keys of Inductor's caches.
+    ``whole_losses``: losses over classes are not decomposed, so that they can be made by chunks.
     """
 
     identity: str
+    whole_losses: bool = False
     rules: ClassVar[FusionRules] = InductorFusion()
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
         """Capture one of Dynamo's graphs."""
-        return _CapturedForInductor(module, inputs, self.identity)
+        return _CapturedForInductor(module, inputs, self)
 
     def lowered(
         self, step: TracedStep, schedule: Schedule, *, lean: bool = False, plain: bool = False
@@ -69,7 +72,7 @@ class Inductor:
         Gradients that leave do so by an op from now on.
         """
         between = StepBuffers(step, forward, backward)
-        as_ops(step, backward)
+        _as_ops(step, forward, backward)
 
         def of(forward_code: object, backward_code: object) -> EmittedMemory:
             assert isinstance(forward_code, LoweredCode)
@@ -84,14 +87,20 @@ class _CapturedForInductor:
 
     joint = None
 
-    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], identity: str) -> None:
-        self._module, self._inputs, self._identity = module, inputs, identity
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], inductor: Inductor) -> None:
+        self._module, self._inputs, self._inductor = module, inputs, inductor
         self._tracing = Tracing()
 
     def compiled(self, callbacks: Callbacks) -> Callable[..., Any]:
         """See :class:`~hybridremat.compiler.inner.Captured`."""
         with self._tracing.resumed():
-            run = compile_step(self._module, self._inputs, callbacks, identity=self._identity)
+            run = compile_step(
+                self._module,
+                self._inputs,
+                callbacks,
+                identity=self._inductor.identity,
+                whole=LOSSES if self._inductor.whole_losses else (),
+            )
         forget_examples(self._module)  # Inductor's own passes read them
         return run
 
@@ -176,11 +185,18 @@ class Workspaces:
         return found
 
 
+def _as_ops(step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Make what Inductor does not know of two emitted graphs, which have been checked, calls of ops."""
+    compiled_deliveries.as_ops(step, backward)
+    for graph in (forward, backward):
+        compiled_losses.as_ops(graph)
+
+
 def _lowered(step: TracedStep, schedule: Schedule, *, lean: bool, plain: bool) -> LoweredStep:
     forward, backward = emit(step, schedule, save_views=False)
     check(step, forward, backward)
     between = StepBuffers(step, forward, backward)
-    as_ops(step, backward)
+    _as_ops(step, forward, backward)
     owned = _owned(step, forward, backward)
     seen = range(step.num_outputs)
     code = lower_forward(forward, _inputs(forward), visible=seen, lean=lean, plain=plain)

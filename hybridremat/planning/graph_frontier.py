@@ -4,19 +4,70 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field
+from typing import Self
 
 from hybridremat.errors import PolicyError
 from hybridremat.graph.joint import JointGraph, ops_by_parts
-from hybridremat.planning.progress import Progress
+from hybridremat.planning.chain_plan import ChainPlan
+from hybridremat.planning.progress import Progress, Timings
 from hybridremat.plans.plan_data import PlanData
-from hybridremat.plans.records import FrontierPoint
+from hybridremat.plans.records import FrontierPoint, PinRecord, SearchEffort
+from hybridremat.sequence.effort import PlanningEffort
+from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.outside_memory import OutsideMemory
-from hybridremat.sequence.pool import SchedulePoint
+from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.units import format_overhead_up
 
-if TYPE_CHECKING:
-    from hybridremat.planning.step_frontier import StepFrontier
+
+@dataclass(frozen=True)
+class CountedGraph:
+    """What was found of one graph without a limit, by the count of its values.
+
+    Attributes
+    ----------
+    judge
+        What its schedules cost, and which are allowed.
+    chains
+        One for each block size.
+    pool
+        What was found: the last point is the plain step or better, or, where there are pins, the fastest step
+        that obeys them. The least memory is found from the pool's base alone.
+    plain
+        The plain step.
+    timings
+        Seconds by stage.
+    reused_options
+        Whether some blocks have options of blocks with other sizes.
+    pins
+        What each pattern of a policy pins; every point obeys them.
+    curtailed
+        Whether blocks were left with fewer options than more work would find.
+    effort
+        What bounds the searches of a choice; None: caps of their own alone.
+    """
+
+    judge: Judge
+    chains: tuple[ChainPlan, ...]
+    pool: Pool
+    plain: SchedulePoint
+    timings: Timings = field(compare=False)
+    reused_options: bool = False
+    pins: tuple[PinRecord, ...] = ()
+    curtailed: bool = False
+    effort: PlanningEffort | None = field(default=None, compare=False)
+
+    @property
+    def candidates(self) -> tuple[SchedulePoint, ...]:
+        """The points of the pool, by rising bytes and falling time."""
+        return self.pool.points
+
+    @property
+    def search_effort(self) -> SearchEffort | None:
+        """What a plan records of the bound of its search."""
+        if self.effort is None:
+            return None
+        return SearchEffort(self.effort.capture, self.effort.step, self.curtailed)
 
 
 class GraphFrontier(ABC):
@@ -34,7 +85,7 @@ class GraphFrontier(ABC):
         The stage that a choice belongs to; empty where it takes no time.
     """
 
-    counted: StepFrontier
+    counted: CountedGraph
     plain: SchedulePoint
     reused_options: bool
     choosing: str = ""

@@ -133,4 +133,5 @@ def inductor_for(settings: Settings) -> Inductor:
     """Inductor, which these settings ask for."""
     from hybridremat.compiler.inductor import Inductor  # takes a second
 
-    return Inductor(f"hybridremat {__version__} {settings.deciding()}")
+    chunked = settings.rewrites == "chunked"
+    return Inductor(f"hybridremat {__version__} {settings.deciding()}", whole_losses=chunked)

@@ -222,7 +222,8 @@ def partition_for(settings: Settings, choose: Choose, *, several: bool = False) 
 
 def rewrites_of(settings: Settings, *, several: bool = False) -> Rewrites | None:
     """How joint graphs may be rewritten; None if they may not."""
-    if settings.rewrites == "none" or settings.compiler != "eager":
+    chunked, exact = settings.rewrites == "chunked", settings.compiler == "eager"
+    if settings.rewrites == "none" or not (exact or chunked):
         return None
-    proven = slices_tried(settings.cache) if settings.spec is None else lambda _: False
-    return Rewrites(proven, chunked=settings.rewrites == "chunked", several=several)
+    proven = slices_tried(settings.cache) if exact and settings.spec is None else lambda _: False
+    return Rewrites(proven, exact=exact, chunked=chunked, several=several)

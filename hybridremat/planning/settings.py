@@ -228,7 +228,6 @@ class Settings:
         if self.rewrites != "chunked":
             return
         for name, given in (
-            ('compiler="inductor"', self.compiler == "inductor"),
             ('grad_outputs="all"', self.grad_outputs == "all"),
         ):
             if given:

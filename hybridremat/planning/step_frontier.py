@@ -8,14 +8,13 @@ from functools import cached_property
 from typing import Final, Self
 
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.planning.chain_plan import ChainPlan
-from hybridremat.planning.graph_frontier import GraphFrontier
+from hybridremat.planning.graph_frontier import CountedGraph, GraphFrontier
 from hybridremat.planning.limit_errors import infeasible, too_slow
-from hybridremat.planning.progress import Progress, Timings, no_progress
+from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.plans.plan_data import PlanData
-from hybridremat.plans.records import FrontierPoint, PinRecord, SearchEffort
+from hybridremat.plans.records import FrontierPoint
 from hybridremat.sequence.bounds.certificate import MANY, heaviest_op, least_peak_bound, time_once
-from hybridremat.sequence.effort import PlanningEffort, SearchBound
+from hybridremat.sequence.effort import SearchBound
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.search import Goal, Level, Search, search_all
@@ -30,46 +29,25 @@ On 15 steps plans for so much took at least 2 % less."""
 
 
 @dataclass(frozen=True)
-class StepFrontier(GraphFrontier):
-    """The frontier of a step that runs op by op (:class:`GraphFrontier`).
+class StepFrontier(CountedGraph, GraphFrontier):
+    """The frontier of a step that runs op by op.
 
     Attributes
     ----------
-    judge
-        What its schedules cost, and which are allowed.
-    pool
-        What was found without a limit: the last point is the plain step or better, or, where there are pins,
-        the fastest step that obeys them. The least memory is found from the pool's base alone.
     searches
         What looks further under each limit that is asked for.
     deadline
         When searches end with what they have.
     progress
         Called with (stage, done, total) by searches that take long.
-    effort
-        What bounds the searches of a choice; None: caps of their own alone.
     least_searched
         Whether the least memory is what a search of the whole graph has found, and not that of the blocks.
     """
 
-    judge: Judge
-    chains: tuple[ChainPlan, ...]
-    pool: Pool
-    plain: SchedulePoint
-    timings: Timings = field(compare=False)
-    reused_options: bool = False
-    pins: tuple[PinRecord, ...] = ()
     searches: tuple[Search, ...] = ()
     deadline: Deadline = field(default=NO_DEADLINE, compare=False)
     progress: Progress = field(default=no_progress, compare=False)
-    curtailed: bool = False
-    effort: PlanningEffort | None = field(default=None, compare=False)
     least_searched: bool = False
-
-    @property
-    def candidates(self) -> tuple[SchedulePoint, ...]:
-        """What was found without a limit, by rising bytes and falling time."""
-        return self.pool.points
 
     @property
     def counted(self) -> Self:  # type: ignore[override]
@@ -80,13 +58,6 @@ class StepFrontier(GraphFrontier):
     def choosing(self) -> str:  # type: ignore[override]
         """See :class:`GraphFrontier`."""
         return "improve" if self.searches else ""
-
-    @property
-    def search_effort(self) -> SearchEffort | None:
-        """What a plan records of the bound of its search."""
-        if self.effort is None:
-            return None
-        return SearchEffort(self.effort.capture, self.effort.step, self.curtailed)
 
     def offered(self) -> tuple[SchedulePoint, ...]:
         """See :class:`GraphFrontier`."""

@@ -1,0 +1,100 @@
+"""Losses by chunks of rows in steps that Inductor compiles."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from test_chunked_losses import CLASSES, KINDS, Head, gradients, reference, tokens
+from torch import nn
+
+import hybridremat
+from hybridremat.compiler import compiled_losses
+from hybridremat.graph.tracing.by_chunks import loss_by_chunks
+from support.compiled import needs_compiler, nothing_kept_by_inductor
+from support.wrapping import HOW
+
+pytestmark = needs_compiler
+COMPILED = {"compiler": "inductor", **HOW, "progress": False}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept_by_inductor():
+    with nothing_kept_by_inductor():
+        yield
+
+
+def wrapped(model, batch, limit="100%", **how):
+    return hybridremat.wrap(copy.deepcopy(model), kwargs=batch, memory_limit=limit, **COMPILED, **how)
+
+
+SLOW = [pytest.param(how, marks=pytest.mark.slow, id="-".join(how)) for how in KINDS[1:-1]]
+
+
+@pytest.mark.parametrize("how", [KINDS[0], *SLOW, KINDS[-1]], ids="-".join)
+def test_gradients_are_as_near_to_float64_as_compiled_ones_of_whole_logits(how):
+    model, batches = Head(*how), [tokens(8, 33, seed) for seed in range(8)]
+    made = wrapped(model, batches[0], rewrites="chunked")
+    steps = [made, model, *([] if made is model else [wrapped(model, batches[0])])]
+    mine, plain, whole = ([gradients(each, batch) for batch in batches] for each in steps)
+    exact = [reference(model, batch) for batch in batches]
+    for name in exact[0]:
+        truth = torch.stack([step[name] for step in exact])
+        mine_off, plain_off, whole_off = (
+            (torch.stack([step[name] for step in each]) - truth).norm() for each in (mine, plain, whole)
+        )
+        rounding = torch.finfo(torch.float32).eps * truth.norm()
+        assert mine_off <= max(1.5 * plain_off, 1.5 * whole_off, rounding), name
+    plan = hybridremat.get_plan(made)
+    assert hybridremat.measure(made, kwargs=batches[0]).peak == plan.predicted_peak
+
+
+@pytest.mark.parametrize("limit", ["100%", "95%"])
+@pytest.mark.parametrize("how", [{}, {"gradients": "in_backward"}], ids=str)
+def test_the_logits_never_exist_whole(how, limit):
+    model, batch = Head(), tokens(32, 64)
+    logits = batch["tokens"].numel() * CLASSES * 4
+    made = wrapped(model, batch, limit, rewrites="chunked", **how)
+    plan = hybridremat.get_plan(made)
+    if how:
+        for parameter in made.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    assert hybridremat.measure(made, kwargs=batch).peak <= plan.predicted_peak < 0.9 * logits
+    whole = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **COMPILED)
+    assert whole.predicted_peak > 1.5 * plan.predicted_peak
+
+
+def test_a_plan_file_is_followed(tmp_path):
+    model, batch = Head("tied"), tokens(16, 64)
+    first = wrapped(model, batch, rewrites="chunked")
+    hybridremat.get_plan(first).save(tmp_path / "plan.json")
+    second = hybridremat.wrap(model, kwargs=batch, plan=tmp_path / "plan.json", progress=False)
+    assert gradients(first, batch).keys() == gradients(second, batch).keys()
+    for mine, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
+
+
+def test_the_op_names_its_body_by_what_it_computes():
+    """So that code from a cache runs what was planned, and nothing else."""
+
+    def called(*, double=False):
+        graph = torch.fx.Graph()
+        rows = graph.placeholder("rows")
+        body = torch.fx.Graph()
+        given = body.placeholder("given")
+        body.output((body.call_function(torch.ops.aten.mul.Tensor, (given, 2.0 if double else 1.0)),))
+        module = torch.fx.GraphModule(nn.Module(), body)
+        name = graph.get_attr("body")
+        node = graph.call_function(loss_by_chunks, (name, ["rows"], [2, 2], [rows], []))
+        node.meta["val"] = (torch.empty(4, 3),)
+        graph.output(node)
+        whole = torch.fx.GraphModule({"body": module}, graph)
+        compiled_losses.as_ops(whole)
+        (call,) = whole.graph.find_nodes(op="call_function", target=compiled_losses.LOSS)
+        return whole, call.args[-1]
+
+    (first, one), (_, same), (second, other) = called(), called(), called(double=True)
+    assert one == same != other
+    given = torch.randn(4, 3)
+    assert torch.equal(first(given)[0], given) and torch.equal(second(given)[0], 2 * given)
