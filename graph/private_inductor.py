@@ -31,6 +31,7 @@ from torch._inductor.scheduler import ExternKernelSchedulerNode
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hybridremat.errors import GeneratedCodeError
@@ -179,6 +180,30 @@ def _scheduling(*, lean: bool) -> Iterator[None]:
         return
     with _storing_ops(), inductor_config.patch(_LEAN), V.set_choices_handler(_InOrder()):
         yield
+
+
+def decompose(node: fx.Node) -> None:
+    """Write what Inductor makes of a call in its place."""
+    rules = select_decomp_table()
+    inputs = node.all_input_nodes
+
+    def called(*given: Any) -> Any:
+        args: Any = fx.map_arg((node.args, node.kwargs), dict(zip(inputs, given, strict=True)).__getitem__)
+        made = rules[cast(OpOverload, node.target)](*args[0], **args[1])
+        return tuple(made) if isinstance(made, tuple) else made
+
+    traced = make_fx(called, decomposition_table=rules)(*(each.meta["val"] for each in inputs))
+    mapping: dict[fx.Node, fx.Node] = dict(
+        zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True)
+    )
+    with node.graph.inserting_before(node):
+        made = node.graph.graph_copy(traced.graph, mapping)
+    if isinstance(made, fx.Node):
+        node.replace_all_uses_with(made)
+    for item in list(node.users):
+        item.replace_all_uses_with(made[item.args[1]])
+        node.graph.erase_node(item)
+    node.graph.erase_node(node)
 
 
 def compiler_settings() -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_chunked_losses import CLASSES, KINDS, Head, gradients, reference, tokens
 from torch import nn
+from torch.nn import functional
 
 import hybridremat
 from hybridremat.compiler import compiled_losses
@@ -63,6 +64,40 @@ def test_the_logits_never_exist_whole(how, limit):
     assert hybridremat.measure(made, kwargs=batch).peak <= plan.predicted_peak < 0.9 * logits
     whole = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **COMPILED)
     assert whole.predicted_peak > 1.5 * plan.predicted_peak
+
+
+class Taught(nn.Module):
+    """Two losses, of which one is made by chunks."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(CLASSES, 16)
+        self.head, self.teacher = nn.Linear(16, CLASSES), nn.Linear(16, CLASSES).requires_grad_(False)
+
+    def forward(self, tokens, labels):
+        hidden = self.embed(tokens)
+        own, other = (each(hidden).flatten(0, 1) for each in (self.head, self.teacher))
+        taught = functional.kl_div(own.log_softmax(-1), other.softmax(-1), reduction="batchmean")
+        return functional.cross_entropy(own, labels.flatten()) + taught
+
+
+def test_a_loss_that_is_left_whole_is_decomposed_as_ever():
+    model, batch = Taught(), tokens(8, 32)
+    made = wrapped(model, batch, rewrites="chunked")
+    targets = [op.target for op in hybridremat.get_plan(made).details.graph.ops]
+    assert "aten._log_softmax.default" in targets and "hybridremat.loss_by_chunks" in targets
+    mine, plain = trained(made, batch), trained(model, batch)
+    for name, value in plain.items():
+        torch.testing.assert_close(mine[name], value)
+    assert hybridremat.measure(made, kwargs=batch).peak == hybridremat.get_plan(made).predicted_peak
+
+
+def trained(model, batch):
+    loss = model(**batch)
+    loss.backward()
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **grads}
 
 
 def test_a_plan_file_is_followed(tmp_path):

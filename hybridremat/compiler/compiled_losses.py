@@ -15,7 +15,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
+from hybridremat.graph.private_inductor import decompose
 from hybridremat.graph.tracing.by_chunks import loss_by_chunks
+from hybridremat.graph.tracing.row_rules import LOSSES
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,13 @@ LOSS: Final = torch.ops.hybridremat.loss_by_chunks.default
 def as_ops(graph: fx.GraphModule) -> None:
     """Make the losses by chunks of an emitted graph, which has been checked, calls of the op.
 
-    What was written beside them is put as Inductor knows it.
+    What was written beside them is put as Inductor knows it, and losses that are left are decomposed.
     """
-    for node in graph.graph.nodes:
+    for node in list(graph.graph.nodes):
         if node.op == "call_function" and node.target in _KNOWN:
             node.target, node.args, node.kwargs = _KNOWN[node.target](*node.args, **node.kwargs)
+        elif node.target in LOSSES:
+            decompose(node)
     for node in graph.graph.find_nodes(op="call_function", target=loss_by_chunks):
         body, kinds, sizes, rows, whole = node.args
         module = graph.get_submodule(body.target)
