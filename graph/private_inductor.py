@@ -197,7 +197,7 @@ def decompose(node: fx.Node) -> None:
         zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True)
     )
     with node.graph.inserting_before(node):
-        made = node.graph.graph_copy(traced.graph, mapping)
+        made: Any = node.graph.graph_copy(traced.graph, mapping)
     if isinstance(made, fx.Node):
         node.replace_all_uses_with(made)
     for item in list(node.users):
