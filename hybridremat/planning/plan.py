@@ -183,7 +183,7 @@ class Plan(PlanData):
         Raises
         ------
         PlanFormatError
-            If the file is no plan, is damaged, or has another schema version.
+            If the file is no plan, is damaged, or its schema version is not read.
         OSError
             If it cannot be read.
         """
