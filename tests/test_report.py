@@ -48,8 +48,6 @@ def plan_of(blocks, **figures) -> Plan:
     given = {
         "memory_limit": 5000,
         "asked_limit": 5000,
-        "reserve": 0,
-        "forwards": 1,
         "predicted_peak": 4000,
         "plain_peak": 9000,
         "needed": 5000,

@@ -24,7 +24,7 @@ from hybridremat.planning.port import (
     with_local_names,
 )
 from hybridremat.plans.origin import Origin, origin_differences
-from hybridremat.plans.policy import policy_of, resolve_policy
+from hybridremat.plans.policy import resolve_policy
 from hybridremat.plans.records import PlanDetails
 from hybridremat.plans.recount import recounted
 from hybridremat.units import format_bytes
@@ -123,7 +123,7 @@ def _obstacles(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin)
         step_memory(graph, plan.schedule)
     except ScheduleError as error:
         return [str(error)]
-    if not obeys(graph, plan.schedule, resolve_policy(graph, policy_of(plan)).pins):
+    if not obeys(graph, plan.schedule, resolve_policy(graph, plan.request.policy).pins):
         return ["its policy pins other ops here: modules are named otherwise"]
     return []
 

@@ -13,7 +13,8 @@ from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin
-from hybridremat.plans.records import PlanDetails, PlannedBlock, Request
+from hybridremat.plans.records import PlanDetails, PlannedBlock
+from hybridremat.plans.request import Request
 from hybridremat.sequence.pool import SchedulePoint
 
 
@@ -62,11 +63,10 @@ def plan_of_point(
 ) -> Plan:
     """The plan of a point of the frontier."""
     graph, outside = frontier.graph_of(chosen), frontier.judge.outside
+    within = Request(reserve=outside.reserve, forwards=outside.forwards)
     return Plan(
         memory_limit=limit,
         asked_limit=asked,
-        reserve=outside.reserve,
-        forwards=outside.forwards,
         predicted_peak=chosen.peak,
         needed=chosen.needs,
         plain_peak=frontier.plain.peak,
@@ -81,7 +81,7 @@ def plan_of_point(
         fingerprint=graph.fingerprint,
         schedule=chosen.schedule,
         origin=origin or Origin(),
-        request=request or Request(),
+        request=request or within,
         details=_details(frontier, chosen),
         reused_options=frontier.reused_options,
         pins=frontier.pins,

@@ -12,7 +12,7 @@ from hybridremat.planning.lowered_frontier import LoweredFrontier, LoweredPoint
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.plans.origin import Origin
-from hybridremat.plans.records import Request
+from hybridremat.plans.request import Request
 
 
 def choose_lowered(
@@ -87,7 +87,7 @@ def plan_of_lowered(
         plain_peak=frontier.plain_peak,
         least_peak=min([frontier.counted_needs(0), *(point.needs for point in frontier.lowered)]),
         saved_bytes=chosen.memory.saved,
-        compiler="inductor",
+        request=replace(plan.request, compiler="inductor"),
         lean=chosen.lean,
         plain_code=chosen.plain,
     )

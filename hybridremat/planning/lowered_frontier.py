@@ -329,7 +329,7 @@ def inductor_for(settings: Settings) -> Inductor:
     """Inductor, which these settings ask for."""
     from hybridremat.compiler.inductor import Inductor  # takes a second
 
-    return Inductor(f"hybridremat {__version__} {settings.deciding()}")
+    return Inductor(f"hybridremat {__version__} {settings.request()}")
 
 
 def _evenly(needs: Sequence[int], count: int) -> list[int]:

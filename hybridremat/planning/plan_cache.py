@@ -72,5 +72,5 @@ def plan_key(fingerprint: str, settings: Settings, device: str, *, reused: bool)
     """
     here = device_description(device) if settings.spec is None else torch.__version__
     versions = SCHEMA, COSTS_VERSION, __version__, solver_version()
-    parts = fingerprint, settings.deciding(), here, reused, *versions, _compiler(settings)
+    parts = fingerprint, settings.request(), here, reused, *versions, _compiler(settings)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

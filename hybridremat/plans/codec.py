@@ -21,16 +21,18 @@ from cattrs.preconf.json import make_converter
 from hybridremat.blocks.types import Option, OptionSet
 from hybridremat.errors import PlanFormatError
 from hybridremat.files import write_atomic
+from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.joint import Delivery, Op, Value
 from hybridremat.plans.migrations import migrated
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.recount import recounted
+from hybridremat.plans.request import AnyCostModel, AnyDevice
 from hybridremat.plans.validate import require_sound
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
 
 P = TypeVar("P", bound=PlanData)
 
-SCHEMA = 6  # version of what plan_to_dict returns
+SCHEMA = 7  # version of what plan_to_dict returns
 OLDEST = 4  # version of the oldest files that are read
 UNREADABLE = (
     *(BaseValidationError, ForbiddenExtraKeysError),
@@ -44,8 +46,9 @@ _DECISIONS = {kind.__name__: kind for kind in (Forward, ForwardOption, Backward,
 
 def plan_to_dict(plan: PlanData) -> dict[str, Any]:
     """The plan as JSON types, with the schema's version and a checksum of the rest."""
-    data = json.loads(json.dumps(_converter().unstructure(plan)))
-    return {"schema": SCHEMA, "columns": _columns(), "checksum": checksum(data), **data}
+    data = {"schema": SCHEMA, "columns": _columns(), **_converter().unstructure(plan)}
+    data = json.loads(json.dumps(data))
+    return {"checksum": checksum(data), **data}
 
 
 def plan_from_dict(data: object, kind: type[P]) -> P:
@@ -96,8 +99,10 @@ def options_from_dict(data: Any) -> OptionSet:
 
 
 def checksum(data: Mapping[str, Any]) -> str:
-    """The checksum of a file's data."""
-    text = json.dumps(_content(data), sort_keys=True, separators=(",", ":"))
+    """The checksum of a file's data; before schema 7 it was of the content alone."""
+    rest = {name: item for name, item in data.items() if name != "checksum"}
+    covered = _content(data) if data.get("schema") in (4, 5, 6) else rest
+    text = json.dumps(covered, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -119,9 +124,18 @@ def _converter(columns: tuple[tuple[str, tuple[str, ...]], ...] = tuple(_columns
         converter.register_unstructure_hook(kind, _row_writer(converter, written[name]))
         converter.register_structure_hook(kind, _row_reader(converter, kind, read.get(name, ())))
     converter.register_unstructure_hook_func(lambda kind: kind == frozenset[int], sorted)  # one order
+    _read_as(converter, AnyCostModel, str)
+    _read_as(converter, AnyDevice, DeviceSpec | None)
     converter.register_unstructure_hook(Decision, _written_decision)
     converter.register_structure_hook(Decision, _read_decision)
     return converter
+
+
+def _read_as(converter: Converter, given: object, stored: Any) -> None:
+    """What may be given in several ways is stored in one."""
+    converter.register_structure_hook_func(
+        lambda kind: kind == given, lambda item, _: converter.structure(item, stored)
+    )
 
 
 def _row_writer(converter: Converter, names: tuple[str, ...]) -> Callable[[Any], list[Any]]:

@@ -5,7 +5,7 @@ What a schema only added has a default: gradients that leave in the backward (5)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Data = dict[str, Any]
@@ -13,7 +13,7 @@ Data = dict[str, Any]
 
 def migrated(data: Data, schema: int) -> Data:
     """The plan of a file of some schema, as JSON types of the current one."""
-    for version, change in _CHANGES.items():
+    for version, change in _CHANGES:
         data = change(data) if schema <= version else data
     return data
 
@@ -24,5 +24,20 @@ def _with_origins(data: Data) -> Data:
     return data | {"parts": own}
 
 
-_CHANGES: Mapping[int, Callable[[Data], Data]] = {6: _with_origins}
-"""By schema, what is changed in its files and in those of earlier ones."""
+def _with_requests(data: Data) -> Data:
+    """What was asked for is in one record; of earlier ones some is told by the rest of the plan."""
+    moved = {name: data[name] for name in ("reserve", "forwards", "compiler")}
+    told = {
+        "cost_model": data["cost_model"],
+        "policy": {pin["pattern"]: pin["action"] for pin in data["pins"]} or None,
+        "graph_breaks": "plan" if data["parts"] else "error",
+    }
+    changed = {
+        "request": data["request"] | moved | told,
+        "parts": [_with_requests(part) for part in data["parts"]],
+    }
+    return {name: item for name, item in data.items() if name not in moved} | changed
+
+
+_CHANGES: Sequence[tuple[int, Callable[[Data], Data]]] = ((6, _with_origins), (6, _with_requests))
+"""What is changed in files of a schema and of earlier ones, in order."""

@@ -10,7 +10,6 @@ from hybridremat.graph.memory import step_memory
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.outside_memory import OutsideMemory
 
 P = TypeVar("P", bound=PlanData)
 
@@ -27,11 +26,10 @@ def recounted(plan: P) -> P:
     if plan.compiler != "eager":
         return replace(plan, blocks=blocks)
     memory = step_memory(details.graph, plan.schedule)
-    outside = OutsideMemory(plan.reserve, plan.forwards)
     return replace(
         plan,
         predicted_peak=memory.peak,
-        needed=Judge(details.graph, outside=outside).needs(plan.schedule, memory),
+        needed=Judge(details.graph, outside=plan.request.outside_memory()).needs(plan.schedule, memory),
         plain_peak=step_memory(as_plain(details.graph), plain_schedule(details.graph)).peak,
         saved_bytes=memory.saved,
         blocks=blocks,

@@ -92,7 +92,8 @@ class StepGraphs:
         for key, way in chosen.items():
             if key not in self.plans:
                 made = plan_of(self.frontiers[key], way, whole.cost_model)
-                self.plans[key] = replace(made, origin=self._context.origin)
+                asked = replace(settings.request(), reserve=made.reserve, forwards=made.forwards)
+                self.plans[key] = replace(made, origin=self._context.origin, request=asked)
         self.chosen.update(chosen)
         for key in chosen:  # it runs as it does now: nothing is planned again
             self.steps.pop(key, None)
