@@ -22,9 +22,8 @@ from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.effort import FOR_BLOCKS, TYPICAL_GAP, PlanningEffort
 from hybridremat.planning.improvement import search_ranges
-from hybridremat.planning.kept_options import KeptOptions
 from hybridremat.planning.known_plans import keep_plan, known_plan
-from hybridremat.planning.option_cache import OPTIONS, OptionCache
+from hybridremat.planning.option_cache import OPTIONS, OptionCache, options_on_disk
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
 from hybridremat.planning.settings import OnInfeasible, Settings
@@ -232,7 +231,7 @@ def step_frontier(
         ranges = search_ranges(limit, plain_peak)
     counted = plan_graph(
         step.graph,
-        cache=OPTIONS.kept_in(KeptOptions.for_settings(settings)),
+        cache=OPTIONS.with_disk(options_on_disk(settings)),
         workers=settings.workers,
         progress=context.progress,
         reuse=reuse,
