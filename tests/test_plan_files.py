@@ -89,8 +89,9 @@ def places(data: object, path: tuple = ()) -> list[tuple]:
     return [path, *(found for key, each in inner for found in places(each, (*path, key)))]
 
 
-OLD = {file: read(file) for file in ("4-plain", "5-pins", "6-breaks")}
-PLACES = {file: places(data)[1:] for file, data in OLD.items()}
+WHOLE = {file: read(file) for file in ("4-plain", "5-pins", "6-breaks")}
+WHOLE |= {"now": json.loads(json.dumps(loaded("6-last-pins").to_dict()))}
+PLACES = {file: places(data)[1:] for file, data in WHOLE.items()}
 DAMAGE = st.one_of(
     st.none(),
     st.booleans(),
@@ -99,10 +100,10 @@ DAMAGE = st.one_of(
 )
 
 
-@given(st.data(), st.sampled_from(sorted(OLD)), DAMAGE, st.booleans())
+@given(st.data(), st.sampled_from(sorted(WHOLE)), DAMAGE, st.booleans())
 def test_whatever_is_damaged_is_an_error_of_the_format(data, file, damage, dropped):
     """Under a checksum that fits, so that every part of the file has to be looked at."""
-    whole = copy.deepcopy(OLD[file])
+    whole = copy.deepcopy(WHOLE[file])
     *above, last = data.draw(st.sampled_from(PLACES[file]))
     holder = whole
     for key in above:
@@ -120,9 +121,9 @@ def test_whatever_is_damaged_is_an_error_of_the_format(data, file, damage, dropp
     assert plan.to_dict()["schema"] == SCHEMA  # names, times and the like may be anything
 
 
-@given(st.sampled_from(sorted(OLD)), st.integers(0), st.binary(max_size=3), st.integers(0, 3))
+@given(st.sampled_from(sorted(WHOLE)), st.integers(0), st.binary(max_size=3), st.integers(0, 3))
 def test_whatever_is_overwritten_in_a_file_is_noticed(tmp_path_factory, file, place, content, gone):
-    text = json.dumps(OLD[file]).encode()
+    text = json.dumps(WHOLE[file]).encode()
     place %= len(text)
     changed = text[:place] + content + text[place + gone :]
     path = tmp_path_factory.mktemp("damaged") / "plan.json"
@@ -131,4 +132,4 @@ def test_whatever_is_overwritten_in_a_file_is_noticed(tmp_path_factory, file, pl
         plan = Plan.load(path)
     except PlanFormatError:
         return
-    assert plan == plan_from_dict(OLD[file], Plan)
+    assert plan == plan_from_dict(WHOLE[file], Plan)

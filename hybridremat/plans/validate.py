@@ -14,6 +14,7 @@ from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import validated_policy
 from hybridremat.plans.records import PlanDetails
+from hybridremat.units import require_count
 
 
 def require_sound(plan: PlanData) -> None:
@@ -23,7 +24,8 @@ def require_sound(plan: PlanData) -> None:
     policy = validated_policy(plan.request.policy or {})
     if any(policy.get(pin.pattern) != pin.action for pin in plan.pins):
         raise ValueError("its pins are not those of its policy")
-    plan.request.outside_memory()
+    plan.request.reserve_bytes()
+    require_count("forwards", plan.forwards, "")
     if plan.details is None:
         return
     peak = step_memory(plan.details.graph, plan.schedule).peak

@@ -88,12 +88,14 @@ class StepGraphs:
         InfeasibleLimitError
             If nothing fits, unless ``on_infeasible="least"``.
         """
+        at_last = self._context.settings.on_infeasible
+        asked = replace(settings, on_infeasible=at_last).request()
         chosen, whole = self._choose(order, paths, settings)
         for key, way in chosen.items():
             if key not in self.plans:
                 made = plan_of(self.frontiers[key], way, whole.cost_model)
-                asked = replace(settings.request(), reserve=made.reserve, forwards=made.forwards)
-                self.plans[key] = replace(made, origin=self._context.origin, request=asked)
+                part = replace(asked, reserve=made.reserve, forwards=made.forwards)
+                self.plans[key] = replace(made, origin=self._context.origin, request=part)
         self.chosen.update(chosen)
         for key in chosen:  # it runs as it does now: nothing is planned again
             self.steps.pop(key, None)
@@ -108,7 +110,7 @@ class StepGraphs:
         return replace(
             whole,
             origin=self._context.origin,
-            request=settings.request(),
+            request=asked,
             parts=tuple(self.plans[key] for key in chosen),
             breaks=self._breaks(order, paths),
             blocks=self._blocks(order),
