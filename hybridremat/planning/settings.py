@@ -150,8 +150,10 @@ class Settings(Request):
         """A setting of :data:`REFUSED_PAIRS` with its value; empty if it is not given."""
         name, _, wanted = setting.partition("=")
         value = getattr(self, name)
-        given = value == wanted.strip('"') if wanted else value != _DEFAULTS[name]
-        return f"{name}={value.name if isinstance(value, DeviceSpec) else value!r}" if given else ""
+        if wanted:
+            return setting if value == wanted.strip('"') else ""
+        shown = value.name if isinstance(value, DeviceSpec) else value
+        return f"{name}={shown!r}" if value != _DEFAULTS[name] else ""
 
     def _device(self) -> DeviceSpec | None:
         return None if self.device_spec is None else device_spec(self.device_spec)
