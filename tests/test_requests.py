@@ -21,7 +21,7 @@ from support.older_plans import read
 OTHER = {
     "memory_limit": "50%",
     "max_overhead": 0.2,
-    "reserve": "1KiB",
+    "reserve": 1024,
     "cost_model": "roofline",
     "hold_outputs": True,
     "grad_outputs": "all",
@@ -75,6 +75,7 @@ def test_a_given_plan_brings_what_it_was_asked_for_where_nothing_else_is_given()
     assert brought == OTHER.keys() - own
     assert (followed.cost_model, followed.workers) == ("flops", 3)
     assert Settings(reserve=64).following(plan).reserve == 64
+    assert Settings(reserve="1KiB").request() == Settings(reserve=1024).request()
 
 
 def test_numbers_of_numpy_are_stored():

@@ -173,9 +173,11 @@ class Settings(Request):
 
     def request(self) -> Request:
         """All that a plan depends on, as it is stored with one and compared."""
-        asked = {item.name: getattr(self, item.name) for item in fields(Request)}
-        stored = {"cost_model": cost_model(self.cost_model).name, "device_spec": self._device()}
-        return Request(**asked | stored)
+        stored: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(Request)}
+        stored["cost_model"] = cost_model(self.cost_model).name
+        stored["device_spec"] = self._device()
+        stored["reserve"] = self.reserve_bytes()
+        return Request(**stored)
 
     def following(self, plan: PlanData) -> Settings:
         """These settings with what ``plan`` was asked for, where nothing else is given."""

@@ -38,8 +38,8 @@ _SAME: Mapping[str, Any] = {"follows": True, "same": True}
 class Request:
     """The settings of :func:`hybridremat.wrap` that a plan depends on, as the caller wrote them.
 
-    A plan and its file hold all of them, with ``cost_model`` by its name and ``device_spec`` by its figures.
-    The plan cache and ranks compare them.
+    A plan and its file hold all of them, ``reserve`` in bytes, ``cost_model`` by its name and ``device_spec``
+    by its figures. The plan cache and ranks compare them.
 
     ``reckoning`` says how ``memory_limit="auto"`` was computed (``runtime/auto_limit.py``); ``granted`` are
     the bytes that a share came to for the largest input shape so far: a smaller shape may take as many.

@@ -227,10 +227,10 @@ def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
 
 def _require_same_request(given: Plan, settings: Settings) -> None:
     """Refuse settings that differ from those of the given plan: they would have no effect."""
+    request = settings.request()
     for item in fields(Request):
-        name, asked, was = item.name, getattr(settings, item.name), getattr(given.request, item.name)
-        same = settings.reserve_bytes() == given.reserve if name == "reserve" else asked == was
-        if item.metadata.get("same") and not same and asked != item.default:
+        name, asked, was = item.name, getattr(request, item.name), getattr(given.request, item.name)
+        if item.metadata.get("same") and asked not in (was, item.default):
             raise LimitError(
                 f"{name}={asked!r} beside plan=, which was made with {name}={was!r}: leave it out, or "
                 f"make a plan with {name}={asked!r}"
