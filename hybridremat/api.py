@@ -11,7 +11,13 @@ from torch import nn
 from hybridremat.compiler.model_checks import require_matching_inputs
 from hybridremat.errors import ModelError
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.settings import FrontierSettings, PlanSettings, WrapSettings, settings_of
+from hybridremat.planning.settings import (
+    FrontierSettings,
+    PlanSettings,
+    StepSettings,
+    WrapSettings,
+    settings_of,
+)
 from hybridremat.planning.step_costs import warn_beyond
 from hybridremat.runtime.prepare import make_planned_call, model_frontier, require_planned_call
 
@@ -26,10 +32,12 @@ def wrap(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    memory_limit: int | str | None = None,
+    max_overhead: float | str | None = None,
     plan: Plan | str | Path | None = None,
     progress: bool = True,
     across_ranks: bool = True,
-    **settings: Unpack[WrapSettings],
+    **settings: Unpack[StepSettings],
 ) -> M:
     """Make a model's training step fit a memory limit, in place, and return the same object.
 
@@ -162,7 +170,8 @@ def wrap(
     >>> plan.predicted_peak <= plan.memory_limit
     True
     """
-    asked = settings_of("wrap", WrapSettings.__optional_keys__, settings)
+    goal = {"memory_limit": memory_limit, "max_overhead": max_overhead}
+    asked = settings_of("wrap", WrapSettings.__optional_keys__, goal | settings)
     make_planned_call(
         model, args, kwargs, asked, plan=plan, progress=progress, across_ranks=across_ranks
     ).install()

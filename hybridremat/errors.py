@@ -88,7 +88,7 @@ class PlanMismatchError(PlanError):
 
 
 class PlanFormatError(PlanError):
-    """A plan file that is damaged or has another schema version."""
+    """A plan file that is damaged, or has a schema version that is not read."""
 
 
 class MeasurementError(HybridRematError, RuntimeError):

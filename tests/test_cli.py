@@ -111,7 +111,7 @@ def test_what_the_caller_does_is_told_on_the_command_line(models, capsys):
     assert alone["memory_limit"] == alone["least_peak"] > alone["asked_limit"] == 1024
     assert cli.main([*asked, "--on-infeasible", "least", "--forwards", "2", "--hold-outputs"]) == 0
     pair = json.loads(capsys.readouterr().out)
-    assert pair["forwards"] == 2 and pair["memory_limit"] > alone["memory_limit"]
+    assert pair["request"]["forwards"] == 2 and pair["memory_limit"] > alone["memory_limit"]
     assert pair["request"]["hold_outputs"]
     assert cli.main([*asked, "--graph-breaks", "never"]) == 2
     assert "graph_breaks='never' is not known" in capsys.readouterr().err

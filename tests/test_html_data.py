@@ -190,5 +190,5 @@ def test_files_are_written_whole_and_from_the_command_line(tmp_path, capsys):
 
 def test_no_figure_is_missing():
     plan = planned(2, 0.5)
-    assert set(figures(plan)) <= set(vars(plan))
+    assert set(figures(plan)) <= {*vars(plan), *vars(plan.request)}
     assert named_graph(2) == plan.details.graph

@@ -16,8 +16,9 @@ from torch import nn
 import hybridremat
 from hybridremat.blocks.pareto import block_structure, enumerate_options
 from hybridremat.graph.costs.kernel_store import device_description
-from hybridremat.planning import option_cache, pipeline, plan_cache, planner
-from hybridremat.planning.plan_cache import PlanCache, plan_key
+from hybridremat.planning import disk_cache, option_cache, pipeline, plan_cache, planner
+from hybridremat.planning.disk_cache import DiskCache
+from hybridremat.planning.plan_cache import PLANS, plan_key
 from hybridremat.planning.settings import Settings
 from support.quick_planning import LITTLE
 from support.training import small, train, train_plain
@@ -102,7 +103,7 @@ def test_plans_that_another_release_of_the_solver_made_are_not_found(cache, solv
     made = len(solved)
     hybridremat.plan(model, **ask)
     assert len(solved) == made
-    monkeypatch.setattr(plan_cache, "solver_version", lambda: "9.16.0")
+    monkeypatch.setattr(disk_cache, "solver_version", lambda: "9.16.0")
     hybridremat.plan(model, **ask)
     assert len(solved) == made + 1
 
@@ -154,7 +155,7 @@ def test_a_damaged_entry_is_ignored_and_replaced(cache, solved, caplog, damage):
     entry.write_bytes(good[: len(good) // 2] if damage is None else damage)
     again = hybridremat.plan(model, kwargs=batch, memory_limit="98%", **HOW)
     assert again == first and "cannot be read" in caplog.text
-    assert PlanCache(cache, 10**9).read(entry.name.partition(".")[0]) == first
+    assert DiskCache(PLANS, cache, 10**9).read(entry.name.partition(".")[0]) == first
 
 
 def test_nothing_is_kept_unless_wanted(cache, monkeypatch):
@@ -191,9 +192,9 @@ def kept_plan() -> hybridremat.Plan:
 
 def test_the_least_recently_used_go_first(tmp_path):
     plan = kept_plan()
-    PlanCache(tmp_path, 10**9).write("a", plan)
+    DiskCache(PLANS, tmp_path, 10**9).write("a", plan)
     size = (tmp_path / "a.json.gz").stat().st_size
-    cache = PlanCache(tmp_path, 3 * size)
+    cache = DiskCache(PLANS, tmp_path, 3 * size)
     for age, key in enumerate("cb"):
         cache.write(key, plan)
         os.utime(tmp_path / f"{key}.json.gz", ns=(age, age))  # c is the oldest, then b
@@ -201,12 +202,12 @@ def test_the_least_recently_used_go_first(tmp_path):
     assert cache.read("c") == plan  # used: now b is the oldest
     cache.write("d", plan)
     assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["a", "c", "d"]
-    PlanCache(tmp_path, size - 1).write("e", plan)
+    DiskCache(PLANS, tmp_path, size - 1).write("e", plan)
     assert not (tmp_path / "e.json.gz").exists()
 
 
 def hammer(folder, plan, seed, size):
-    cache = PlanCache(folder, size)
+    cache = DiskCache(PLANS, folder, size)
     for turn in range(30):
         key = "abcdef"[(seed + turn) % 6]
         cache.write(key, replace(plan, fingerprint=key))
@@ -217,7 +218,7 @@ def hammer(folder, plan, seed, size):
 @pytest.mark.slow
 def test_processes_share_a_folder(tmp_path):
     plan = kept_plan()
-    PlanCache(tmp_path, 10**9).write("a", plan)
+    DiskCache(PLANS, tmp_path, 10**9).write("a", plan)
     size = 3 * (tmp_path / "a.json.gz").stat().st_size
     spawn = multiprocessing.get_context("spawn")
     workers = [spawn.Process(target=hammer, args=(tmp_path, plan, seed, size)) for seed in range(3)]

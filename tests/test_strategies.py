@@ -16,7 +16,7 @@ from hybridremat.blocks.types import Option, OptionSet
 from hybridremat.cli.main import main
 from hybridremat.errors import GraphSizeError, LimitError
 from hybridremat.planning import stages
-from hybridremat.planning.settings import StrategyName
+from hybridremat.plans.request import StrategyName
 from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, block_decisions
 from hybridremat.sequence.strategies import STRATEGIES, WholeGraph

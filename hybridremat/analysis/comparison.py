@@ -14,7 +14,7 @@ from hybridremat.analysis.frontier_plot import new_figure, picture, require_suff
 from hybridremat.analysis.frontier_rows import point_row
 from hybridremat.errors import GraphSizeError, InfeasibleLimitError
 from hybridremat.files import write_atomic
-from hybridremat.planning.settings import StrategyName
+from hybridremat.plans.request import StrategyName
 from hybridremat.units import format_bytes, format_share_up, resolve_limit
 
 SHARES = (90, 80, 70, 60, 50, 40, 30, 20)

@@ -16,8 +16,9 @@ from hybridremat.compiler.model_state import preserve_state
 from hybridremat.errors import ModelError
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
-from hybridremat.planning.settings import Compiler, Settings
+from hybridremat.planning.settings import Settings
 from hybridremat.plans.records import FrontierPoint
+from hybridremat.plans.request import Compiler
 from hybridremat.runtime.prepare import make_planned_call
 from hybridremat.units import require_count
 

@@ -24,7 +24,7 @@ from hybridremat.errors import InfeasibleLimitError, TargetError
 from hybridremat.integrations.optimizer_in_backward import optimizer_in_backward
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import planning_progress
-from hybridremat.planning.settings import Gradients
+from hybridremat.plans.request import Gradients
 from hybridremat.reports.text import render
 from hybridremat.units import format_bytes
 

@@ -59,7 +59,7 @@ def require_code_within_limit(plan: Plan, graph: JointGraph, memory: EmittedMemo
 
 
 def _require_within_limit(plan: Plan, graph: JointGraph, memory: EmittedMemory) -> None:
-    needed = code_needs(graph, memory, OutsideMemory(plan.reserve, plan.forwards))
+    needed = code_needs(graph, memory, plan.request.outside_memory())
     if plan.memory_limit is not None and needed > plan.memory_limit:
         raise PlanError(
             f"the emitted plan has not been run: with the caller's code it takes {needed} bytes, "

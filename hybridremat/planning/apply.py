@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, PlanMismatchError
-from hybridremat.graph.joint import JointGraph, Op, as_plain, ops_by_parts, plain_schedule
+from hybridremat.graph.joint import JointGraph, Op, ops_by_parts
 from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.pins import obeys
 from hybridremat.graph.tracing.trace import TracedStep
@@ -23,12 +23,10 @@ from hybridremat.planning.port import (
     ported_chain,
     with_local_names,
 )
-from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin, origin_differences
-from hybridremat.plans.policy import policy_of, resolve_policy
+from hybridremat.plans.policy import resolve_policy
 from hybridremat.plans.records import PlanDetails
-from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.outside_memory import OutsideMemory
+from hybridremat.plans.recount import recounted
 from hybridremat.units import format_bytes
 
 
@@ -105,22 +103,11 @@ def _timed(op: Op, planned: Op) -> Op:
 
 def _recounted(plan: Plan, details: PlanDetails, graph: JointGraph, here: Origin) -> Plan:
     """The plan for the graph of this device, with its memory counted again."""
-    memory = step_memory(graph, plan.schedule)
-    needed = Judge(graph, outside=OutsideMemory(plan.reserve, plan.forwards)).needs(plan.schedule, memory)
-    if plan.memory_limit is not None and needed > plan.memory_limit:
-        raise _too_much(plan, needed)
-    chain = ported_chain(details.chain, graph)
-    return replace(
-        plan,
-        predicted_peak=memory.peak,
-        needed=needed,
-        plain_peak=step_memory(as_plain(graph), plain_schedule(graph)).peak,
-        saved_bytes=memory.saved,
-        blocks=planned_blocks(chain, details.block_options, plan.schedule, details.decisions),
-        fingerprint=graph.fingerprint,
-        origin=here,
-        details=replace(details, chain=chain),
-    )
+    local = replace(details, chain=ported_chain(details.chain, graph))
+    counted = recounted(replace(plan, fingerprint=graph.fingerprint, origin=here, details=local))
+    if plan.memory_limit is not None and counted.needed > plan.memory_limit:
+        raise _too_much(plan, counted.needed)
+    return counted
 
 
 def _obstacles(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin) -> list[str]:
@@ -136,7 +123,7 @@ def _obstacles(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin)
         step_memory(graph, plan.schedule)
     except ScheduleError as error:
         return [str(error)]
-    if not obeys(graph, plan.schedule, resolve_policy(graph, policy_of(plan)).pins):
+    if not obeys(graph, plan.schedule, resolve_policy(graph, plan.request.policy).pins):
         return ["its policy pins other ops here: modules are named otherwise"]
     return []
 

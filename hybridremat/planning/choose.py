@@ -12,7 +12,8 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.origin import Origin
-from hybridremat.plans.records import PlanDetails, PlannedBlock, Request
+from hybridremat.plans.records import PlanDetails, PlannedBlock
+from hybridremat.plans.request import Request
 from hybridremat.sequence.pool import SchedulePoint
 
 
@@ -62,13 +63,12 @@ def plan_of_point(
     request: Request | None = None,
 ) -> Plan:
     """The plan of a point of the frontier."""
-    graph, counted = frontier.graph_of(chosen), frontier.counted
+    graph, counted, outside = frontier.graph_of(chosen), frontier.counted, frontier.outside
     released = sum(graph.values[value].bytes for value in graph.released_outputs)
+    asked_for = request or Request(reserve=outside.reserve, forwards=outside.forwards)
     return Plan(
         memory_limit=limit,
         asked_limit=asked,
-        reserve=frontier.outside.reserve,
-        forwards=frontier.outside.forwards,
         predicted_peak=chosen.peak,
         needed=chosen.needs,
         plain_peak=frontier.plain_peak,
@@ -83,9 +83,8 @@ def plan_of_point(
         fingerprint=graph.fingerprint,
         schedule=chosen.schedule,
         origin=origin or Origin(),
-        request=request or Request(),
+        request=replace(asked_for, compiler="eager" if chosen.code == "none" else "inductor"),
         details=_details(frontier, chosen),
-        compiler="eager" if chosen.code == "none" else "inductor",
         lean=chosen.code == "lean",
         plain_code=chosen.code == "plain",
         reused_options=counted.reused_options,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from hybridremat.planning.disk_cache import DiskCache
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.plan_cache import PlanCache
+from hybridremat.planning.plan_cache import plans_on_disk
 from hybridremat.planning.plan_store import PlanStore
 from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.planning.rank_agreement import RankAgreement
@@ -41,7 +42,7 @@ class PlanContext:
     settings: Settings
     store: PlanStore
     agreement: RankAgreement
-    disk: PlanCache | None
+    disk: DiskCache[Plan] | None
     given: Plan | None = None
     origin: Origin = field(default_factory=Origin)
     progress: Progress = no_progress
@@ -56,7 +57,7 @@ class PlanContext:
             settings,
             PlanStore(settings.max_plans),
             RankAgreement(settings, ranks),
-            PlanCache.for_settings(settings),
+            plans_on_disk(settings),
             given,
             build=build,
         )

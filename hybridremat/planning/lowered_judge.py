@@ -134,4 +134,4 @@ def inductor_for(settings: Settings) -> Inductor:
     from hybridremat.compiler.inductor import Inductor  # takes a second
 
     chunked = settings.rewrites == "chunked"
-    return Inductor(f"hybridremat {__version__} {settings.deciding()}", whole_losses=chunked)
+    return Inductor(f"hybridremat {__version__} {settings.request()}", whole_losses=chunked)

@@ -1,31 +1,62 @@
-"""Options of block problems that this process, or one before it, has solved."""
+"""Options of block problems that this process, or one before it, has solved.
+
+They are kept on disk, so that another limit, another depth or a later run solves no block again: they depend
+on nothing but the block's canonical form and the code that solves it, OR-Tools among it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
-from hybridremat.blocks.pareto import block_structure, reuse_options
+import hybridremat.blocks
+from hybridremat.blocks.pareto import DEFAULT_EFFORT, block_structure, reuse_options
 from hybridremat.blocks.quick_options import quick_options
 from hybridremat.blocks.solve import solve_blocks
 from hybridremat.blocks.types import BlockProblem, BlockSolver, OptionSet
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.planning.kept_options import KeptOptions
+from hybridremat.planning.disk_cache import DiskCache, Kind, cache_key
+from hybridremat.planning.settings import Settings
+from hybridremat.plans.codec import options_from_dict, options_to_dict
+
+OPTION_SETS: Kind[OptionSet] = Kind("options", "the options of a block", options_to_dict, options_from_dict)
+
+
+def options_on_disk(settings: Settings) -> DiskCache[OptionSet] | None:
+    """The user's options of blocks; None if the cache is off."""
+    return DiskCache.of_user(OPTION_SETS) if settings.cache else None
+
+
+def options_key(problem: BlockProblem, solver: BlockSolver) -> str:
+    """The key of a block's options: a hash of all that they depend on."""
+    return cache_key(json.dumps(asdict(problem), default=sorted), solver, asdict(DEFAULT_EFFORT), _code())
+
+
+@cache
+def _code() -> str:
+    """A hash of the code that solves blocks."""
+    files = sorted(Path(hybridremat.blocks.__path__[0]).glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 class OptionCache:
     """Options by block problem, and by structure (all but sizes)."""
 
     def __init__(self) -> None:
-        self._kept: KeptOptions | None = None
+        self._disk: DiskCache[OptionSet] | None = None
         self._known: dict[tuple[BlockProblem, BlockSolver], OptionSet] = {}
         self._by_structure: dict[Hashable, BlockProblem] = {}
 
-    def kept_in(self, kept: KeptOptions | None) -> OptionCache:
+    def with_disk(self, disk: DiskCache[OptionSet] | None) -> OptionCache:
         """The same options, and those on disk, where new ones are kept, too."""
         other = copy(self)
-        other._kept = kept
+        other._disk = disk
         return other
 
     def solve(
@@ -50,9 +81,9 @@ class OptionCache:
             solved = _solved(unsolved, workers, on_progress, solver, deadline, seconds)
             curtailed = {problem: solved.pop(problem) for problem in seconds if problem in solved}
             found.update(solved)
-            if self._kept is not None:
+            if self._disk is not None:
                 for problem, options in solved.items():
-                    self._kept.write(problem, solver, options)
+                    self._disk.write(options_key(problem, solver), options)
         known.update({(problem, solver): options for problem, options in found.items()})
         self._by_structure.update(((block_structure(problem), solver), problem) for problem in found)
         rest = (problem for problem in missing if problem not in found and problem not in curtailed)
@@ -61,9 +92,9 @@ class OptionCache:
 
     def _read(self, problems: Sequence[BlockProblem], solver: BlockSolver) -> dict[BlockProblem, OptionSet]:
         """What is kept on disk of some blocks."""
-        if self._kept is None:
+        if self._disk is None:
             return {}
-        read = {problem: self._kept.read(problem, solver) for problem in problems}
+        read = {problem: self._disk.read(options_key(problem, solver)) for problem in problems}
         return {problem: options for problem, options in read.items() if options is not None}
 
     def reused(

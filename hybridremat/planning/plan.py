@@ -23,10 +23,6 @@ class Plan(PlanData):
     asked_limit
         Bytes that were asked for: more than nothing fits, and ``memory_limit`` is what the least plan needs,
         if ``on_infeasible="least"``; else the same as ``memory_limit``.
-    reserve
-        Bytes of the limit kept free, once the forward is over, for the caller's own code.
-    forwards
-        How many forwards may wait for their backward at one time.
     predicted_peak
         Exact step memory of the emitted graphs in bytes, without the caller's own code; of the generated code
         if they are compiled.
@@ -64,9 +60,6 @@ class Plan(PlanData):
     details
         What it was chosen from; None for a step of several graphs (each of ``parts`` has its own) and for a
         graph without a backward.
-    compiler
-        ``"eager"`` or ``"inductor"``. With Inductor, all peaks but those of blocks and ``details`` are of its
-        generated code; those are of the graph with its fused values left out.
     lean
         Whether Inductor keeps the order of the schedule and frees every buffer at once: it then fuses less,
         and takes less memory.
@@ -183,7 +176,7 @@ class Plan(PlanData):
         Raises
         ------
         PlanFormatError
-            If the file is no plan, is damaged, or has another schema version.
+            If the file is no plan, is damaged, or its schema version is not read.
         OSError
             If it cannot be read.
         """

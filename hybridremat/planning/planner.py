@@ -21,9 +21,8 @@ from hybridremat.planning.choose import choose_plan
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.graph_frontier import GraphFrontier
-from hybridremat.planning.kept_options import KeptOptions
 from hybridremat.planning.known_plans import keep_plan, known_plan
-from hybridremat.planning.option_cache import OPTIONS, OptionCache
+from hybridremat.planning.option_cache import OPTIONS, OptionCache, options_on_disk
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
 from hybridremat.planning.settings import OnInfeasible, Settings
@@ -228,7 +227,7 @@ def step_frontier(
         ranges = search_ranges(limit, plain_peak)
     counted = plan_graph(
         step.graph,
-        cache=OPTIONS.kept_in(KeptOptions.for_settings(settings)),
+        cache=OPTIONS.with_disk(options_on_disk(settings)),
         workers=settings.workers,
         progress=context.progress,
         reuse=reuse,

@@ -84,7 +84,7 @@ class RankAgreement:
 
     def _key(self, traced: TracedStep) -> str:
         """A hash of a traced step and of the settings that decide on its plan."""
-        request = repr(self._settings.deciding())
+        request = repr(self._settings.request())
         return hashlib.sha256((traced.graph.fingerprint + request).encode()).hexdigest()
 
 

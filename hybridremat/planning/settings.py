@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from numbers import Integral
-from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, cast, get_args
+from numbers import Integral, Real
+from typing import Any, Final, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from hybridremat.blocks.types import BlockSolver
 from hybridremat.errors import LimitError
@@ -15,42 +14,27 @@ from hybridremat.graph.costs.cost_models import CostModel, cost_model
 from hybridremat.graph.costs.device_specs import DeviceSpec, device_spec
 from hybridremat.graph.costs.untried import Untried
 from hybridremat.plans.plan_data import PlanData
-from hybridremat.plans.policy import Policy, policy_of, validated_policy
-from hybridremat.plans.records import Request
-from hybridremat.sequence.outside_memory import OutsideMemory
-from hybridremat.units import (
-    is_share,
-    parse_bytes,
-    parse_overhead,
-    parse_seconds,
-    require_count,
-    resolve_limit,
+from hybridremat.plans.policy import Policy, validated_policy
+from hybridremat.plans.request import (
+    AnyCostModel,
+    AnyDevice,
+    Compiler,
+    Gradients,
+    GradOutputs,
+    GraphBreaks,
+    Outputs,
+    Request,
+    Rewrites,
+    StrategyName,
 )
-
-GradOutputs = Literal["auto", "all"]
-OnInfeasible = Literal["error", "least"]
-GraphBreaks = Literal["error", "plan"]
-Compiler = Literal["eager", "inductor"]
-Rewrites = Literal["exact", "chunked", "none"]
-Outputs = Literal["all", "loss"]
-Gradients = Literal["at_end", "in_backward"]
-StrategyName = Literal[
-    "hybrid",
-    "plain",
-    "sqrt",
-    "every-block",
-    "min-peak",
-    "rotor",
-    "rockmate",
-    "checkmate",
-    "checkmate-lp",
-]
+from hybridremat.plans.request import OnInfeasible as OnInfeasible  # asked for by its name here as well
+from hybridremat.units import is_share, parse_overhead, parse_seconds, require_count, resolve_limit
 
 
 class CommonSettings(TypedDict, total=False):
     """Keywords of all planning; see :func:`hybridremat.wrap`."""
 
-    cost_model: str | CostModel
+    cost_model: AnyCostModel
     hold_outputs: bool
     grad_outputs: GradOutputs
     workers: int | None
@@ -67,19 +51,24 @@ class CommonSettings(TypedDict, total=False):
     untried: Untried
 
 
-class WrapSettings(CommonSettings, total=False):
-    """Keywords of :func:`hybridremat.wrap` that say what to plan."""
+class StepSettings(CommonSettings, total=False):
+    """Keywords of :func:`hybridremat.wrap` that say what to plan, beside the limit and the overhead."""
 
-    memory_limit: int | str | None
-    max_overhead: float | str | None
     reserve: int | str
     forwards: int
     on_infeasible: OnInfeasible
     max_plans: int
 
 
+class WrapSettings(StepSettings, total=False):
+    """Keywords of :func:`hybridremat.wrap` that say what to plan."""
+
+    memory_limit: int | str | None
+    max_overhead: float | str | None
+
+
 class _Elsewhere(TypedDict, total=False):
-    device_spec: str | Path | DeviceSpec | None
+    device_spec: AnyDevice
 
 
 class BatchSettings(CommonSettings, _Elsewhere, total=False):
@@ -98,55 +87,22 @@ class FrontierSettings(CommonSettings, _Elsewhere, total=False):
     """Keywords of :func:`hybridremat.frontier`."""
 
 
-# Fields of Settings. ``decides``: plans depend on it, so it is part of a plan's key on disk and of what ranks
-# compare. ``of_wrap``: it is a keyword of wrap. ``option``: the parsed option of the command line, if it has
-# another name. ``of_plan``: a given plan brings its own, so it must not differ beside ``plan=``.
-_DECIDES = {"decides": True, "of_wrap": True}
-_OF_PLAN = {"decides": True, "of_wrap": True, "of_plan": True}
-_HOW = {"decides": False, "of_wrap": True}
-_NOT_OF_WRAP = {"decides": True, "of_wrap": False}
-
-
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of :func:`hybridremat.wrap`, which describes each of them.
+class Settings(Request):
+    """Settings of :func:`hybridremat.wrap`, which describes each of them: the request, and how to plan it."""
 
-    ``reckoning`` says how ``memory_limit="auto"`` was computed (``runtime/auto_limit.py``); ``granted`` are
-    the bytes that a share came to for the largest input shape so far: a smaller shape may take as many.
-    """
-
-    memory_limit: int | str | None = field(default=None, metadata=_DECIDES | {"option": "limit"})
-    max_overhead: float | str | None = field(default=None, metadata=_DECIDES)
-    reserve: int | str = field(default=0, metadata=_OF_PLAN)
-    cost_model: str | CostModel = field(default="profile", metadata=_DECIDES)
-    hold_outputs: bool = field(default=False, metadata=_OF_PLAN)
-    grad_outputs: GradOutputs = field(default="auto", metadata=_OF_PLAN)
-    forwards: int = field(default=1, metadata=_OF_PLAN)
-    on_infeasible: OnInfeasible = field(default="error", metadata=_DECIDES)
-    max_plans: int = field(default=64, metadata=_HOW)
-    graph_breaks: GraphBreaks = field(default="error", metadata=_DECIDES)
-    workers: int | None = field(default=None, metadata=_HOW)
-    cache: bool = field(default=True, metadata=_HOW | {"option": "no_cache"})
-    reckoning: str = field(default="", metadata=_NOT_OF_WRAP)
-    granted: int = field(default=0, metadata=_NOT_OF_WRAP)
-    device_spec: str | Path | DeviceSpec | None = field(default=None, metadata=_NOT_OF_WRAP)
-    policy: Policy | None = field(default=None, metadata=_DECIDES | {"option": "pin"})
-    compiler: Compiler = field(default="eager", metadata=_OF_PLAN)
-    rewrites: Rewrites = field(default="exact", metadata=_OF_PLAN)
-    gradients: Gradients = field(default="at_end", metadata=_OF_PLAN)
-    outputs: Outputs = field(default="all", metadata=_OF_PLAN)
-    strategy: StrategyName = field(default="hybrid", metadata=_OF_PLAN)
-    block_solver: BlockSolver = field(default="auto", metadata=_DECIDES)
-    planning_budget: float | str | None = field(default=None, metadata=_DECIDES)
-    untried: Untried = field(default="error", metadata=_DECIDES)
+    max_plans: int = 64
+    workers: int | None = None
+    cache: bool = field(default=True, metadata={"option": "no_cache"})
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
             object.__setattr__(self, "policy", dict(self.policy))
-        for name in ("memory_limit", "reserve", "forwards", "max_plans", "workers"):  # numpy's, for one
-            number = getattr(self, name)
-            if not isinstance(number, bool) and isinstance(number, Integral):
-                object.__setattr__(self, name, int(number))
+        for item in fields(self):  # numbers of numpy, for one, are no JSON
+            number = getattr(self, item.name)
+            if not isinstance(number, (bool, int, float)) and isinstance(number, Real):
+                plain = int(number) if isinstance(number, Integral) else float(number)
+                object.__setattr__(self, item.name, plain)
 
     def validated(self, *, need_limit: bool) -> Settings:
         """These settings, or a typed error about the first one that cannot be used.
@@ -169,8 +125,7 @@ class Settings:
                 'neither memory_limit nor max_overhead is given; pass memory_limit="6GiB" or "50%" '
                 "(of the plain step's memory) or max_overhead=0.1 (least memory at 10 % more time)"
             )
-        if self.max_overhead is not None:
-            parse_overhead(self.max_overhead)
+        self.overhead_limit()
         self.reserve_bytes()
         cost_model(self.cost_model)
         require_count("forwards", self.forwards, "of forwards that wait for their backward at one time")
@@ -179,77 +134,29 @@ class Settings:
             require_count("workers", self.workers, "of processes, or None")
         if self.policy is not None:
             validated_policy(self.policy)
-        _one_of("grad_outputs", self.grad_outputs, get_args(GradOutputs))
-        _one_of("on_infeasible", self.on_infeasible, get_args(OnInfeasible))
-        _one_of("graph_breaks", self.graph_breaks, get_args(GraphBreaks))
-        _one_of("compiler", self.compiler, get_args(Compiler))
-        _one_of("rewrites", self.rewrites, get_args(Rewrites))
-        _one_of("gradients", self.gradients, get_args(Gradients))
-        _one_of("outputs", self.outputs, get_args(Outputs))
-        _one_of("strategy", self.strategy, get_args(StrategyName))
-        _one_of("block_solver", self.block_solver, get_args(BlockSolver))
-        _one_of("untried", self.untried, get_args(Untried))
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise LimitError(
+                    f"{name}={getattr(self, name)!r} is not known; use {' or '.join(map(repr, known))}"
+                )
         self.budget_seconds()
-        self._require_early_gradients()
-        self._require_one_loss()
-        self._require_chunks()
-        self._require_compilable()
-        return self if self.device_spec is None else self._for_device(device_spec(self.device_spec))
+        checked = replace(self, device_spec=self._device())
+        for first, second, why in REFUSED_PAIRS:
+            if (one := checked._given(first)) and (other := checked._given(second)):
+                raise LimitError(f"{one} and {other} cannot be combined: {why}")
+        return checked
 
-    def _require_early_gradients(self) -> None:
-        """Refuse what cannot be combined with gradients that leave in the backward."""
-        if self.gradients == "at_end":
-            return
-        others = [
-            (f"forwards={self.forwards}", self.forwards > 1, "plan the pair as one model that takes both"),
-        ]
-        for name, given, instead in others:
-            if given:
-                raise LimitError(
-                    f'gradients="in_backward" and {name} cannot be combined: {instead}, or leave gradients= '
-                    "out"
-                )
+    def _given(self, setting: str) -> str:
+        """A setting of :data:`REFUSED_PAIRS` with its value; empty if it is not given."""
+        name, _, wanted = setting.partition("=")
+        value = getattr(self, name)
+        if wanted:
+            return setting if value == wanted.strip('"') else ""
+        shown = value.name if isinstance(value, DeviceSpec) else value
+        return f"{name}={shown!r}" if value != _DEFAULTS[name] else ""
 
-    def _require_one_loss(self) -> None:
-        """Refuse what needs other outputs than the loss, if they are not returned."""
-        if self.outputs == "all":
-            return
-        for name, given in (
-            ('grad_outputs="all"', self.grad_outputs == "all"),
-            ("hold_outputs=True", self.hold_outputs),
-        ):
-            if given:
-                raise LimitError(
-                    f'outputs="loss" and {name} cannot be combined: leave one of them out'
-                )
-
-    def _require_chunks(self) -> None:
-        """Refuse what cannot be combined with losses by chunks of rows."""
-        if self.rewrites != "chunked":
-            return
-        for name, given in (
-            ('grad_outputs="all"', self.grad_outputs == "all"),
-        ):
-            if given:
-                raise LimitError(
-                    f'rewrites="chunked" and {name} cannot be combined: leave one of them out'
-                )
-
-    def _require_compilable(self) -> None:
-        """Refuse what cannot be combined with Inductor."""
-        if self.compiler == "inductor" and self.device_spec is not None:
-            raise LimitError(
-                'compiler="inductor" and device_spec= cannot be combined: what Inductor makes of a step is '
-                "known where it is compiled. Plan on that device, or leave compiler= out"
-            )
-
-    def _for_device(self, spec: DeviceSpec) -> Settings:
-        if self.graph_breaks == "plan":
-            raise LimitError(
-                f'device_spec={spec.name!r} and graph_breaks="plan" cannot be combined: what runs between '
-                "graphs is measured here. Remove the breaks, or plan on that device"
-            )
-        return replace(self, device_spec=spec)
+    def _device(self) -> DeviceSpec | None:
+        return None if self.device_spec is None else device_spec(self.device_spec)
 
     @property
     def spec(self) -> DeviceSpec | None:
@@ -264,54 +171,22 @@ class Settings:
             return SpecCost(self.spec)
         return cost_model(self.cost_model)
 
-    def deciding(self) -> tuple[tuple[str, object], ...]:
-        """Name and value of every setting that plans depend on; a cost model is given by its name."""
-        asked = ((item.name, getattr(self, item.name)) for item in fields(self) if item.metadata["decides"])
-        return tuple(
-            (name, cost_model(value).name if name == "cost_model" else value) for name, value in asked
-        )
-
     def request(self) -> Request:
-        """What a plan records of these settings."""
-        return Request(
-            memory_limit=self.memory_limit,
-            max_overhead=self.max_overhead,
-            hold_outputs=self.hold_outputs,
-            grad_outputs=self.grad_outputs,
-            reckoning=self.reckoning,
-            rewrites=self.rewrites,
-            gradients=self.gradients,
-            outputs=self.outputs,
-            strategy=self.strategy,
-        )
+        """All that a plan depends on, as it is stored with one and compared."""
+        stored: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(Request)}
+        stored["cost_model"] = cost_model(self.cost_model).name
+        stored["device_spec"] = self._device()
+        stored["reserve"] = self.reserve_bytes()
+        return Request(**stored)
 
     def following(self, plan: PlanData) -> Settings:
-        """These settings with what ``plan`` was asked for."""
-        return replace(
-            self,
-            memory_limit=plan.request.memory_limit,
-            max_overhead=plan.request.max_overhead,
-            hold_outputs=plan.request.hold_outputs,
-            grad_outputs=cast(GradOutputs, plan.request.grad_outputs),
-            policy=policy_of(plan),
-            reserve=plan.reserve,
-            forwards=plan.forwards,
-            reckoning=plan.request.reckoning,
-            compiler=cast(Compiler, plan.compiler),
-            rewrites=cast(Rewrites, plan.request.rewrites),
-            gradients=cast(Gradients, plan.request.gradients),
-            outputs=cast(Outputs, plan.request.outputs),
-            strategy=cast(StrategyName, plan.request.strategy),
-            graph_breaks="plan" if plan.parts else self.graph_breaks,
-        )
-
-    def reserve_bytes(self) -> int:
-        """``reserve`` in bytes."""
-        return parse_bytes(self.reserve, name="reserve")
-
-    def outside_memory(self) -> OutsideMemory:
-        """``reserve`` and ``forwards``."""
-        return OutsideMemory(self.reserve_bytes(), self.forwards)
+        """These settings with what ``plan`` was asked for, where nothing else is given."""
+        brought = {
+            item.name: getattr(plan.request, item.name)
+            for item in fields(Request)
+            if item.metadata.get("follows") and getattr(self, item.name) == item.default
+        }
+        return replace(self, **brought)
 
     def budget_seconds(self) -> float | None:
         """``planning_budget`` in seconds; None if searches go by counts of work."""
@@ -345,7 +220,34 @@ class Settings:
 UNLIMITED: Final = "unlimited"
 """The ``planning_budget`` of searches that go on to caps of their own."""
 
-SETTING_NAMES: tuple[str, ...] = tuple(item.name for item in fields(Settings) if item.metadata["of_wrap"])
+REFUSED_PAIRS: Final = (
+    (
+        'gradients="in_backward"',
+        "forwards",
+        "plan the pair as one model that takes both, or leave gradients= out",
+    ),
+    ('outputs="loss"', 'grad_outputs="all"', "leave one of them out"),
+    ('outputs="loss"', "hold_outputs", "leave one of them out"),
+    ('rewrites="chunked"', 'grad_outputs="all"', "leave one of them out"),
+    (
+        'compiler="inductor"',
+        "device_spec",
+        "what Inductor makes of a step is known where it is compiled. Plan on that device, or leave "
+        "compiler= out",
+    ),
+    (
+        "device_spec",
+        'graph_breaks="plan"',
+        "what runs between graphs is measured here. Remove the breaks, or plan on that device",
+    ),
+)
+"""Settings that cannot be combined, and what to do instead; without a value: any but the default."""
+
+_DEFAULTS: Final = {item.name: item.default for item in fields(Settings)}
+_CHOICES: Final = {
+    name: get_args(hint) for name, hint in get_type_hints(Request).items() if get_origin(hint) is Literal
+}
+SETTING_NAMES = tuple(name for name in _DEFAULTS if name in WrapSettings.__optional_keys__)
 """The settings that are keywords of ``wrap``."""
 
 
@@ -370,8 +272,3 @@ def settings_of(function: str, keywords: Collection[str], given: Mapping[str, An
                 f"{function}() got an unexpected keyword argument {name!r}{did_you_mean(name, keywords)}"
             )
     return Settings(**given)
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise LimitError(f"{name}={value!r} is not known; use {' or '.join(map(repr, known))}")

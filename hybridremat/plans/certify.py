@@ -9,7 +9,6 @@ from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import Certificate
 from hybridremat.sequence.bounds.certificate import THOROUGH, BoundEffort, bound_under, least_peak_bound
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.outside_memory import OutsideMemory
 
 
 def certificate_of(plan: PlanData, effort: BoundEffort = THOROUGH) -> Certificate:
@@ -30,7 +29,7 @@ def certificate_of(plan: PlanData, effort: BoundEffort = THOROUGH) -> Certificat
     graph = plan.details.graph
     require_backward(graph)
     limit = plan.needed if plan.memory_limit is None else plan.memory_limit
-    judge = Judge(graph, outside=OutsideMemory(plan.reserve, plan.forwards))
+    judge = Judge(graph, outside=plan.request.outside_memory())
     return Certificate(
         limit=limit,
         time=schedule_time(graph, plan.schedule),

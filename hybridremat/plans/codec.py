@@ -1,4 +1,8 @@
-"""Plans as plain JSON types, and back. Ops, values and options are rows with named ``columns``."""
+"""Plans as plain JSON types, and back. Ops, values and options are rows with named ``columns``.
+
+Files of earlier schemas are read by the columns that they name themselves; what they lack has its default,
+and their memory is counted by the rules of now.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -17,14 +21,19 @@ from cattrs.preconf.json import make_converter
 from hybridremat.blocks.types import Option, OptionSet
 from hybridremat.errors import PlanFormatError
 from hybridremat.files import write_atomic
+from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.joint import Delivery, Op, Value
+from hybridremat.plans.migrations import migrated
 from hybridremat.plans.plan_data import PlanData
+from hybridremat.plans.recount import recounted
+from hybridremat.plans.request import AnyCostModel, AnyDevice
 from hybridremat.plans.validate import require_sound
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
 
 P = TypeVar("P", bound=PlanData)
 
-SCHEMA = 6  # version of what plan_to_dict returns
+SCHEMA = 7  # version of what plan_to_dict returns
+OLDEST = 4  # version of the oldest files that are read
 UNREADABLE = (
     *(BaseValidationError, ForbiddenExtraKeysError),
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
@@ -37,8 +46,9 @@ _DECISIONS = {kind.__name__: kind for kind in (Forward, ForwardOption, Backward,
 
 def plan_to_dict(plan: PlanData) -> dict[str, Any]:
     """The plan as JSON types, with the schema's version and a checksum of the rest."""
-    data = json.loads(json.dumps(_converter().unstructure(plan)))
-    return {"schema": SCHEMA, "columns": _columns(), "checksum": _checksum(data), **data}
+    data = {"schema": SCHEMA, "columns": _columns(), **_converter().unstructure(plan)}
+    data = json.loads(json.dumps(data))
+    return {"checksum": checksum(data), **data}
 
 
 def plan_from_dict(data: object, kind: type[P]) -> P:
@@ -47,26 +57,34 @@ def plan_from_dict(data: object, kind: type[P]) -> P:
     Raises
     ------
     PlanFormatError
-        If something is missing, mistyped or changed, or the schema version is another.
+        If something is missing, mistyped or changed, or its schema version is not read.
     """
     if not isinstance(data, Mapping) or "schema" not in data:
         raise PlanFormatError("not a plan: there is no schema version in it")
-    if data["schema"] != SCHEMA:
-        raise PlanFormatError(
-            f"schema version {data['schema']!r}; this hybridremat reads version {SCHEMA}: make the plan "
-            "again with this version (hybridremat plan … -o)"
-        )
-    rest = {name: item for name, item in data.items() if name not in ("schema", "columns", "checksum")}
-    if data.get("checksum") != _checksum(rest):
+    _require_readable(data["schema"])
+    if data.get("checksum") != checksum(data):
         raise PlanFormatError(
             "the plan is damaged, or has been edited: its checksum does not fit. Make it again"
         )
     try:
-        plan = _converter().structure(rest, kind)
+        columns = tuple((name, tuple(names)) for name, names in data["columns"].items())
+        plan = _converter(columns).structure(migrated(_content(data), data["schema"]), kind)
+        if data["schema"] < SCHEMA:
+            plan = recounted(plan)
         require_sound(plan)
     except UNREADABLE as error:
         raise PlanFormatError(f"the plan is damaged ({type(error).__name__}: {error})") from error
     return plan
+
+
+def _require_readable(schema: object) -> None:
+    if type(schema) is int and OLDEST <= schema <= SCHEMA:
+        return
+    newer = isinstance(schema, int) and schema > SCHEMA
+    instead = "update hybridremat" if newer else "make the plan again (hybridremat plan … -o)"
+    raise PlanFormatError(
+        f"schema version {schema!r}; this hybridremat reads versions {OLDEST} to {SCHEMA}: {instead}"
+    )
 
 
 def options_to_dict(options: OptionSet) -> dict[str, Any]:
@@ -80,40 +98,57 @@ def options_from_dict(data: Any) -> OptionSet:
     return _converter().structure(data, OptionSet)
 
 
-def _checksum(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def checksum(data: Mapping[str, Any]) -> str:
+    """The checksum of a file's data; before schema 7 it was of the content alone."""
+    rest = {name: item for name, item in data.items() if name != "checksum"}
+    covered = _content(data) if data.get("schema") in (4, 5, 6) else rest
+    text = json.dumps(covered, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _columns() -> dict[str, list[str]]:
-    return {kind.__name__: _names(kind) for kind in _ROWS}
+def _content(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: item for name, item in data.items() if name not in ("schema", "columns", "checksum")}
 
 
-def _names(kind: type) -> list[str]:
-    return [item.name for item in dataclasses.fields(kind)]
+def _columns() -> dict[str, tuple[str, ...]]:
+    return {kind.__name__: tuple(item.name for item in dataclasses.fields(kind)) for kind in _ROWS}
 
 
-@cache
-def _converter() -> Converter:
+@lru_cache(maxsize=4)
+def _converter(columns: tuple[tuple[str, tuple[str, ...]], ...] = tuple(_columns().items())) -> Converter:
+    """Writes rows as they are now, and reads rows with ``columns``, by the name of their type."""
     converter = make_converter(forbid_extra_keys=True, detailed_validation=False)
+    written, read = _columns(), dict(columns)
     for kind in _ROWS:
-        converter.register_unstructure_hook(kind, _row_writer(converter, kind))
-        converter.register_structure_hook(kind, _row_reader(converter, kind))
+        name = kind.__name__
+        converter.register_unstructure_hook(kind, _row_writer(converter, written[name]))
+        converter.register_structure_hook(kind, _row_reader(converter, kind, read.get(name, ())))
     converter.register_unstructure_hook_func(lambda kind: kind == frozenset[int], sorted)  # one order
+    _read_as(converter, AnyCostModel, str)
+    _read_as(converter, AnyDevice, DeviceSpec | None)
     converter.register_unstructure_hook(Decision, _written_decision)
     converter.register_structure_hook(Decision, _read_decision)
     return converter
 
 
-def _row_writer(converter: Converter, kind: type) -> Callable[[Any], list[Any]]:
-    names = _names(kind)
+def _read_as(converter: Converter, given: object, stored: Any) -> None:
+    """What may be given in several ways is stored in one."""
+    converter.register_structure_hook_func(
+        lambda kind: kind == given, lambda item, _: converter.structure(item, stored)
+    )
+
+
+def _row_writer(converter: Converter, names: tuple[str, ...]) -> Callable[[Any], list[Any]]:
     return lambda item: [converter.unstructure(getattr(item, name)) for name in names]
 
 
-def _row_reader(converter: Converter, kind: type) -> Callable[[Any, Any], Any]:
-    types = list(get_type_hints(kind).values())
+def _row_reader(converter: Converter, kind: type, names: tuple[str, ...]) -> Callable[[Any, Any], Any]:
+    hints = get_type_hints(kind)
+    types = [(name, hints[name]) for name in names]
 
     def read(row: Any, _: object) -> Any:
-        return kind(*(converter.structure(cell, each) for cell, each in zip(row, types, strict=True)))
+        cells = zip(types, row, strict=True)
+        return kind(**{name: converter.structure(cell, each) for (name, each), cell in cells})
 
     return read
 
@@ -145,7 +180,7 @@ def read_plan(path: str | Path, kind: type[P]) -> P:
     Raises
     ------
     PlanFormatError
-        If the file is no plan, is damaged, or has another schema version.
+        If the file is no plan, is damaged, or its schema version is not read.
     OSError
         If it cannot be read.
     """

@@ -13,9 +13,9 @@ from hybridremat.plans.records import (
     PinRecord,
     PlanDetails,
     PlannedBlock,
-    Request,
     SearchEffort,
 )
+from hybridremat.plans.request import Request
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,6 @@ class PlanData:
 
     memory_limit: int | None
     asked_limit: int | None
-    reserve: int
-    forwards: int
     predicted_peak: int
     needed: int
     plain_peak: int
@@ -44,7 +42,6 @@ class PlanData:
     origin: Origin = field(default_factory=Origin)
     request: Request = field(default_factory=Request)
     details: PlanDetails | None = None
-    compiler: str = "eager"
     lean: bool = False
     plain_code: bool = False
     composed_overhead: float | None = None
@@ -53,6 +50,25 @@ class PlanData:
     untried: tuple[str, ...] = ()
     search: SearchEffort | None = field(default=None, compare=False)
     timings: dict[str, float] = field(compare=False, default_factory=dict)
+
+    @property
+    def reserve(self) -> int:
+        """Bytes of the limit kept free, once the forward is over, for the caller's own code."""
+        return self.request.reserve_bytes()
+
+    @property
+    def forwards(self) -> int:
+        """How many forwards may wait for their backward at one time."""
+        return self.request.forwards
+
+    @property
+    def compiler(self) -> str:
+        """``"eager"`` or ``"inductor"``.
+
+        With Inductor, all peaks but those of blocks and ``details`` are of its generated code; those are of
+        the graph with its fused values left out.
+        """
+        return self.request.compiler
 
     @property
     def planning_seconds(self) -> float:

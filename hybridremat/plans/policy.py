@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import Literal, get_args
 
 from hybridremat.errors import PolicyError
 from hybridremat.graph.joint import JointGraph, Op
 from hybridremat.graph.pins import NO_PINS, Pins
 from hybridremat.plans.patterns import Pattern, near_misses, needed_values, pinnable
 from hybridremat.plans.records import PinRecord
-
-if TYPE_CHECKING:
-    from hybridremat.plans.plan_data import PlanData
 
 Action = Literal["must_save", "must_recompute"]
 Policy = Mapping[str, Action]
@@ -48,11 +45,6 @@ def validated_policy(policy: object) -> dict[str, Action]:
         if action not in get_args(Action):
             raise PolicyError(f'policy: {pattern!r}: {action!r} is neither "must_save" nor "must_recompute"')
     return dict(policy)
-
-
-def policy_of(plan: PlanData) -> Policy | None:
-    """The policy that a plan was made under."""
-    return {pin.pattern: cast(Action, pin.action) for pin in plan.pins} or None
 
 
 def under_policy(graph: JointGraph, policy: Policy | None) -> JointGraph:

@@ -1,4 +1,4 @@
-"""The parts of a plan as plain data: request, decisions, and what they were chosen from."""
+"""The parts of a plan as plain data: decisions, and what they were chosen from."""
 
 from __future__ import annotations
 
@@ -26,24 +26,6 @@ class SearchEffort:
     capture: float
     step: float
     curtailed: bool
-
-
-@dataclass(frozen=True)
-class Request:
-    """The settings of :func:`hybridremat.wrap` that a plan was made for, as the caller wrote them.
-
-    ``reckoning`` says how ``memory_limit="auto"`` was computed; empty otherwise.
-    """
-
-    memory_limit: int | str | None = None
-    max_overhead: float | str | None = None
-    hold_outputs: bool = False
-    grad_outputs: str = "auto"
-    reckoning: str = ""
-    rewrites: str = "exact"
-    gradients: str = "at_end"
-    outputs: str = "all"
-    strategy: str = "hybrid"
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,20 @@ from hybridremat.graph.memory import step_memory
 from hybridremat.graph.segmentation.validate import validate_chain
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.plan_data import PlanData
-from hybridremat.plans.policy import policy_of, validated_policy
+from hybridremat.plans.policy import validated_policy
 from hybridremat.plans.records import PlanDetails
+from hybridremat.units import require_count
 
 
 def require_sound(plan: PlanData) -> None:
     """Raise ValueError or LookupError if the parts of a plan do not fit together."""
     for part in plan.parts:
         require_sound(part)
-    validated_policy(policy_of(plan) or {})
+    policy = validated_policy(plan.request.policy or {})
+    if any(policy.get(pin.pattern) != pin.action for pin in plan.pins):
+        raise ValueError("its pins are not those of its policy")
+    plan.request.reserve_bytes()
+    require_count("forwards", plan.forwards, "")
     if plan.details is None:
         return
     peak = step_memory(plan.details.graph, plan.schedule).peak

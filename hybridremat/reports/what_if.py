@@ -14,13 +14,12 @@ from hybridremat.blocks.types import Option
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.memory import schedule_time
 from hybridremat.plans.plan_data import PlanData
-from hybridremat.plans.policy import policy_of, resolve_policy
+from hybridremat.plans.policy import resolve_policy
 from hybridremat.plans.records import PlanDetails
 from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.decisions import Backward, Decision, ForwardOption, Solo, block_decisions
 from hybridremat.sequence.flatten import Flattener
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.outside_memory import OutsideMemory
 from hybridremat.sequence.repair import PinRepair
 
 Where = Literal["forward peak", "saved", "backward peak"]
@@ -70,7 +69,7 @@ class WhatIf:
 
     def __init__(self, plan: PlanData, details: PlanDetails) -> None:
         self._plan, self._details, self._graph = plan, details, details.graph
-        self._judge = Judge(self._graph, outside=OutsideMemory(plan.reserve, plan.forwards))
+        self._judge = Judge(self._graph, outside=plan.request.outside_memory())
         self._limit = plan.needed if plan.memory_limit is None else plan.memory_limit
         self._time = schedule_time(self._graph, plan.schedule)
         self._profile = self._judge.profile(plan.schedule)
@@ -80,7 +79,8 @@ class WhatIf:
         self._sets = details.block_options
         bindings = bind_blocks(chain)
         self._flatten = Flattener(chain, bindings, self._sets)
-        self._mend = PinRepair(self._graph, resolve_policy(self._graph, policy_of(plan)).pins, chain.rebuilt)
+        pins = resolve_policy(self._graph, plan.request.policy).pins
+        self._mend = PinRepair(self._graph, pins, chain.rebuilt)
         self._remove_dead = DeadCodeElimination(self._graph, chain.rebuilt)
         self._chosen = {decision.block: decision for decision in block_decisions(details.decisions)}
 

@@ -30,6 +30,7 @@ from hybridremat.planning.ranks import rendezvous
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_costs import costed
 from hybridremat.plans.origin import Origin
+from hybridremat.plans.request import Request
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
 from hybridremat.runtime.planned_call import SLOT, PlannedCall, planned_call
 
@@ -226,11 +227,10 @@ def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
 
 def _require_same_request(given: Plan, settings: Settings) -> None:
     """Refuse settings that differ from those of the given plan: they would have no effect."""
-    planned, default = settings.following(given), Settings()
-    for name in (item.name for item in fields(Settings) if item.metadata.get("of_plan")):
-        asked, was = getattr(settings, name), getattr(planned, name)
-        same = settings.reserve_bytes() == given.reserve if name == "reserve" else asked == was
-        if not same and asked != getattr(default, name):
+    request = settings.request()
+    for item in fields(Request):
+        name, asked, was = item.name, getattr(request, item.name), getattr(given.request, item.name)
+        if item.metadata.get("same") and asked not in (was, item.default):
             raise LimitError(
                 f"{name}={asked!r} beside plan=, which was made with {name}={was!r}: leave it out, or "
                 f"make a plan with {name}={asked!r}"

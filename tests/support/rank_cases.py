@@ -31,7 +31,7 @@ class FewOptions(OptionCache):
 
     solved = 0
 
-    def kept_in(self, _):
+    def with_disk(self, _):
         """Itself: nothing is read from disk or kept there."""
         return self
 

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hybridremat.errors import LimitError
-from hybridremat.planning.settings import Settings
+from hybridremat.planning.settings import REFUSED_PAIRS
 
 ALONE: dict[str, dict[str, Any]] = {
     "max_overhead": {"max_overhead": 0.2, "memory_limit": None},
@@ -46,31 +45,17 @@ def asked(*names: str) -> dict[str, Any]:
     return given
 
 
-def refusal(first: str, second: str) -> str:
-    """Why a pair of settings is refused; empty if it is not."""
-    try:
-        Settings(**asked(first, second)).validated(need_limit=True)
-    except LimitError as error:
-        return str(error)
-    return ""
-
-
-def pairs() -> list[tuple[str, str]]:
-    """Every pair of settings that are not two values of one."""
-    every = combinations(ALONE, 2)
-    return [pair for pair in every if pair[0].split("=")[0] != pair[1].split("=")[0]]
+REFUSED = {frozenset(pair[:2]) for pair in REFUSED_PAIRS}
+PAIRS = [pair for pair in combinations(ALONE, 2) if pair[0].split("=")[0] != pair[1].split("=")[0]]
+"""Every pair of settings that are not two values of one."""
 
 
 def table() -> str:
     """The table of docs/reference.md."""
-    refused: dict[str, list[str]] = {name: [] for name in ALONE}
-    for first, second in pairs():
-        if refusal(first, second):
-            refused[first].append(second)
-            refused[second].append(first)
     rows = ["| setting | not together with |", "|---|---|"]
-    for name, others in refused.items():
-        rows.append(f"| `{name}` | {', '.join(f'`{each}`' for each in others) or '–'} |")
+    for name in ALONE:
+        others = [f"`{each}`" for each in ALONE if {name, each} in REFUSED]
+        rows.append(f"| `{name}` | {', '.join(others) or '–'} |")
     return "\n".join(rows)
 
 

@@ -78,16 +78,21 @@ class StepGraphs:
         InfeasibleLimitError
             If nothing fits, unless ``on_infeasible="least"``.
         """
+        at_last = self._context.settings.on_infeasible
+        asked = replace(settings, on_infeasible=at_last).request()
         chosen, whole = self._choose(order, paths, settings)
         for key, point in chosen.items():
             if key not in self.plans:
+                frontier = self.frontiers[key]
+                part = replace(asked, reserve=frontier.outside.reserve, forwards=frontier.outside.forwards)
                 self.plans[key] = plan_of_point(
-                    self.frontiers[key],
+                    frontier,
                     point,
                     limit=None,
                     asked=None,
                     cost_model=whole.cost_model,
                     origin=self._context.origin,
+                    request=part,
                 )
         self.chosen.update(chosen)
         for key in chosen:  # it runs as it does now: nothing is planned again
@@ -103,7 +108,7 @@ class StepGraphs:
         return replace(
             whole,
             origin=self._context.origin,
-            request=settings.request(),
+            request=asked,
             parts=tuple(self.plans[key] for key in chosen),
             breaks=self._breaks(order, paths),
             blocks=self._blocks(order),

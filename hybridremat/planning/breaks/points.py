@@ -103,8 +103,6 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Sch
     whole = Plan(
         memory_limit=choice.limit,
         asked_limit=choice.asked,
-        reserve=asked.reserve,
-        forwards=problem.forwards,
         predicted_peak=peak,
         needed=step.peak(choice.points) + asked.reserve,
         plain_peak=asked.plain_peak,
@@ -115,7 +113,7 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Sch
         blocks=(),
         cost_model=settings.costs().name,
         fingerprint=problem.fingerprint(),
-        compiler=settings.compiler,
+        request=settings.request(),
         schedule=Schedule((), 0),
         pins=total_records(r for g in problem.order for r in problem.frontiers[g].counted.pins),
         reused_options=any(frontier.counted.reused_options for frontier in problem.frontiers),

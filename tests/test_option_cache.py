@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -10,10 +11,9 @@ import pytest
 import hybridremat
 from hybridremat.blocks.problem import bind_block
 from hybridremat.blocks.solve import solve_blocks
-from hybridremat.planning import kept_options, option_cache, planner
-from hybridremat.planning.kept_files import KeptFiles
-from hybridremat.planning.kept_options import KeptOptions, options_key
-from hybridremat.planning.option_cache import OptionCache
+from hybridremat.planning import disk_cache, option_cache, planner
+from hybridremat.planning.disk_cache import DiskCache
+from hybridremat.planning.option_cache import OPTION_SETS, OptionCache, options_key
 from hybridremat.plans.codec import options_from_dict, options_to_dict
 from support.random_chains import training_chain
 from support.training import small
@@ -27,8 +27,8 @@ def blocks(seed):
 
 
 @pytest.fixture
-def kept(tmp_path):
-    return KeptOptions(KeptFiles(tmp_path / "options", 10**8, "the options of a block"))
+def disk(tmp_path):
+    return DiskCache(OPTION_SETS, tmp_path / "options", 10**8)
 
 
 @pytest.fixture
@@ -44,35 +44,35 @@ def counted(monkeypatch):
     return solved
 
 
-def solve(problems, kept):
-    return OptionCache().kept_in(kept).solve(problems, 1, lambda *_: None)
+def solve(problems, disk):
+    return OptionCache().with_disk(disk).solve(problems, 1, lambda *_: None)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_options_are_read_as_they_were_kept(kept, counted, seed):
+def test_options_are_read_as_they_were_kept(disk, counted, seed):
     problems = blocks(seed)
-    found = solve(problems, kept)
+    found = solve(problems, disk)
     assert set(counted) == set(problems)
     counted.clear()
-    assert solve(problems, kept) == found and not counted
+    assert solve(problems, disk) == found and not counted
     for options in found.values():
         assert options_from_dict(json.loads(json.dumps(options_to_dict(options)))) == options
 
 
-def test_what_is_damaged_is_solved_again(kept, counted, caplog):
+def test_what_is_damaged_is_solved_again(disk, counted, caplog):
     problem = blocks(1)[0]
-    found, key = solve([problem], kept), options_key(problem, "auto")
+    found, key = solve([problem], disk), options_key(problem, "auto")
     short_row = b'{"options": [[1]], "solo": [], "solves": 0, "unproved": 0}'
     for content in (b"no gzip", None, b"{", short_row, b"[]"):
-        path = kept.files.path(key)
+        path = disk.path(key)
         counted.clear()
         if content == b"no gzip":
             path.write_bytes(content)
         elif content is None:
             path.write_bytes(path.read_bytes()[:-9])
         else:
-            kept.files.write(key, content)
-        assert solve([problem], kept) == found and counted == [problem]
+            path.write_bytes(gzip.compress(content))
+        assert solve([problem], disk) == found and counted == [problem]
     assert caplog.text.count("cannot be read") == 5
 
 
@@ -81,21 +81,21 @@ def test_what_the_options_depend_on_is_in_the_key(monkeypatch):
     other = replace(problem, gradient_in=problem.gradient_in + 1)
     keys = [options_key(problem, "auto"), options_key(problem, "exact"), options_key(other, "auto")]
     assert options_key(replace(problem), "auto") == keys[0]
-    monkeypatch.setattr(kept_options, "_code", lambda: "other code")
+    monkeypatch.setattr(option_cache, "_code", lambda: "other code")
     keys.append(options_key(problem, "auto"))
-    monkeypatch.setattr(kept_options, "DEFAULT_EFFORT", replace(kept_options.DEFAULT_EFFORT, limits=7))
+    monkeypatch.setattr(option_cache, "DEFAULT_EFFORT", replace(option_cache.DEFAULT_EFFORT, limits=7))
     keys.append(options_key(problem, "auto"))
-    monkeypatch.setattr(kept_options, "solver_version", lambda: "9.16.0")
+    monkeypatch.setattr(disk_cache, "solver_version", lambda: "9.16.0")
     keys.append(options_key(problem, "auto"))
     assert len(set(keys)) == len(keys)
 
 
-def test_options_that_another_release_of_the_solver_found_are_not_read(kept, counted, monkeypatch):
+def test_options_that_another_release_of_the_solver_found_are_not_read(disk, counted, monkeypatch):
     problem = blocks(1)[0]
-    solve([problem], kept)
+    solve([problem], disk)
     counted.clear()
-    monkeypatch.setattr(kept_options, "solver_version", lambda: "9.16.0")
-    solve([problem], kept)
+    monkeypatch.setattr(disk_cache, "solver_version", lambda: "9.16.0")
+    solve([problem], disk)
     assert counted == [problem]
 
 
