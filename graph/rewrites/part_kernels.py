@@ -2,7 +2,7 @@
 
 Convolutions by samples, their weight gradients by halves of the output channels, BatchNorm's backward by
 channels, dropout by rows, the gradient of a loss over classes by rows. Some may write their first result over
-an input. Whether the bits are the same is tried on the device (:mod:`hybridremat.graph.costs.part_trials`).
+an input.
 """
 
 from __future__ import annotations
@@ -15,38 +15,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
-from hybridremat.graph.tracing.by_chunks import loss_by_chunks, loss_by_rows
+from hybridremat.graph.rewrites.by_chunks import loss_by_chunks, loss_by_rows
+from hybridremat.graph.rewrites.loss_fusion import LOSS_BACKWARD
+from hybridremat.graph.rewrites.rewrite import Form
 
 ATEN: Final = torch.ops.aten
 PARTS: Final = 8
-
-
-@torch.library.custom_op("hybridremat::nll_log_softmax_backward", mutates_args=())
-def nll_log_softmax_backward(
-    gradient: Tensor,
-    log_probabilities: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Tensor,
-) -> Tensor:
-    """``nll_loss_backward``, then ``_log_softmax_backward_data`` over the classes: (rows, classes)."""
-    arrived = ATEN.nll_loss_backward.default(
-        gradient, log_probabilities, target, weight, reduction, ignore_index, total_weight
-    )
-    result: Tensor = ATEN._log_softmax_backward_data.default(
-        arrived, log_probabilities, 1, log_probabilities.dtype
-    )
-    return result
-
-
-@nll_log_softmax_backward.register_fake
-def _(_gradient: Tensor, log_probabilities: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(log_probabilities)
-
-
-LOSS_BACKWARD: Final = torch.ops.hybridremat.nll_log_softmax_backward.default
 
 
 def loss_backward_by_rows(
@@ -239,6 +213,10 @@ class PartedKernel:
     parts: Callable[..., int]
     exact: bool = True
 
+    def form(self, parts: int) -> Form:
+        """The call in so many parts."""
+        return Form(self.run, "over", {"parts": parts})
+
 
 def _rows(given: Tensor, *_: object) -> int:
     return PARTS if given.is_contiguous() and given.numel() and given.numel() % (64 * PARTS) == 0 else 0
@@ -323,3 +301,19 @@ def parted_kernels(node: fx.Node) -> list[tuple[PartedKernel, int]]:
     given = fx.map_arg(node.args, lambda source: source.meta.get("val"))
     found = [(kernel, kernel.parts(*given)) for kernel in _BY_OP[node.target]]
     return [(kernel, parts) for kernel, parts in found if parts]
+
+
+# What follows is read by the checker, and shares nothing with the table above.
+
+STANDS_FOR: Final[dict[object, Any]] = {
+    loss_by_rows: loss_by_chunks,
+    loss_backward_by_rows: LOSS_BACKWARD,
+    dropout_by_rows: ATEN.native_dropout.default,
+    Drawing.DROPOUT: ATEN.native_dropout.default,
+    dropout_backward_by_rows: ATEN.native_dropout_backward.default,
+    batch_norm_backward_by_channels: ATEN.native_batch_norm_backward.default,
+    convolution_by_samples: ATEN.convolution.default,
+    convolution_backward_by_samples: ATEN.convolution_backward.default,
+    convolution_backward_by_halves: ATEN.convolution_backward.default,
+}
+"""The op whose arguments each of them takes, and whose results it gives."""

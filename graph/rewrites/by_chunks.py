@@ -7,7 +7,7 @@ than those of one product.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -102,9 +102,6 @@ def _add(result: Tensor, kind: str, start: int, first: Tensor, *second: Tensor) 
             result[low : low + rows].add_(torch.mm(first[low : low + rows], second[0]))
 
 
-FLOPS: Final = "hybridremat_flops"  # a node's ``meta``: what it does, where its target does not tell
-
-
 def chunk_sizes(rows: int, classes: int, width: int) -> tuple[int, int]:
     """Rows of a chunk, and the fewest: powers of two.
 
@@ -118,8 +115,3 @@ def chunk_sizes(rows: int, classes: int, width: int) -> tuple[int, int]:
 
 def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-def call_text(target: Any) -> str:
-    """The name of what a node runs, the same in every process."""
-    return f"hybridremat.{target.__name__}" if target is loss_by_chunks else str(target)
