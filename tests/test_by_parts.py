@@ -239,8 +239,8 @@ def test_each_way_by_parts_runs_once_over_each_value_and_beside_them(monkeypatch
     monkeypatch.setattr(kernels, "_BY_OP", table)
     store = KernelStore()
     found = BY_PARTS.applied(bare(step), store)
-    assert len(ran) == len(store._parts) and set(ran) == {False, True}
-    assert {workspace for name, workspace in store._parts.items() if " over " in name} == {-1}
+    assert len(ran) == len(store.by_parts) and set(ran) == {False, True}
+    assert {workspace for name, workspace in store.by_parts.items() if " over " in name} == {-1}
     parted = [op.variants[1] for op in found.graph.ops if op.variants]
     assert parted and not any(each.overwrites for each in parted)
 
@@ -270,7 +270,7 @@ def test_a_further_way_by_parts_is_tried_where_the_first_has_the_same_bits_and_s
     first = BY_PARTS.applied(step, store).graph
     assert ops and names == [each for each in tried for _ in ops]
     further = {form.name for site in BY_PARTS.find(step) for form in site.forms[1:]}
-    store.add_part_workspaces(dict.fromkeys(further, 0))
+    store.by_parts.update(dict.fromkeys(further, 0))
     assert further and (BY_PARTS.applied(step, store).graph == first) == ("halves" not in tried)
 
 

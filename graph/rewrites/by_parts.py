@@ -55,10 +55,10 @@ class _Parts:
 
     def variant(self, op: Op, store: KernelStore) -> Variant | None:
         """The variant, over what takes no more workspace; None unless its bits are known to be the same."""
-        workspace = store.part_workspace(self.name)
+        workspace = store.by_parts.get(self.name)
         if workspace is None or workspace < 0:
             return None
-        tried = ((value, store.part_workspace(name)) for name, (value, _) in self.over.items())
+        tried = ((value, store.by_parts.get(name)) for name, (value, _) in self.over.items())
         over = tuple(value for value, takes in tried if takes is not None and 0 <= takes <= workspace)
         return Variant(self.kernel.run.__name__, self.parts, op.time, workspace, over)
 
@@ -118,7 +118,7 @@ def _proven(step: TracedStep, sites: Sequence[_Site], store: KernelStore) -> lis
     """For each op for which one pays, the form that takes least."""
     for _ in range(max((len(site.forms) for site in sites), default=0)):
         if missing := list(_missing(sites, store)):
-            store.add_part_workspaces(_workspaces(missing, device_of(step.op_nodes)))
+            store.by_parts.update(_workspaces(missing, device_of(step.op_nodes)))
     found = []
     for site in sites:
         variants = [each for form in site.wanted(store) if (each := form.variant(site.op, store))]
@@ -138,8 +138,8 @@ def _missing(sites: Sequence[_Site], store: KernelStore) -> Iterator[Trial]:
     for site in sites:
         ways: list[Way] = []
         for form in site.wanted(store):
-            names = (form.name, *(form.over if store.part_workspace(form.name) != OTHER_BITS else ()))
-            unknown = {name for name in names if store.part_workspace(name) is None}
+            names = (form.name, *(form.over if store.by_parts.get(form.name) != OTHER_BITS else ()))
+            unknown = {name for name in names if store.by_parts.get(name) is None}
             if not unknown <= seen:
                 ways += form.ways()
                 seen |= unknown
@@ -177,10 +177,10 @@ def _timed_op(node: fx.Node, op: Op, kernels: Kernels, store: KernelStore) -> Op
         return op
     own, parts = op.variants
     name = f"{kernels.key_of[op.id]} of {distinct_arguments(node)} by {parts.parts} {parts.kernel}"
-    if (percent := store.time(name)) is None:
+    if (percent := store.times.get(name)) is None:
         percent = _percent(node, parts, kernels.device)
-        store.add_times({name: percent})
-    alone = store.time(kernels.key_of[op.id]) or own.time
+        store.times.update({name: percent})
+    alone = store.times.get(kernels.key_of[op.id]) or own.time
     timed = replace(parts, time=own.time + max(0, alone * (percent - 100) // 100))
     return replace(op, variants=(own, timed))
 

@@ -154,7 +154,7 @@ def _proven(step: TracedStep, sites: Sequence[_Site], store: KernelStore) -> lis
     """Those that give the same bits as the plain kernel, and allocate no more."""
     missing: dict[str, _Site] = {}
     for site in sites:
-        if store.in_place(site.trial.ways[0].name) is None:
+        if store.in_place.get(site.trial.ways[0].name) is None:
             missing.setdefault(site.trial.ways[0].name, site)
     if missing:
         trials = [site.trial for site in missing.values()]
@@ -162,10 +162,10 @@ def _proven(step: TracedStep, sites: Sequence[_Site], store: KernelStore) -> lis
         for name, site in missing.items():
             figures = found[name]
             fits = figures is not None and figures[0] <= step.graph.ops[site.op].temp
-            store.add_in_place({name: fits})
+            store.in_place.update({name: fits})
             if not fits:
                 logger.info("%s is not written over %s", site.trial.node, site.trial.ways[0].over)
-    return [site for site in sites if store.in_place(site.trial.ways[0].name)]
+    return [site for site in sites if store.in_place.get(site.trial.ways[0].name)]
 
 
 def _write(step: TracedStep, sites: Sequence[_Site]) -> TracedStep:

@@ -173,12 +173,12 @@ def _proven(_joint: Joint, sites: Sequence[SlicedGradient], store: KernelStore) 
     passed = []
     for sliced in sites:
         name = _name(sliced)
-        if store.in_place(name) is None:
+        if store.in_place.get(name) is None:
             same = False
             with outside_tracing(), memory_errors(), refusals(sliced.gradient, "by slices"):
                 same = _has_same_bits(sliced)
-            store.add_in_place({name: same})
-        if store.in_place(name):
+            store.in_place.update({name: same})
+        if store.in_place.get(name):
             passed.append(sliced)
         else:
             logger.info("%s is made whole: its slices have other bits", sliced.gradient)
