@@ -35,14 +35,11 @@ class JointRewrites:
         Whether those with other bits are to be written.
     several
         Whether the step has other graphs, in which they may have a place if they have none here.
-    rewrites
-        Which ones.
     """
 
     store_for: Callable[[str], KernelStore] | None
     chunked: bool = False
     several: bool = False
-    rewrites: tuple[Rewrite, ...] = REWRITES
 
     def __call__(self, module: fx.GraphModule, num_outputs: int) -> Originals:
         """Rewrite a graph, so many of whose outputs belong to the forward.
@@ -63,7 +60,7 @@ class JointRewrites:
 
     def _written(self, joint: Joint, *, exact: bool) -> fx.GraphModule | None:
         """The graph as it was before; None if there is nothing to write."""
-        kinds = [each for each in self.rewrites if not each.of_ops and each.exact is exact]
+        kinds = [each for each in REWRITES if not each.of_ops and each.exact is exact]
         found = [(each, sites) for each in kinds if (sites := self._proven(each, joint))]
         if not found:
             return None
