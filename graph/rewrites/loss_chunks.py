@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from hybridremat.errors import ModelError
-from hybridremat.graph.private_torch import detect_fake_mode
 from hybridremat.graph.rewrites.by_chunks import ROWS, SUM, chunk_sizes, loss_by_chunks, sum_dtype
 from hybridremat.graph.rewrites.linearity import is_linear
 from hybridremat.graph.rewrites.loss_region import (
@@ -30,7 +29,7 @@ from hybridremat.graph.rewrites.loss_region import (
 from hybridremat.graph.rewrites.rewrite import Joint, Rewrite
 from hybridremat.graph.rewrites.row_rules import ATEN, find_region
 from hybridremat.graph.tracing.flops import FLOPS, node_flops
-from hybridremat.graph.tracing.fx_nodes import joint_outputs
+from hybridremat.graph.tracing.fx_nodes import fake_call, joint_outputs
 
 logger = logging.getLogger(__name__)
 
@@ -214,12 +213,7 @@ class _Rewriter:
     def _made(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new node, with its fake tensor."""
         node = self.graph.call_function(target, args, kwargs)
-        mode = detect_fake_mode([self.product.meta["val"]])
-        assert mode is not None
-        with mode:
-            given: Any = fx.map_arg((args, kwargs), lambda each: each.meta["val"])
-            node.meta = {key: item for key, item in self.product.meta.items() if key != "val"}
-            node.meta["val"] = target(*given[0], **given[1])
+        node.meta = {**self.product.meta, "val": fake_call(target, args, kwargs, self.product)}
         return node
 
     def _add_body(self, given: list[Given], number: int) -> str:
@@ -263,10 +257,7 @@ class _Rewriter:
         if result.kind == ROWS and choice is not None and result.layout.state == "padded":
             shape = (int(torch.Size(choice.shape).numel()), *shape[1:])
         dtype = like.dtype if result.kind == ROWS else sum_dtype(like.dtype)
-        mode = detect_fake_mode([like])
-        assert mode is not None
-        with mode:
-            return torch.empty(shape, dtype=dtype, device=like.device)
+        return fake_call(torch.empty, [shape], {"dtype": dtype, "device": like.device}, result.node)
 
     def _total(self, loss: fx.Node) -> fx.Node:
         """The weight of all rows of a mean loss: what its second item is."""
@@ -330,11 +321,7 @@ class _Rewriter:
         """Give views of a sum their type, and leave out conversions to the type it has."""
         for reader in list(made.users):
             if reader.target in _VIEWS:
-                mode = detect_fake_mode([made.meta["val"]])
-                assert mode is not None and callable(reader.target)
-                with mode:
-                    args: Any = fx.map_arg(reader.args, lambda each: each.meta["val"])
-                    reader.meta["val"] = reader.target(*args)
+                reader.meta["val"] = fake_call(reader.target, reader.args, {}, made)
                 self._revalue(reader)
             elif _converts(reader, made):
                 reader.replace_all_uses_with(made)

@@ -24,11 +24,11 @@ from hybridremat.graph.costs.index_ranges import index_ranges
 from hybridremat.graph.costs.kernel_benchmarks import memory_errors
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.outside import outside_tracing
-from hybridremat.graph.private_torch import OpOverload, detect_fake_mode
+from hybridremat.graph.private_torch import OpOverload
 from hybridremat.graph.rewrites.rewrite import Call, Joint, Rewrite
 from hybridremat.graph.rewrites.trial import bits_of, random_like, refusals, same_bits
 from hybridremat.graph.tracing.flops import FLOPS
-from hybridremat.graph.tracing.fx_nodes import slice_arguments
+from hybridremat.graph.tracing.fx_nodes import fake_call, slice_arguments
 from hybridremat.graph.tracing.signature import distinct_arguments, fake_value, kernel_signature
 
 logger = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ def _make_by_slices(joint: Joint, sites: Sequence[SlicedGradient]) -> None:
         for part in sliced.slices:
             with graph.inserting_before(part):
                 made = graph.call_function(INPUT_GRADIENT, sliced.arguments(part))
-            made.meta = {**call.meta, "val": _fake(made)}
+            made.meta = {**call.meta, "val": fake_call(INPUT_GRADIENT, made.args, {}, call)}
             made.meta[FLOPS] = _flops(made)
             part.replace_all_uses_with(made)
             graph.erase_node(part)
@@ -245,14 +245,6 @@ def _make_by_slices(joint: Joint, sites: Sequence[SlicedGradient]) -> None:
             call.meta["val"] = (None, *call.meta["val"][1:])
         else:
             graph.erase_node(call)
-
-
-def _fake(node: fx.Node) -> Any:
-    args: Any = fx.map_arg(node.args, lambda source: source.meta["val"])
-    mode = detect_fake_mode(args)
-    assert mode is not None
-    with mode:
-        return INPUT_GRADIENT(*args)
 
 
 def _flops(node: fx.Node) -> int:
