@@ -100,7 +100,7 @@ def with_rewrites(step: TracedStep, store: KernelStore) -> TracedStep:
 def with_rewrite_times(step: TracedStep, store: KernelStore) -> TracedStep:
     """The same step with the times of these ways, measured. Raises as :func:`with_rewrites`."""
     for each in REWRITES:
-        step = each.timed(step, store)
+        step = each.timed(step, store) if each.timed else step
     return step
 
 
@@ -109,12 +109,12 @@ def form_of(step: TracedStep, op: int, over: int | None) -> tuple[Form, fx.Node 
 
     None for the op's own kernel, and for a way that no rewrite knows.
     """
-    return next((found for each in REWRITES if (found := each.form(step, op, over))), None)
+    return next(filter(None, (each.form(step, op, over) for each in REWRITES if each.form)), None)
 
 
 def stands_for(call: Call) -> Call:
     """The call of the joint graph that an emitted call stands for: itself, if it is of no rewrite."""
     for each in REWRITES:
-        if (plain := each.term(call, lambda node: stands_for(Call.of(node)))) is not None:
+        if each.term and (plain := each.term(call, lambda node: stands_for(Call.of(node)))):
             return stands_for(plain)
     return call

@@ -54,18 +54,6 @@ class Form:
         return {**kwargs, **self.fixed, **({self.out: over} if self.out else {})}
 
 
-def _own_form(_step: TracedStep, _op: int, _over: int | None) -> None:
-    return None
-
-
-def _as_timed(step: TracedStep, _store: KernelStore) -> TracedStep:
-    return step
-
-
-def _own_term(_call: Call, _plain: Callable[[fx.Node], Call]) -> None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rewrite:
     """Another way to run calls.
@@ -106,9 +94,9 @@ class Rewrite:
     find: Callable[[Any], Sequence[Any]]
     proven: Callable[[Any, Sequence[Any], KernelStore], Sequence[Any]] | None = None
     write: Callable[[Any, Sequence[Any]], Any]
-    timed: Callable[[TracedStep, KernelStore], TracedStep] = _as_timed
-    form: Callable[[TracedStep, int, int | None], tuple[Form, fx.Node | None] | None] = _own_form
-    term: Callable[[Call, Callable[[fx.Node], Call]], Call | None] = _own_term
+    timed: Callable[[TracedStep, KernelStore], TracedStep] | None = None
+    form: Callable[[TracedStep, int, int | None], tuple[Form, fx.Node | None] | None] | None = None
+    term: Callable[[Call, Callable[[fx.Node], Call]], Call | None] | None = None
 
     def applied(self, graph: Any, store: KernelStore) -> Any:
         """The graph with it, wherever it passes.
