@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+Body = Callable[..., Sequence[Tensor]]
 ROWS, SUM, PRODUCT = "rows", "sum", "product"
 """What is done with what a chunk gives: put in its rows' place, added up, multiplied and added up."""
 
@@ -24,11 +25,7 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def loss_by_chunks(
-    body: Callable[..., Sequence[Tensor]],
-    kinds: Sequence[str],
-    sizes: Sequence[int],
-    rows: Sequence[Tensor],
-    whole: Sequence[Tensor],
+    body: Body, kinds: Sequence[str], sizes: Sequence[int], rows: Sequence[Tensor], whole: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """Run ``body`` for some rows at a time.
 
@@ -48,26 +45,16 @@ def loss_by_chunks(
 
 
 def loss_by_rows(
-    body: Callable[..., Sequence[Tensor]],
-    kinds: Sequence[str],
-    _sizes: Sequence[int],
-    rows: Sequence[Tensor],
-    whole: Sequence[Tensor],
-    *,
-    parts: int,
-    over: None = None,
+    body: Body, kinds: Sequence[str], _sizes: object, *given: Sequence[Tensor], parts: int, over: None = None
 ) -> tuple[Tensor, ...]:
     """``loss_by_chunks`` in more of them; sums round in another order. It is written over nothing."""
     del over
+    rows, whole = given
     return _run(body, kinds, -(-len(rows[0]) // parts), rows, whole)
 
 
 def _run(
-    body: Callable[..., Sequence[Tensor]],
-    kinds: Sequence[str],
-    size: int,
-    rows: Sequence[Tensor],
-    whole: Sequence[Tensor],
+    body: Body, kinds: Sequence[str], size: int, rows: Sequence[Tensor], whole: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     results: list[Tensor] = []
     length = len(rows[0])

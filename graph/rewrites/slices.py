@@ -64,18 +64,8 @@ def convolution_input_gradient(
 
 
 @convolution_input_gradient.register_fake
-def _(
-    gradient: Tensor,
-    _weight: Tensor,
-    input_size: list[int],
-    start: int,
-    end: int,
-    _stride: list[int],
-    _padding: list[int],
-    _dilation: list[int],
-    channels_last: bool,
-) -> Tensor:
-    layout = torch.channels_last if channels_last else torch.contiguous_format
+def _(gradient: Tensor, _weight: Tensor, input_size: list[int], start: int, end: int, *rest: Any) -> Tensor:
+    layout = torch.channels_last if rest[-1] else torch.contiguous_format
     size = [input_size[0], end - start, *input_size[2:]]
     return torch.empty(size, dtype=gradient.dtype, device=gradient.device, memory_format=layout)
 
