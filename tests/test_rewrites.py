@@ -11,7 +11,8 @@ from math import inf
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from hybridremat.compiler.backend import Backend
@@ -38,6 +39,7 @@ from hybridremat.graph.rewrites import (
 from hybridremat.graph.rewrites.by_chunks import loss_by_chunks
 from hybridremat.graph.rewrites.part_kernels import KERNELS
 from hybridremat.graph.rewrites.slices import INPUT_GRADIENT
+from hybridremat.graph.rewrites.trial import Trial, Way, tried
 from hybridremat.graph.tracing.trace import NOT_REWRITTEN
 from hybridremat.planning.pipeline import PlannedPartition
 from support.training import FixedPlanner
@@ -50,7 +52,7 @@ each_exact = pytest.mark.parametrize(
 
 
 class Net(nn.Module):
-    """A concatenation before a convolution, elementwise ops, and a loss over classes: all have a place."""
+    """A concatenation, a convolution, elementwise ops, dropout, a loss over classes: all have a place."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +61,8 @@ class Net(nn.Module):
 
     def forward(self, x, labels):
         joined = torch.cat([branch(x).relu() for branch in self.branches], 1)
-        rows = (self.joint(joined).abs() * 2 + 1).sqrt().flatten(2).transpose(1, 2).flatten(0, 1)
+        rows = functional.dropout((self.joint(joined).abs() * 2 + 1).sqrt(), 0.2)
+        rows = rows.flatten(2).transpose(1, 2).flatten(0, 1)
         return functional.cross_entropy(self.head(rows), labels)
 
 
@@ -120,13 +123,50 @@ def test_each_finds_a_place_and_passes_here(rewrite):
     assert len(found) == 1
 
 
+def with_allocation(x):
+    torch.empty(1 << 16)
+    return -x
+
+
+def with_draw(x):
+    torch.rand(1)
+    return -x
+
+
+def refused(x):
+    raise ValueError("not of this size")
+
+
+@pytest.mark.parametrize(
+    ("run", "figures"),
+    [
+        (lambda x: -x, (32 * 8 * 4, 32 * 8 * 4)),
+        (with_allocation, (1 << 18, 32 * 8 * 4)),
+        (lambda x: (-x).nextafter(x), None),
+        (lambda x: (-x).t().contiguous().t(), None),
+        (with_draw, None),
+        (refused, None),
+    ],
+    ids=["the same", "workspace", "other bits", "other strides", "another draw", "refused"],
+)
+def test_a_trial_tells_what_is_not_the_same_and_what_is_allocated(run, figures, caplog):
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(ATEN.neg.default, (x,))
+    with FakeTensorMode():
+        x.meta["val"] = torch.empty(32, 8)
+    trial = Trial(node, (Way("a way", Form(run, "")),))
+    assert tried([trial], "cpu", "as a test") == {"a way": figures}
+    assert ("cannot be tried as a test: not of this size" in caplog.text) == (run is refused)
+
+
 def test_all_are_written_into_a_step():
     step = step_with(rewriting())
     calls = Counter(node.target for node in step.op_nodes)
     assert calls[INPUT_GRADIENT] == 2 and calls[ATEN.nll_loss_backward.default] == 0
     forward, backward = emitted(step)
     targets = {node.target for module in (forward, backward) for node in module.graph.nodes}
-    assert targets & {kernel.run for kernel in KERNELS.values()}
+    assert len(targets & {kernel.run for kernel in KERNELS.values()}) >= 4
     assert any(isinstance(each, OpOverload) and each._schema.is_mutable for each in targets)
     check(step, forward, backward)
 
