@@ -302,9 +302,7 @@ class _Rewriter:
         rest = list(made.meta["val"].shape[1:])
         chosen = self._made(ATEN.view.default, made, [*choice.shape, *rest])
         size = [*choice.sizes, *rest]
-        return self._made(
-            ATEN.slice_backward.default, chosen, size, choice.dim, choice.start, choice.end, 1
-        )
+        return self._made(ATEN.slice_backward.default, chosen, size, choice.dim, choice.start, choice.end, 1)
 
     def _converts_alone(self, node: fx.Node, made: fx.Node) -> bool:
         """Whether all that reads a node, through views, converts it to the type that it is made in."""
