@@ -19,16 +19,15 @@ from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
 from hybridremat.errors import LimitError, ModelError, PlanError
-from hybridremat.graph.costs import part_trials
 from hybridremat.graph.costs.kernel_store import KernelStore
-from hybridremat.graph.costs.part_trials import with_part_times, with_parts
 from hybridremat.graph.costs.random_numbers import DRAWN, repeated
 from hybridremat.graph.joint import Phase, Schedule, as_plain, ops_by_parts, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_torch import FakeTensor
-from hybridremat.graph.tracing import by_parts as kernels
-from hybridremat.graph.tracing.by_parts import KERNELS
-from hybridremat.graph.tracing.rewrites import Rewrites
+from hybridremat.graph.rewrites import JointRewrites, by_parts, loss_fusion
+from hybridremat.graph.rewrites import part_kernels as kernels
+from hybridremat.graph.rewrites.by_parts import BY_PARTS
+from hybridremat.graph.rewrites.part_kernels import KERNELS
 from hybridremat.planning import pipeline
 from hybridremat.planning.rank_agreement import _memory_text, _with_maxima
 from hybridremat.sequence.judge import Judge
@@ -72,8 +71,8 @@ class PartedPlanner(FixedPlanner):
     def choose(self, step):
         made = super().choose(step)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(part_trials, "WORTH", self.worth)
-            graph = ops_by_parts(with_parts(made.step, KernelStore()).graph)
+            patch.setattr(by_parts, "WORTH", self.worth)
+            graph = ops_by_parts(BY_PARTS.applied(made.step, KernelStore()).graph)
         self.schedule = plain_schedule(graph)
         if self.twice:
             again = [op.id for op in graph.ops if op.phase is not Phase.BACKWARD and op.recomputable]
@@ -88,7 +87,7 @@ class PartedPlanner(FixedPlanner):
 def run_by_parts(model, batch, *, twice, worth=inf):
     """``worth``: by parts go all ops that can, or only those that then take less than this share."""
     planner = PartedPlanner(twice, worth)
-    backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=Rewrites(lambda _: False)))
+    backend = Backend(pipeline.PlannedPartition(planner.choose, rewriting=JointRewrites(None)))
     compiled = compile_step(model, backend)
     capture(model, compiled, backend, (), batch).plan()
     model._compiled_call_impl = compiled
@@ -115,7 +114,7 @@ def planned_net(worth=inf):
 
 
 def test_each_variant_takes_less_and_the_plain_graph_has_none():
-    graph = planned_net(part_trials.WORTH).step.graph
+    graph = planned_net(by_parts.WORTH).step.graph
     able = [op for op in graph.ops if op.variants]
     assert {op.variant for op in able} == {1} and len(able) >= 8
     for op in able:
@@ -152,7 +151,7 @@ def test_a_kernel_with_other_bits_is_not_used(monkeypatch):
         for target, known in kernels._BY_OP.items()
     }
     monkeypatch.setattr(kernels, "_BY_OP", table)
-    found = {op.target for op in with_parts(bare(step), store).graph.ops if op.variants}
+    found = {op.target for op in BY_PARTS.applied(bare(step), store).graph.ops if op.variants}
     assert found and not any("dropout.default" in name or "batch_norm_backward" in name for name in found)
 
 
@@ -171,7 +170,7 @@ def test_the_gradient_of_a_loss_by_rows_is_that_of_autograd(reduction, weighted)
     probabilities = logits.detach().log_softmax(-1)
     _, total = ATEN.nll_loss_forward.default(probabilities, labels, weight, number, -100)
     given = (arriving, probabilities, labels, weight, number, -100, total)
-    assert torch.equal(kernels.LOSS_BACKWARD(*given), logits.grad)
+    assert torch.equal(loss_fusion.LOSS_BACKWARD(*given), logits.grad)
     assert torch.equal(kernels.loss_backward_by_rows(*given, parts=8), logits.grad)
     made = kernels.loss_backward_by_rows(*given, parts=8, over=probabilities)
     assert made is probabilities and torch.equal(made, logits.grad)
@@ -199,21 +198,21 @@ def test_a_loss_over_the_last_dimension_is_planned_however_it_is_named(dim):
 
 def test_trials_are_kept(monkeypatch):
     step, store = planned_net().step, KernelStore()
-    first = with_parts(step, store)
-    monkeypatch.setattr("hybridremat.graph.costs.part_trials._tried", lambda *_: pytest.fail("tried again"))
-    assert with_parts(step, store).graph == first.graph
+    first = BY_PARTS.applied(step, store)
+    monkeypatch.setattr(by_parts, "tried", lambda *_: pytest.fail("tried again"))
+    assert BY_PARTS.applied(step, store).graph == first.graph
 
 
 def test_what_cannot_pay_is_not_tried(monkeypatch):
     """A kernel without workspace, whose result goes over nothing that it reads."""
     step, tried = planned_net().step, []
-    monkeypatch.setattr(part_trials, "laid_out_alike", lambda *_: ())
-    monkeypatch.setattr(part_trials, "_compared", lambda trial, *_: tried.append(trial.node) or ())
+    monkeypatch.setattr(by_parts, "laid_out_alike", lambda *_: ())
+    monkeypatch.setattr(by_parts, "_workspaces", lambda trials, _: tried.extend(t.node for t in trials) or {})
 
     def nodes(temp):
         tried.clear()
         ops = tuple(replace(op, temp=temp, overwrites=()) for op in bare(step).graph.ops)
-        with_parts(replace(step, graph=replace(step.graph, ops=ops)), KernelStore())
+        BY_PARTS.applied(replace(step, graph=replace(step.graph, ops=ops)), KernelStore())
         return set(tried)
 
     assert not nodes(0) and len(nodes(10**9)) >= 4
@@ -239,9 +238,9 @@ def test_each_way_by_parts_runs_once_over_each_value_and_beside_them(monkeypatch
     }
     monkeypatch.setattr(kernels, "_BY_OP", table)
     store = KernelStore()
-    found = with_parts(bare(step), store)
-    assert len(ran) == len(store._parts) and set(ran) == {False, True}
-    assert {workspace for name, workspace in store._parts.items() if " over " in name} == {-1}
+    found = BY_PARTS.applied(bare(step), store)
+    assert len(ran) == len(store.by_parts) and set(ran) == {False, True}
+    assert {workspace for name, workspace in store.by_parts.items() if " over " in name} == {-1}
     parted = [op.variants[1] for op in found.graph.ops if op.variants]
     assert parted and not any(each.overwrites for each in parted)
 
@@ -260,20 +259,19 @@ def test_a_further_way_by_parts_is_tried_where_the_first_has_the_same_bits_and_s
     graph = replace(step.graph, ops=tuple({op.id: op for op in ops}.get(op.id, op) for op in step.graph.ops))
 
     def figures(trials, _):
-        forms = [form for trial in trials for form in trial.forms]
-        names.extend(form.kernel.run.__name__.rsplit("_", 1)[1] for form in forms if "backward" in form.name)
-        return {name: workspace for form in forms for name in (form.name, *form.over)}
+        ways = [way for each in trials for way in each.ways]
+        names.extend(way.form.target.__name__.rsplit("_", 1)[1] for way in ways if way.over is None)
+        return {way.name: workspace for way in ways}
 
-    monkeypatch.setattr(part_trials, "_tried", figures)
-    monkeypatch.setattr(part_trials, "parted_kernels", lambda n: known(n) if n.target is target else [])
+    monkeypatch.setattr(by_parts, "_workspaces", figures)
+    monkeypatch.setattr(by_parts, "parted_kernels", lambda n: known(n) if n.target is target else [])
     known = kernels.parted_kernels
     step = replace(step, graph=graph)
-    first = with_parts(step, store).graph
+    first = BY_PARTS.applied(step, store).graph
     assert ops and names == [each for each in tried for _ in ops]
-    key_of = part_trials.distinct_kernels(step).key_of
-    further = {form.name for op in ops for form in part_trials._forms(step, op, key_of[op.id])[1:]}
-    store.add_part_workspaces(dict.fromkeys(further, 0))
-    assert further and (with_parts(step, store).graph == first) == ("halves" not in tried)
+    further = {form.name for site in BY_PARTS.find(step) for form in site.forms[1:]}
+    store.by_parts.update(dict.fromkeys(further, 0))
+    assert further and (BY_PARTS.applied(step, store).graph == first) == ("halves" not in tried)
 
 
 def test_the_same_kernel_may_write_over_what_the_step_makes_and_not_over_what_it_is_given():
@@ -282,7 +280,7 @@ def test_the_same_kernel_may_write_over_what_the_step_makes_and_not_over_what_it
     model = nn.Sequential(nn.Dropout(0.2), nn.Linear(256, 256), nn.Dropout(0.2), nn.Linear(256, 1))
     planner = run_by_parts(model, {"input": torch.randn(512, 256)}, twice=False)
     step, store = bare(planner.step), KernelStore()
-    first, again = (with_parts(step, store).graph for _ in range(2))
+    first, again = (BY_PARTS.applied(step, store).graph for _ in range(2))
     assert first == again
     dropouts = [op for op in first.ops if op.target == "aten.native_dropout.default"]
     assert [bool(op.variants and op.variants[1].overwrites) for op in dropouts] == [False, True]
@@ -300,13 +298,13 @@ def test_parts_are_timed_on_real_tensors_in_the_middle_of_a_trace(monkeypatch):
     class TimedPlanner(PartedPlanner):
         def choose(self, step):
             made = super().choose(step)
-            with_part_times(with_parts(step, KernelStore()), KernelStore())
+            BY_PARTS.timed(BY_PARTS.applied(step, KernelStore()), KernelStore())
             return made
 
-    monkeypatch.setattr(part_trials, "clock_for", lambda _: Clock())
+    monkeypatch.setattr(by_parts, "clock_for", lambda _: Clock())
     model, batch = net()
     planner = TimedPlanner(twice=False, worth=inf)
-    backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=Rewrites(lambda _: False)))
+    backend = Backend(pipeline.PlannedPartition(planner.choose, rewriting=JointRewrites(None)))
     capture(model, compile_step(model, backend), backend, (), batch).plan()
     assert timed and not any(isinstance(each, FakeTensor) for each in timed)
 
@@ -324,7 +322,7 @@ def test_numbers_repeat_after_a_prime():
 
 
 def test_times_of_parts_are_never_below_the_ops_own():
-    step = with_part_times(planned_net().step, KernelStore())
+    step = BY_PARTS.timed(planned_net().step, KernelStore())
     for op in step.graph.ops:
         assert all(each.time >= op.variants[0].time for each in op.variants)
 
@@ -364,7 +362,7 @@ def fits(graph, point, parted):
 
 def test_ranks_run_by_parts_what_all_of_them_can():
     """With the most workspace of any, and over what all may write."""
-    mine = ops_by_parts(planned_net(part_trials.WORTH).step.graph, ())
+    mine = ops_by_parts(planned_net(by_parts.WORTH).step.graph, ())
     first, second, third = [op.id for op in mine.ops if op.variants][:3]
     ops = list(mine.ops)
     ops[first] = replace(ops[first], variants=())

@@ -130,4 +130,4 @@ def test_profiles_count_misses_and_keep_a_price_that_settled(
     assert len({op.time for op in graph.ops}) > 2
     monkeypatch.setattr(cost_models, "miss_price", lambda _: MissPrice(0, settled))
     again = with_costs(step, ProfileCost(), store).graph
-    assert (again == graph) == settled and store.time(MISS_PRICE) == (50_000 if settled else None)
+    assert (again == graph) == settled and store.times.get(MISS_PRICE) == (50_000 if settled else None)

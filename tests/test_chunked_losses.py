@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional
 
 import hybridremat
@@ -17,17 +17,16 @@ from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.compiler.chunked_losses import refuse_other_losses
 from hybridremat.errors import LimitError, ModelError, PlanError
-from hybridremat.graph.tracing import loss_chunks
-from hybridremat.graph.tracing.by_chunks import (
+from hybridremat.graph.rewrites import JointRewrites, loss_chunks
+from hybridremat.graph.rewrites.by_chunks import (
     PRODUCT,
     ROWS,
     SUM,
-    call_text,
     chunk_sizes,
     loss_by_chunks,
     loss_by_rows,
 )
-from hybridremat.graph.tracing.rewrites import Rewrites
+from hybridremat.graph.tracing.signature import target_text
 from hybridremat.planning import pipeline
 from support.examples import examples
 from support.training import FixedPlanner, allocated_peak
@@ -117,8 +116,8 @@ def assert_as_near(model, plain, batches):
 
 def traced_by_chunks(model, batch):
     planner = FixedPlanner()
-    rewrites = Rewrites(lambda _: False, chunked=True)
-    backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=rewrites))
+    rewriting = JointRewrites(None, chunked=True)
+    backend = Backend(pipeline.PlannedPartition(planner.choose, rewriting=rewriting))
     compiled = compile_step(model, backend)
     capture(model, compiled, backend, (), batch).plan()
     return planner.step
@@ -394,7 +393,8 @@ def test_where_memory_is_short_chunks_are_smaller():
 
 
 def test_what_a_call_runs_has_the_same_name_in_every_process():
-    assert call_text(loss_by_chunks) == "hybridremat.loss_by_chunks"
+    call = fx.Graph().call_function(loss_by_chunks)
+    assert target_text(call) == "hybridremat.loss_by_chunks"
     one, other = (traced_by_chunks(Head(), tokens()).graph for _ in range(2))
     assert one.fingerprint == other.fingerprint
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import hybridremat
 from hybridremat.compiler import compiled_losses
-from hybridremat.graph.tracing.by_chunks import loss_by_chunks
+from hybridremat.graph.rewrites.by_chunks import loss_by_chunks
 from support.compiled import needs_compiler, nothing_kept_by_inductor
 from support.wrapping import HOW
 

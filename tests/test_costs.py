@@ -68,11 +68,11 @@ def test_profile_times_each_distinct_kernel_once(monkeypatch):
     model, batch = small("mlp")
     step = traced(model, **batch)
     store, calls = KernelStore(), []
-    store.add_times({MISS_PRICE: 0})
+    store.times.update({MISS_PRICE: 0})
     timed = with_costs(step, ProfileCost(), store, lambda done, total: calls.append(total))
     kernels = distinct_kernels(step)
     assert len(calls) == len(kernels.node_of) < len(step.graph.ops)
-    assert all(op.time == store.time(key) for op, key in zip(timed.graph.ops, kernels.key_of, strict=True))
+    assert [op.time for op in timed.graph.ops] == [store.times.get(key) for key in kernels.key_of]
     assert len({op.time for op in timed.graph.ops}) > 3
     again = with_costs(step, ProfileCost(), store, lambda done, total: calls.append(0))
     assert again.graph == timed.graph and 0 not in calls
@@ -84,7 +84,7 @@ def test_a_kernel_that_cannot_be_tried_is_an_error_or_guessed_told_and_not_remem
     with pytest.raises(UntriedKernelError, match=told):
         traced(net, torch.randn(16, 8))
     step, store = traced(net, torch.randn(16, 8), untried="allow"), KernelStore()
-    store.add_times({MISS_PRICE: 0})
+    store.times.update({MISS_PRICE: 0})
     with caplog.at_level(logging.WARNING, logger="hybridremat"):
         for count in (1, 2):
             caplog.clear()
@@ -94,16 +94,16 @@ def test_a_kernel_that_cannot_be_tried_is_an_error_or_guessed_told_and_not_remem
             assert any("its time is guessed" in line for line in told), count
     assert len(timed.graph.untried) == 1
     guess = with_costs(step, RooflineCost(), KernelStore(), untried="allow")
-    untried = [i for i, key in enumerate(distinct_kernels(step).key_of) if key and store.time(key) is None]
+    untried = [i for i, key in enumerate(distinct_kernels(step).key_of) if key and key not in store.times]
     assert untried and all(timed.graph.ops[i].time == guess.graph.ops[i].time > 1 for i in untried)
-    assert all(store.temporary(distinct_kernels(step).key_of[i]) is None for i in untried)
+    assert all(store.temporaries.get(distinct_kernels(step).key_of[i]) is None for i in untried)
 
 
 def test_a_kernel_that_takes_no_made_up_numbers_is_tried_on_what_the_ops_before_it_make():
     step, store = traced(Picky(1.5, made=True), torch.randn(16, 8)), KernelStore()
     with_costs(step, ProfileCost(), store)
     (op,) = ops_of(step, "picky")
-    assert op.temp == 16 * 8 * 4 and store.time(distinct_kernels(step).key_of[op.id]) is not None
+    assert op.temp == 16 * 8 * 4 and store.times.get(distinct_kernels(step).key_of[op.id]) is not None
 
 
 @pytest.mark.parametrize(
@@ -153,11 +153,11 @@ def test_unknown_cost_model():
 def test_what_is_saved_is_read_again(tmp_path):
     path = tmp_path / "deep" / "kernels.json"
     store = KernelStore(path)
-    store.add_times({"a": 3})
-    store.add_temporaries({"b": 4})
+    store.times.update({"a": 3})
+    store.temporaries.update({"b": 4})
     store.save()
     again = KernelStore(path)
-    assert (again.time("a"), again.temporary("b"), again.time("b")) == (3, 4, None)
+    assert (again.times.get("a"), again.temporaries.get("b"), again.times.get("b")) == (3, 4, None)
     assert [p.name for p in path.parent.iterdir()] == ["kernels.json"]
 
 
@@ -171,50 +171,50 @@ def test_a_damaged_file_is_ignored_and_replaced(tmp_path, damage, caplog):
     path = tmp_path / "kernels.json"
     path.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
     store = KernelStore(path)
-    assert store.time("a") is None and "cannot be read" in caplog.text
-    store.add_times({"a": 5})
+    assert store.times.get("a") is None and "cannot be read" in caplog.text
+    store.times.update({"a": 5})
     store.save()
-    assert KernelStore(path).time("a") == 5
+    assert KernelStore(path).times.get("a") == 5
 
 
 def test_another_version_is_ignored(tmp_path):
     path = tmp_path / "kernels.json"
     path.write_text(json.dumps({"version": 99, "times": {"a": 1}, "temporaries": {}}))
-    assert KernelStore(path).time("a") is None
+    assert KernelStore(path).times.get("a") is None
 
 
 def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch, caplog):
     path = tmp_path / "kernels.json"
     store = KernelStore(path)
-    store.add_times({"a": 5})
+    store.times.update({"a": 5})
     store.save()
 
     def fail(*_):
         raise OSError("disk full")
 
     monkeypatch.setattr("pathlib.Path.replace", fail)
-    store.add_times({"a": 6})
+    store.times.update({"a": 6})
     store.save()
     assert "disk full" in caplog.text
-    assert KernelStore(path).time("a") == 5 and [p.name for p in tmp_path.iterdir()] == ["kernels.json"]
+    assert KernelStore(path).times.get("a") == 5 and [p.name for p in tmp_path.iterdir()] == ["kernels.json"]
 
 
 def test_a_folder_that_cannot_be_made_costs_only_time(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     store = KernelStore(tmp_path / "file" / "kernels.json")
-    store.add_times({"a": 5})
+    store.times.update({"a": 5})
     store.save()
-    assert "could not be kept" in caplog.text and store.time("a") == 5
+    assert "could not be kept" in caplog.text and store.times.get("a") == 5
 
 
 def test_the_environment_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRIDREMAT_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     store = KernelStore.for_device("cpu")
-    store.add_times({"a": 5})
+    store.times.update({"a": 5})
     store.save()
     assert len(list(tmp_path.glob("kernels-*.json"))) == 1
-    assert KernelStore.for_device("cpu").time("a") == 5
+    assert KernelStore.for_device("cpu").times.get("a") == 5
 
 
 def test_what_a_library_keeps_from_its_first_call_on_is_no_workspace(monkeypatch):

@@ -16,12 +16,12 @@ from hybridremat.compiler import library_workspaces
 from hybridremat.errors import ModelError
 from hybridremat.graph.costs import cuda_recorder, kernel_store, made_inputs
 from hybridremat.graph.costs.allocations import peaks_of
-from hybridremat.graph.costs.in_place_trials import random_inputs, random_like
 from hybridremat.graph.costs.index_ranges import index_ranges
 from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.costs.made_inputs import prepared
 from hybridremat.graph.costs.real_results import described, kernels_in_order
-from hybridremat.graph.tracing.by_parts import LOSS_BACKWARD
+from hybridremat.graph.rewrites.loss_fusion import LOSS_BACKWARD
+from hybridremat.graph.rewrites.trial import random_inputs, random_like
 from hybridremat.graph.tracing.signature import fake_value
 from hybridremat.planning import pipeline
 from support.cuda_stand_in import Allocator
@@ -114,7 +114,7 @@ def test_what_a_kernel_leaves_elsewhere_than_traced_goes_on_from_there():
     store = kernel_store.KernelStore()
     for node, key in kernels_in_order(step, store):
         if node is seed:
-            store.add_result(key, described(torch.empty(3)))
+            store.results[key] = described(torch.empty(3))
         else:
             assert fake_value(seed).device.type == "cpu"
 

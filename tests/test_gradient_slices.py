@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,13 +17,12 @@ from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
 from hybridremat.errors import PlanError
-from hybridremat.graph.costs import slice_trials
-from hybridremat.graph.costs.slice_trials import slices_tried
+from hybridremat.graph import rewrites
+from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
-from hybridremat.graph.tracing import gradient_slices
-from hybridremat.graph.tracing.gradient_slices import INPUT_GRADIENT
-from hybridremat.graph.tracing.rewrites import Rewrites
+from hybridremat.graph.rewrites import JointRewrites, slices
+from hybridremat.graph.rewrites.slices import INPUT_GRADIENT, SLICES
 from hybridremat.planning import pipeline
 from support.examples import examples
 from support.training import FixedPlanner, train, train_plain
@@ -52,10 +52,10 @@ def joined(layout=torch.contiguous_format, **options):
     return model, {"x": torch.randn(4, 3, 16, 16).contiguous(memory_format=layout)}
 
 
-def planned_plain(model, batch, proven=None):
+def planned_plain(model, batch, rewriting=None):
     """The plain step of the graph as it is rewritten."""
-    planner, proven = FixedPlanner(), proven or slices_tried(False)
-    backend = Backend(pipeline.PlannedPartition(planner.choose, rewrites=Rewrites(proven)))
+    planner, rewriting = FixedPlanner(), rewriting or JointRewrites(lambda _: KernelStore())
+    backend = Backend(pipeline.PlannedPartition(planner.choose, rewriting=rewriting))
     compiled = compile_step(model, backend)
     capture(model, compiled, backend, (), batch).plan()
     model._compiled_call_impl = compiled
@@ -85,9 +85,7 @@ def test_a_gradient_of_a_concatenation_is_made_in_parts_with_the_same_bits(layou
 
 
 def test_flops_are_those_of_the_whole_gradient():
-    plain, sliced = (
-        planned_plain(*joined(), proven).step.graph for proven in (lambda _: False, slices_tried(False))
-    )
+    plain, sliced = (planned_plain(*joined(), how).step.graph for how in (JointRewrites(None), None))
     assert sum(op.flops for op in plain.ops) == sum(op.flops for op in sliced.ops) > 0
     assert len(sliced.ops) == len(plain.ops) + 3
 
@@ -97,7 +95,14 @@ def test_other_gradients_are_made_whole(options):
     assert not calls(planned_plain(*joined(**options)).step, INPUT_GRADIENT)
 
 
-def test_slices_that_overlap_are_taken_of_the_whole():
+@pytest.fixture
+def untried(monkeypatch):
+    """Slices are not tried, and pass."""
+    listed = tuple(replace(each, proven=None) if each is SLICES else each for each in rewrites.REWRITES)
+    monkeypatch.setattr(rewrites, "REWRITES", listed)
+
+
+def test_slices_that_overlap_are_taken_of_the_whole(untried):
     """Made one by one, channels of both would be computed twice."""
 
     class Overlapping(torch.autograd.Function):
@@ -116,7 +121,7 @@ def test_slices_that_overlap_are_taken_of_the_whole():
 
     torch.manual_seed(0)
     model, batch = Model((8, 8)), {"x": torch.randn(4, 3, 16, 16)}
-    assert not calls(planned_plain(model, batch, lambda _: True).step, INPUT_GRADIENT)
+    assert not calls(planned_plain(model, batch).step, INPUT_GRADIENT)
 
 
 @pytest.mark.parametrize("rewrites", ["exact", "none"])
@@ -133,26 +138,26 @@ def test_a_step_at_its_least_limit_trains_as_plain(rewrites):
 def test_where_bits_differ_it_is_made_whole(monkeypatch):
     """A reader that goes by the strides of what it is given; and slices with other bits."""
     model, batch = joined()
-    run = slice_trials._run
+    run = slices._run
 
-    def by_strides(node, real):
-        result = run(node, real)
-        read = node.all_input_nodes[0]
+    def by_strides(target, args, kwargs, real):
+        result = run(target, args, kwargs, real)
+        read = args[0]
         whole = read.target is torch.ops.aten.slice.Tensor and real(read).is_contiguous()
         return result + 1 if whole else result
 
     with monkeypatch.context() as patch:
-        patch.setattr(slice_trials, "_run", by_strides)
+        patch.setattr(slices, "_run", by_strides)
         assert not calls(planned_plain(model, batch).step, INPUT_GRADIENT)
-    monkeypatch.setattr(slice_trials, "INPUT_GRADIENT", lambda *args: INPUT_GRADIENT(*args) + 1)
+    monkeypatch.setattr(slices, "INPUT_GRADIENT", lambda *args: INPUT_GRADIENT(*args) + 1)
     assert not calls(planned_plain(model, batch).step, INPUT_GRADIENT)
 
 
 def test_a_trial_is_kept(monkeypatch):
-    model, batch = joined()
-    assert calls(planned_plain(model, batch, slices_tried(True)).step, INPUT_GRADIENT)
-    monkeypatch.setattr(slice_trials, "_try", lambda _: pytest.fail("tried again"))
-    assert calls(planned_plain(model, batch, slices_tried(True)).step, INPUT_GRADIENT)
+    (model, batch), kept = joined(), JointRewrites(KernelStore.for_device)
+    assert calls(planned_plain(model, batch, kept).step, INPUT_GRADIENT)
+    monkeypatch.setattr(slices, "_has_same_bits", lambda _: pytest.fail("tried again"))
+    assert calls(planned_plain(model, batch, kept).step, INPUT_GRADIENT)
 
 
 def change(node, index, item):
@@ -173,12 +178,12 @@ def test_the_checker_refuses_other_slices(broken):
         check(step, forward, backward)
 
 
-def test_the_checker_refuses_a_rewrite_to_other_channels(monkeypatch):
-    bounds = gradient_slices.slice_bounds
+def test_the_checker_refuses_a_rewrite_to_other_channels(untried, monkeypatch):
+    bounds = slices.slice_bounds
     other = {None: None, (0, 8): (8, 16), (8, 16): (0, 8)}
-    monkeypatch.setattr(gradient_slices, "slice_bounds", lambda node: other[bounds(node)])
+    monkeypatch.setattr(slices, "slice_bounds", lambda node: other[bounds(node)])
     with pytest.raises(PlanError, match="do not compute the same"):
-        planned_plain(*joined(widths=(8, 8)), lambda _: True)
+        planned_plain(*joined(widths=(8, 8)))
 
 
 @given(data=st.data())

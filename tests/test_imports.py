@@ -21,6 +21,7 @@ ORDER = (
     ("graph.opaque",),
     ("graph.segmentation", "graph.tracing"),
     ("graph.costs",),
+    ("graph.rewrites",),
     ("blocks", "compiler", "zoo"),
     ("sequence",),
     ("plans",),

@@ -12,10 +12,11 @@ import torch
 import hybridremat
 from hybridremat import Plan, PlanFormatError, PlanMismatchError
 from hybridremat.graph.costs import cost_models as costs
-from hybridremat.graph.costs import footprints, in_place_trials, part_trials
+from hybridremat.graph.costs import footprints
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
+from hybridremat.graph.rewrites import by_parts, in_place
 from hybridremat.planning import planner
 from hybridremat.planning.rank_agreement import plan_digest
 from hybridremat.plans import codec as plan_codec
@@ -36,8 +37,8 @@ def nothing_is_made(monkeypatch):
         monkeypatch.setattr(planner.OPTIONS, "solve", forbidden)
         monkeypatch.setattr(footprints, "_Trial", forbidden)
         monkeypatch.setattr(costs, "measure_times", forbidden)
-        monkeypatch.setattr(in_place_trials, "_gives_same_bits", forbidden)
-        monkeypatch.setattr(part_trials, "_tried", forbidden)
+        monkeypatch.setattr(in_place, "tried", forbidden)
+        monkeypatch.setattr(by_parts, "tried", forbidden)
 
     return forbid
 
@@ -92,12 +93,13 @@ def test_what_is_not_proven_on_this_machine_is_not_done(saved, monkeypatch):
     plain = train_plain(model, batch)
     (op, *_) = (op for op in plan.details.graph.ops if op.overwrites)
     monkeypatch.setattr(KernelStore, "for_device", lambda _: KernelStore())
-    gives_same_bits = in_place_trials._gives_same_bits
-    monkeypatch.setattr(
-        in_place_trials,
-        "_gives_same_bits",
-        lambda each: str(each.node.target) != op.target and gives_same_bits(each),
-    )
+    tried = in_place.tried
+
+    def of_others(trials, device, how):
+        others = [each for each in trials if str(each.node.target) != op.target]
+        return {way.name: None for each in trials for way in each.ways} | tried(others, device, how)
+
+    monkeypatch.setattr(in_place, "tried", of_others)
     with pytest.raises(hybridremat.InfeasibleLimitError, match="on this device the plan takes"):
         hybridremat.wrap(model, kwargs=batch, plan=path, progress=False)
     loose = replace(plan, memory_limit=2 * plan.memory_limit)

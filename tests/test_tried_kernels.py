@@ -49,7 +49,7 @@ def test_every_kernel_is_tried(group, autocast):
     with_footprints(step, store)
     kernels = distinct_kernels(step)
     assert len(kernels.node_of) > 40 and step.graph.untried == ()
-    assert [key for key in kernels.node_of if store.temporary(key) is None] == []
+    assert [key for key in kernels.node_of if store.temporaries.get(key) is None] == []
 
 
 def trained_at_least_limit(net, batch, **how):

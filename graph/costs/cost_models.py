@@ -105,10 +105,10 @@ class ProfileCost:
         if kernels.device == "meta":
             return guessed
         roofline = {key: guess for key, guess in zip(kernels.key_of, guessed, strict=True) if key}
-        known = {key: time for key in kernels.node_of if (time := store.time(key)) is not None}
+        known = {key: time for key in kernels.node_of if (time := store.times.get(key)) is not None}
         missing = [key for key in kernels.node_of if key not in known]
         measured = measure_times(kernels, missing, roofline, known, progress)
-        store.add_times(measured.kept)
+        store.times.update(measured.kept)
         times = {"": 1, **roofline, **known, **measured.doubtful, **measured.kept}
         alone = [times[key] for key in kernels.key_of]
         if fused := generated_times(step, kernels.device):  # at the rate of memory
@@ -118,12 +118,12 @@ class ProfileCost:
 
 def _miss_price(device: str, store: KernelStore) -> int:
     """Nanoseconds a MiB; as of kernels, what does not settle is not kept."""
-    known = store.time(MISS_PRICE)
+    known = store.times.get(MISS_PRICE)
     if known is not None:
         return known
     price = miss_price(device)
     if price.settled:
-        store.add_times({MISS_PRICE: price.nanoseconds})
+        store.times.update({MISS_PRICE: price.nanoseconds})
     return price.nanoseconds
 
 
@@ -193,21 +193,21 @@ def with_footprints(
         If a kernel cannot be tried, unless ``untried`` is ``"allow"``: then the graph names its ops.
     """
     trials = measure_footprints(step, store, progress)
-    store.add_temporaries({key: footprint.workspace for key, footprint in trials.footprints.items()})
-    store.add_outputs({key: footprint.outputs for key, footprint in trials.footprints.items()})
-    store.add_shared({key: found.shared for key, found in trials.footprints.items() if found.shared})
+    store.temporaries.update({key: footprint.workspace for key, footprint in trials.footprints.items()})
+    store.outputs.update({key: footprint.outputs for key, footprint in trials.footprints.items()})
+    store.shared.update({key: found.shared for key, found in trials.footprints.items() if found.shared})
     kernels = distinct_kernels(step)
     refused = {op: why for op, key in enumerate(kernels.key_of) if (why := trials.refused.get(key))}
     if refused and untried == "error":
         raise untried_error(step, refused)
     ops = tuple(
-        replace(op, temp=store.temporary(key) or 0 if key else 0)
+        replace(op, temp=store.temporaries.get(key) or 0 if key else 0)
         for op, key in zip(step.graph.ops, kernels.key_of, strict=True)
     )
     values, shared = list(step.graph.values), set[int]()
     for op, key in zip(ops, kernels.key_of, strict=True):
-        sizes = (store.outputs(key) if key else None) or ()
-        sources = [_of_step(step, op, place) for place in store.shared(key)] or [()] * len(sizes)
+        sizes = (store.outputs.get(key) if key else None) or ()
+        sources = [_of_step(step, op, place) for place in store.shared.get(key, ())] or [()] * len(sizes)
         if len(sizes) == len(op.writes):
             for value, size, made in zip(op.writes, sizes, sources, strict=True):
                 real = 0 if made is None else size

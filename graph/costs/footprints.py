@@ -141,14 +141,14 @@ def measure_footprints(
 
 
 def _is_unknown(store: KernelStore, key: str) -> bool:
-    return store.temporary(key) is None or store.outputs(key) is None
+    return store.temporaries.get(key) is None or store.outputs.get(key) is None
 
 
 def _compare(node: fx.Node, key: str, store: KernelStore, result: object) -> None:
     found: Described | None = differs(fake_value(node), result)
     if found is not None:
         logger.info("%s returns %s, which is not what was traced", node, found)
-        store.add_result(key, found)
+        store.results[key] = found
 
 
 def _footprints(trials: Iterator[_Trial], tried: Sequence[tuple[str, _Trial]], device: str) -> Trials:

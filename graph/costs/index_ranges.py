@@ -13,7 +13,6 @@ import torch
 from torch import fx
 
 from hybridremat.graph.private_torch import OpOverload
-from hybridremat.graph.tracing.by_parts import LOSS_BACKWARD
 from hybridremat.graph.tracing.fx_nodes import argument
 from hybridremat.graph.tracing.signature import fake_value
 
@@ -67,6 +66,7 @@ _PLACES: Final[dict[str, dict[str, _Size]]] = {
     "nll_loss_backward": {"target": _classes},
     "nll_loss2d_forward": {"target": _classes},
     "nll_loss2d_backward": {"target": _classes},
+    "hybridremat::nll_log_softmax_backward": {"target": _size("log_probabilities", 1)},
     "multi_margin_loss": {"target": _classes},
     "multi_margin_loss_backward": {"target": _classes},
 }
@@ -75,9 +75,6 @@ _PLACES: Final[dict[str, dict[str, _Size]]] = {
 
 def index_ranges(node: fx.Node) -> dict[fx.Node, int]:
     """Each input of a kernel that it takes for indices: they are from 0 up to, and without, this number."""
-    if node.target is LOSS_BACKWARD:
-        _, scores, target, *_ = node.args
-        return {target: _shape(scores)[-1]} if isinstance(target, fx.Node) else {}
     if not isinstance(node.target, OpOverload):
         return {}
     name = node.target._schema.name.removeprefix("aten::")

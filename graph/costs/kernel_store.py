@@ -12,8 +12,9 @@ import json
 import logging
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 # since bags are tried with something in each, 9 kernels on what comes really, 8 losses by chunks, 7 kernels
 # by parts; 4 could hold times taken on a busy machine
 _VERSION = 10
+_SECTIONS = ("times", "temporaries", "outputs", "results", "shared", "in place", "by parts")
+_NOTHING: Final[Mapping[str, Any]] = {name: {} for name in _SECTIONS}
 
 
 def device_description(device: str) -> str:
@@ -71,20 +74,37 @@ def _cpu_name() -> str:
 
 
 class KernelStore:
-    """Times (ns), workspaces and output sizes (bytes) by kernel signature, and what may be overwritten."""
+    """What is known of kernels, by their signatures.
+
+    Attributes
+    ----------
+    times, temporaries
+        Nanoseconds, and bytes of workspace.
+    outputs
+        Bytes of each output's real storage.
+    results
+        What a kernel returns (``real_results.py``), where that is not as traced.
+    shared
+        For each output the input whose memory it is, though it is not traced so; −1 for none.
+    in_place
+        Whether a kernel may write over an input (``… over 0``: the first one), and other trials that pass or
+        fail, by their names.
+    by_parts
+        Bytes of workspace of a kernel by parts; −1 if its bits are others.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._times: dict[str, int] = {}
-        self._temporaries: dict[str, int] = {}
-        self._outputs: dict[str, tuple[int, ...]] = {}
-        self._results: dict[str, list[Any]] = {}
-        self._shared: dict[str, tuple[int, ...]] = {}
-        self._in_place: dict[str, bool] = {}
-        self._parts: dict[str, int] = {}
-        self._changed = False
-        if path is not None:
-            self._load(path)
+        self._read(_NOTHING)
+        try:
+            if path is not None and (data := json.loads(path.read_text()))["version"] == _VERSION:
+                self._read(data)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            self._read(_NOTHING)
+            logger.warning("the kernel figures in %s cannot be read; they are measured again", path)
+        self._kept = {name: dict(section) for name, section in self._sections().items()}
 
     @classmethod
     def for_device(cls, device: str) -> KernelStore:
@@ -92,104 +112,24 @@ class KernelStore:
         name = hashlib.sha256(device_description(device).encode()).hexdigest()[:16]
         return cls(cache_folder() / f"kernels-{name}.json")
 
-    def time(self, key: str) -> int | None:
-        """Nanoseconds, or None if not known."""
-        return self._times.get(key)
+    def _read(self, parts: Mapping[str, Any]) -> None:
+        self.times = {str(k): int(v) for k, v in parts["times"].items()}
+        self.temporaries = {str(k): int(v) for k, v in parts["temporaries"].items()}
+        self.outputs = {str(k): tuple(map(int, v)) for k, v in parts["outputs"].items()}
+        self.results = {str(k): list(v) for k, v in parts["results"].items()}
+        self.shared = {str(k): tuple(map(int, v)) for k, v in parts["shared"].items()}
+        self.in_place = {str(k): v is True for k, v in parts["in place"].items()}
+        self.by_parts = {str(k): int(v) for k, v in parts["by parts"].items()}
 
-    def temporary(self, key: str) -> int | None:
-        """Bytes, or None if not known."""
-        return self._temporaries.get(key)
-
-    def outputs(self, key: str) -> tuple[int, ...] | None:
-        """Bytes of each output's real storage, or None if not known."""
-        return self._outputs.get(key)
-
-    def shared(self, key: str) -> tuple[int, ...]:
-        """For each output the input whose memory it is, though it is not traced so; −1, or empty, if none."""
-        return self._shared.get(key, ())
-
-    def result(self, key: str) -> list[Any] | None:
-        """What a kernel returns (``real_results.py``), if it is known and not as traced."""
-        return self._results.get(key)
-
-    def in_place(self, key: str) -> bool | None:
-        """Whether a kernel may write over an input (``… over 0``: the first one); None if not tried."""
-        return self._in_place.get(key)
-
-    def part_workspace(self, key: str) -> int | None:
-        """Workspace of a kernel by parts; −1 if its bits are others, None if not tried."""
-        return self._parts.get(key)
-
-    def add_part_workspaces(self, tried: dict[str, int]) -> None:
-        """Remember what was tried."""
-        self._parts.update(tried)
-        self._changed |= bool(tried)
-
-    def add_in_place(self, tried: dict[str, bool]) -> None:
-        """Remember what was tried."""
-        self._in_place.update(tried)
-        self._changed |= bool(tried)
-
-    def add_times(self, times: dict[str, int]) -> None:
-        """Remember measured times."""
-        self._times.update(times)
-        self._changed |= bool(times)
-
-    def add_temporaries(self, temporaries: dict[str, int]) -> None:
-        """Remember measured workspaces."""
-        self._temporaries.update(temporaries)
-        self._changed |= bool(temporaries)
-
-    def add_shared(self, shared: dict[str, tuple[int, ...]]) -> None:
-        """Remember whose memory outputs are."""
-        self._shared.update(shared)
-        self._changed |= bool(shared)
-
-    def add_result(self, key: str, result: list[Any]) -> None:
-        """Remember what a kernel returns that is not as traced."""
-        self._results[key] = result
-        self._changed = True
-
-    def add_outputs(self, outputs: dict[str, tuple[int, ...]]) -> None:
-        """Remember the sizes of outputs."""
-        self._outputs.update(outputs)
-        self._changed |= bool(outputs)
-
-    def _load(self, path: Path) -> None:
-        try:
-            data = json.loads(path.read_text())
-            if data["version"] != _VERSION:
-                return
-            self._times = {str(k): int(v) for k, v in data["times"].items()}
-            self._temporaries = {str(k): int(v) for k, v in data["temporaries"].items()}
-            self._outputs = {str(k): tuple(map(int, v)) for k, v in data["outputs"].items()}
-            self._shared = {str(k): tuple(map(int, v)) for k, v in data["shared"].items()}
-            self._results = {str(k): list(v) for k, v in data["results"].items()}
-            self._in_place = {str(k): v is True for k, v in data["in place"].items()}
-            self._parts = {str(k): int(v) for k, v in data["by parts"].items()}
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            self._times, self._temporaries, self._outputs = {}, {}, {}
-            self._results, self._shared, self._in_place, self._parts = {}, {}, {}, {}
-            logger.warning("the kernel figures in %s cannot be read; they are measured again", path)
+    def _sections(self) -> dict[str, dict[str, Any]]:
+        return {name: getattr(self, name.replace(" ", "_")) for name in _SECTIONS}
 
     def save(self) -> None:
         """Write the file if anything is new. A folder that cannot be written only costs time later."""
-        if self._path is None or not self._changed:
+        if self._path is None or self._sections() == self._kept:
             return
-        data = {
-            "version": _VERSION,
-            "times": self._times,
-            "temporaries": self._temporaries,
-            "outputs": self._outputs,
-            "results": self._results,
-            "shared": self._shared,
-            "in place": self._in_place,
-            "by parts": self._parts,
-        }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._path, json.dumps(data))
+            write_atomic(self._path, json.dumps({"version": _VERSION, **self._sections()}))
         except OSError as error:
             logger.warning("kernel figures could not be kept in %s: %s", self._path.parent, error)

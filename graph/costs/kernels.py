@@ -6,6 +6,7 @@ tensors are equal. A model has some tens of distinct kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import fx
@@ -39,5 +40,10 @@ def distinct_kernels(step: TracedStep) -> Kernels:
     for key, node in zip(keys, step.op_nodes, strict=True):
         if key:
             nodes.setdefault(key, node)
-    devices = {t.device.type for n in step.op_nodes for t in tensors(n.meta.get("val"))}
-    return Kernels(keys, nodes, next(iter(sorted(devices - {"cpu"})), "cpu"))
+    return Kernels(keys, nodes, device_of(step.op_nodes))
+
+
+def device_of(nodes: Iterable[fx.Node]) -> str:
+    """The kind of device that calls run on: the one that is not the CPU, if there is one."""
+    devices = {t.device.type for n in nodes for t in tensors(n.meta.get("val"))}
+    return next(iter(sorted(devices - {"cpu"})), "cpu")

@@ -41,7 +41,7 @@ def kernels_in_order(step: TracedStep, store: KernelStore) -> Iterator[tuple[fx.
         if node in alone:
             key = kernel_signature(node)
             yield node, key
-            result = store.result(key)
+            result = store.results.get(key)
             if result is not None and _note(node, _fake_results(result, fake_value(node))):
                 changed.add(node)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from hybridremat.graph.tracing.by_chunks import FLOPS
 from hybridremat.graph.tracing.fx_nodes import argument, tensors
-from hybridremat.graph.tracing.gradient_slices import INPUT_GRADIENT
+
+FLOPS: Final = "hybridremat_flops"  # a node's ``meta``: what it does, where its target does not tell
 
 
 def _value(node: fx.Node) -> Any:
@@ -41,16 +41,7 @@ def node_flops(node: fx.Node) -> int:
         args = fx.map_arg(node.args, _value)
         kwargs = fx.map_arg(node.kwargs, _value)
         return int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
-    return _cpu_attention_flops(node) or _input_gradient_flops(node) or grouped_flops(node)
-
-
-def _input_gradient_flops(node: fx.Node) -> int:
-    """Flops of some channels of a convolution's input gradient: every weight meets every output."""
-    if node.target is not INPUT_GRADIENT:
-        return 0
-    arrived, weight = (source.meta["val"] for source in node.all_input_nodes)
-    channels = int(node.meta["val"].shape[1])
-    return 2 * int(arrived.numel()) * channels * int(weight[0, 0].numel())
+    return _cpu_attention_flops(node) or grouped_flops(node)
 
 
 def group_ends(node: fx.Node) -> fx.Node | None:

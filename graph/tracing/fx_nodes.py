@@ -9,13 +9,22 @@ from typing import Any
 import torch
 from torch import fx
 
-from hybridremat.graph.private_torch import OpOverload, arg_tree_leaves, with_effects
+from hybridremat.graph.private_torch import OpOverload, arg_tree_leaves, detect_fake_mode, with_effects
 
 
 def joint_outputs(module: fx.GraphModule) -> list[Any]:
     """The flat outputs of a joint graph: forward outputs, then gradients."""
     output = next(iter(module.graph.find_nodes(op="output")))
     return list(arg_tree_leaves(*output.args))
+
+
+def fake_call(target: Any, args: Any, kwargs: Any, like: fx.Node) -> Any:
+    """What a call on nodes gives, as fake tensors; ``like``: a node that has some."""
+    mode = detect_fake_mode([like.meta["val"]])
+    assert mode is not None
+    given: Any = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
+    with mode:
+        return target(*given[0], **given[1])
 
 
 def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from operator import attrgetter
+from types import FunctionType
 
 import torch
 from torch import fx
 
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.opaque.ops import is_opaque
-from hybridremat.graph.tracing.by_chunks import call_text
 from hybridremat.graph.tracing.fx_nodes import storage_bytes, tensors
 
 REAL_VALUE = "real value"
@@ -36,7 +36,8 @@ def fake_value(node: fx.Node) -> object:
 
 def target_text(node: fx.Node) -> str:
     """What a node runs, by a name that is the same in every process."""
-    return call_text(node.target)
+    target = node.target
+    return f"hybridremat.{target.__name__}" if isinstance(target, FunctionType) else str(target)
 
 
 def kernel_signature(node: fx.Node) -> str:

@@ -9,8 +9,9 @@ belongs, whether it may run again, and whether it draws random numbers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import fx
@@ -45,10 +46,22 @@ from hybridremat.graph.tracing.fx_nodes import (
 )
 from hybridremat.graph.tracing.gradient_copies import copy_shared_gradients
 from hybridremat.graph.tracing.layouts import RealResults, correct_layouts
-from hybridremat.graph.tracing.rewrites import NOT_REWRITTEN, Originals, Rewrites, rewrite
 from hybridremat.graph.tracing.signature import fingerprint, target_text
 
 RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
+
+
+@dataclass(frozen=True)
+class Originals:
+    """A joint graph as it was before its losses were made by chunks, and before it was rewritten exactly."""
+
+    whole: fx.GraphModule | None = None
+    exact: fx.GraphModule | None = None
+
+
+NOT_REWRITTEN: Final = Originals()
+Rewriting = Callable[[fx.GraphModule, int], Originals]
+"""Rewrites a joint graph in place, so many of whose outputs belong to the forward."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,7 @@ class TracedStep:
 
 
 def prepare_joint_graph(
-    module: fx.GraphModule, num_outputs: int, rewrites: Rewrites | None, real: RealResults | None = None
+    module: fx.GraphModule, num_outputs: int, rewriting: Rewriting | None, real: RealResults | None = None
 ) -> Originals:
     """Drop dead code, merge common subexpressions, copy shared gradients, mark what PyTorch wants saved.
 
@@ -115,7 +128,7 @@ def prepare_joint_graph(
     force_save_collectives(module)
     force_save_effectful_ops(module)
     force_save_bw_mutation_src(module)
-    originals = NOT_REWRITTEN if rewrites is None else rewrite(module, num_outputs, rewrites)
+    originals = NOT_REWRITTEN if rewriting is None else rewriting(module, num_outputs)
     module.recompile()
     return originals
 
@@ -246,7 +259,7 @@ def trace_joint(
     hold_outputs: bool,
     rules: FusionRules | None = None,
     leaving: Mapping[int, int] | None = None,
-    rewrites: Rewrites | None = None,
+    rewriting: Rewriting | None = None,
     real: RealResults | None = None,
 ) -> TracedStep:
     """Read a joint graph.
@@ -266,8 +279,8 @@ def trace_joint(
     leaving
         The inputs whose gradients are to leave in the backward, by index, each with the bytes of workspace of
         whoever takes it. Where autograd makes none there, it is returned as the others are.
-    rewrites
-        How the graph may be rewritten; None if it may not.
+    rewriting
+        Rewrites the graph; None if it may not be.
     real
         Runs kernels whose strides may have been traced wrong; None: they are taken as traced.
 
@@ -279,7 +292,7 @@ def trace_joint(
         For symbolic shapes, branches on data, and ops that return a view of what the step has made
         together with a new tensor.
     """
-    originals = prepare_joint_graph(module, num_outputs, rewrites, real)
+    originals = prepare_joint_graph(module, num_outputs, rewriting, real)
     fusion = NO_FUSION if rules is None else find_fusion(module, rules)
     groups = AliasAnalysis(fusion)
     for node in module.graph.nodes:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from torch import fx
 
-from hybridremat.compiler.parted_calls import op_of
 from hybridremat.errors import PlanError
 from hybridremat.graph.private_torch import OpOverload, overwritten_inputs
+from hybridremat.graph.rewrites import stands_for
+from hybridremat.graph.rewrites.rewrite import Call
 from hybridremat.graph.tracing.fx_nodes import ignored_statistics, is_mutation, updated_statistics
 from hybridremat.graph.tracing.trace import TracedStep
 
@@ -69,7 +70,8 @@ def refuse_late_reads(
 
 
 def _refuse(node: fx.Node, term: Mapping[fx.Node, int], stale: set[int], void: set[fx.Node]) -> None:
-    allowed = {*ignored_statistics(node, op_of(node)), *written_arguments(node)}
+    op = node.target if isinstance(node.target, OpOverload) else stands_for(Call.of(node)).target
+    allowed = {*ignored_statistics(node, op), *written_arguments(node)}
     for source in node.all_input_nodes:
         if source not in allowed and (source in void or term[source] in stale):
             raise check_error(f"{node.name} reads {source.name}, which the forward has overwritten")

@@ -25,19 +25,17 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, refuse_stale_reads
-from hybridremat.compiler.convolution_gradients import convolution_gradient, input_gradient_channels
 from hybridremat.compiler.deliveries import delivered_gradients, is_delivery
 from hybridremat.compiler.emitted_memory import EmittedMemory, emitted_memory
-from hybridremat.compiler.overwrites import plain_keywords, plain_op
-from hybridremat.compiler.parted_calls import BY_PARTS
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.joint import Phase
-from hybridremat.graph.private_torch import run_and_save_rng_state
-from hybridremat.graph.tracing.by_parts import ATEN, LOSS_BACKWARD
+from hybridremat.graph.private_torch import OpOverload, run_and_save_rng_state
+from hybridremat.graph.rewrites import stands_for
+from hybridremat.graph.rewrites.rewrite import Call
 from hybridremat.graph.tracing.fx_nodes import is_check, is_mutation, is_random, joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep
 
-NLL_BACKWARD = ATEN.nll_loss_backward.default
+ATEN = torch.ops.aten
 LOG_SOFTMAX_BACKWARD = ATEN._log_softmax_backward_data.default
 RANDOM = torch.Tag.nondeterministic_seeded
 
@@ -72,45 +70,39 @@ class _Reader:
             self.term[node] = self.terms.of("attribute", str(node.target))
         elif node.target is run_and_save_rng_state:
             target, *args = node.args
-            self.pairs[node] = self._draw(self._call(target, args, node.kwargs))
+            self.pairs[node] = self._draw(self._drawn_call(target, args, node.kwargs))
             self.state_of[self.terms.of("state", self.pairs[node])] = self.pairs[node]
             self.term[node] = self.terms.of("pair", self.pairs[node])
         elif is_delivery(node):
             self.term[node] = self.terms.of("delivery", str(node.args[1]))
         elif node.target is replay:
             self.term[node] = self._replay(node)
-        elif node.target is operator.getitem:
-            self.term[node] = self._item(node)
-        elif (part := input_gradient_channels(node)) is not None:
-            self.term[node] = self._channels(*part)
+        elif node.target is operator.getitem and node.args[0] in self.pairs:
+            drawn = self.pairs[node.all_input_nodes[0]]
+            self.term[node] = drawn if node.args[1] == 1 else self.terms.of("state", drawn)
         elif is_random(node):
-            self.term[node] = self._draw(self._call(node.target, node.args, node.kwargs))
-        elif (plain := plain_op(node.target)) is not None:
-            call = self._call(plain, node.args, plain_keywords(node))
-            draws = RANDOM in getattr(plain, "tags", ())
-            self.term[node] = self._draw(call) if draws else self.terms.of(*call)
+            self.term[node] = self._draw(self._key(Call.of(node)))
         else:
-            self.term[node] = self.terms.of(*self._call(node.target, node.args, node.kwargs))
-            if is_mutation(node) or is_check(node):
+            call = stands_for(Call.of(node))
+            draws = call.target is not node.target and RANDOM in getattr(call.target, "tags", ())
+            self.term[node] = self._draw(self._key(call)) if draws else self.terms.of(*self._key(call))
+            if call.target is node.target and (is_mutation(node) or is_check(node)):
                 self.updates[self.term[node]] += 1
 
-    def _call(self, target: object, args: Iterable[object], kwargs: Mapping[str, object]) -> Key:
-        """The plain call that a call stands for; that of the gradient of a loss is two."""
-        plain = plain_op(target) if target in BY_PARTS else target
-        if plain is LOG_SOFTMAX_BACKWARD:
-            args = _counted_from_first(tuple(args))
-        frozen = self._frozen(tuple(args))
-        if plain is LOSS_BACKWARD:
-            probabilities: Any = tuple(args)[1]
-            arrived = self.terms.of(str(NLL_BACKWARD), frozen, ())
-            dtype = probabilities.meta["val"].dtype
-            rest = (("term", arrived), self._frozen(probabilities), self._frozen(1), self._frozen(dtype))
-            return (str(LOG_SOFTMAX_BACKWARD), rest, ())
-        return (str(plain), frozen, self._frozen({} if target in BY_PARTS else kwargs))
+    def _drawn_call(self, target: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Key:
+        """What a call draws that saves or reads the generator's state; ATen's stands for itself alone."""
+        call = Call(target, tuple(args), kwargs)
+        return self._key(call if isinstance(target, OpOverload) else stands_for(call))
+
+    def _key(self, call: Call) -> Key:
+        args = _counted_from_first(call.args) if call.target is LOG_SOFTMAX_BACKWARD else call.args
+        return str(call.target), self._frozen(args), self._frozen(dict(call.kwargs))
 
     def _frozen(self, item: object) -> Hashable:
         if isinstance(item, fx.Node):
             return ("term", self.term[item])
+        if isinstance(item, Call):
+            return ("term", self.terms.of(*self._key(item)))
         if isinstance(item, (list, tuple)):
             return tuple(self._frozen(entry) for entry in item)
         if isinstance(item, dict):
@@ -127,24 +119,9 @@ class _Reader:
         state, target, *args = node.args
         assert isinstance(state, fx.Node)
         result = self.state_of.get(self.term[state])
-        if result is None or self.call_of[result] != self._call(target, args, node.kwargs):
+        if result is None or self.call_of[result] != self._drawn_call(target, args, node.kwargs):
             raise check_error(f"{node.name} replays another random call than the one whose state it reads")
         return result
-
-    def _item(self, node: fx.Node) -> Term:
-        source, index = node.args
-        assert isinstance(source, fx.Node) and isinstance(index, int)
-        if source in self.pairs:
-            return self.pairs[source] if index == 1 else self.terms.of("state", self.pairs[source])
-        if (gradient := convolution_gradient(node)) is not None:
-            return self._gradient(gradient)
-        return self.terms.of("item", self.term[source], index)
-
-    def _gradient(self, gradient: tuple[Any, ...]) -> Term:
-        return self.terms.of("gradient of a convolution", self._frozen(gradient))
-
-    def _channels(self, whole: tuple[Any, ...], start: int, end: int) -> Term:
-        return self.terms.of("channels", self._gradient(whole), start, end)
 
     def outputs(self, module: fx.GraphModule, start: int, end: int | None) -> list[Term | None]:
         """Terms of the module's outputs; None for outputs that are no tensors."""

@@ -8,8 +8,8 @@ the zeros that its backward puts in. A call by chunks has the terms of its body,
 gradient that arrives: what the call gives is multiplied by that later.
 
 A row that is repeated is that row, in a sum as well. That gradients are in proportion to what arrives is not
-proven here (:func:`hybridremat.graph.tracing.linearity.is_linear` is trusted), nor is the order in which sums
-round.
+proven here (:func:`hybridremat.graph.rewrites.linearity.is_linear` is trusted), nor is the order in which
+sums round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from hybridremat.compiler.buffer_hazards import check_error
 from hybridremat.graph.private_torch import OpOverload, detect_fake_mode
-from hybridremat.graph.tracing.by_chunks import PRODUCT, loss_by_chunks
+from hybridremat.graph.rewrites.by_chunks import PRODUCT, loss_by_chunks
 from hybridremat.graph.tracing.fx_nodes import (
     argument,
     is_mutation,

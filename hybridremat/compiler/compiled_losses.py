@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from hybridremat.graph.private_inductor import decompose
-from hybridremat.graph.tracing.by_chunks import loss_by_chunks
-from hybridremat.graph.tracing.row_rules import LOSSES
+from hybridremat.graph.rewrites.by_chunks import loss_by_chunks
+from hybridremat.graph.rewrites.row_rules import LOSSES
 
 
 @dataclass(frozen=True)

@@ -23,18 +23,20 @@ from hybridremat.graph.generated_code import OP
 from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.private_torch import (
+    OpOverload,
     _extract_fwd_bwd_modules,
     _make_graph_module,
     detect_fake_mode,
     run_and_save_rng_state,
 )
-from hybridremat.graph.tracing.by_parts import DRAWING, KERNELS
+from hybridremat.graph.rewrites import form_of
+from hybridremat.graph.rewrites.part_kernels import DRAWING
+from hybridremat.graph.rewrites.rewrite import Form
 from hybridremat.graph.tracing.fx_nodes import is_check, is_mutation, is_random, joint_outputs, tensors
-from hybridremat.graph.tracing.in_place import in_place_form, laid_out_alike, overwritable
 from hybridremat.graph.tracing.trace import TracedStep
 
 _LEAVING = "hybridremat_leaving"  # a node's ``meta``: the inputs whose gradients leave right after it
-_OVER = "hybridremat_over"  # a node's ``meta``: which of its inputs its result is to be written over
+_IN_PLACE = "hybridremat_in_place"  # a node's ``meta``: its form in place, and over which input
 
 
 class _Writer:
@@ -85,7 +87,15 @@ class _Writer:
             self.inlined = {}
         self.last = now
         mapping = {source: self.resolve(source, self.current) for source in node.all_input_nodes}
-        target, kwargs = self._kernel(op, node, mapping, over)
+        form, source = self._form(op, over)
+        target: Any = node.target
+        kwargs: Any = fx.map_arg(node.kwargs, mapping.__getitem__)
+        given = None if source is None else mapping[source]
+        place = None  # of what an ATen op is to write over (see _write_in_place)
+        if given is not None and isinstance(form.target, OpOverload):
+            place = list(mapping.values()).index(given)
+        else:
+            target, kwargs = form.target, form.keywords(kwargs, given)
         if is_random(node) and self.runs[op] > 1:
             call = self._random_call(op, node, target, kwargs, mapping)
         else:
@@ -93,8 +103,8 @@ class _Writer:
             call = self.graph.create_node("call_function", target, args, kwargs, node.name)
         call.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         call.meta[OP] = op
-        if over is not None and target is node.target:
-            call.meta[_OVER] = self._place_of(over, op, call, mapping)
+        if place is not None:
+            call.meta[_IN_PLACE] = form, place
         written = {node: call}
         for item in self.items.get(node, ()):
             copy = self.graph.create_node("call_function", operator.getitem, (call, item.args[1]))
@@ -111,20 +121,15 @@ class _Writer:
         self.resolve(gradient, self.current)
         self.current[self.step.op_nodes[op]].meta.setdefault(_LEAVING, []).append(index)
 
-    def _kernel(
-        self, op: int, node: fx.Node, mapping: dict[fx.Node, fx.Node], over: int | None
-    ) -> tuple[Any, dict[str, Any]]:
-        """What runs an op, and its keywords: its own kernel, or one by parts."""
-        how = self.step.graph.ops[op].runs
-        if not how.kernel:
-            kwargs: Any = fx.map_arg(node.kwargs, mapping.__getitem__)
-            return node.target, kwargs
-        alike = dict(laid_out_alike(self.step, op, node.all_input_nodes))
-        source = alike.get(over) if over is not None else None
-        if how.kernel not in KERNELS or (source is None) != (over is None):
+    def _form(self, op: int, over: int | None) -> tuple[Form, fx.Node | None]:
+        """What runs an op, and what of its node's inputs it writes over."""
+        kernel, node = self.step.graph.ops[op].runs.kernel, self.step.op_nodes[op]
+        found = form_of(self.step, op, over)
+        if found is None and kernel:
             raise PlanError(f"the plan runs {node.name} in a way that is not known; make it again")
-        given = mapping[source] if source is not None else None
-        return KERNELS[how.kernel].run, {"parts": how.parts, "over": given}
+        if found is None and over is not None:
+            raise PlanError(f"the plan lets {node.name} overwrite what it cannot; make it again")
+        return found or (Form(node.target, ""), None)
 
     def _random_call(
         self, op: int, node: fx.Node, target: Any, kwargs: dict[str, Any], mapping: dict[fx.Node, fx.Node]
@@ -140,13 +145,6 @@ class _Writer:
         self.states[op] = state
         self.forward_nodes.add(state)
         return self.graph.create_node("call_function", operator.getitem, (pair, 1))
-
-    def _place_of(self, over: int, op: int, call: fx.Node, mapping: dict[fx.Node, fx.Node]) -> int:
-        """Which of its inputs a call is to write its result over."""
-        source = dict(overwritable(self.step, op)).get(over)
-        if source is None:
-            raise PlanError(f"the plan lets {call.name} overwrite what it cannot; make it again")
-        return call.all_input_nodes.index(mapping[source])
 
     def _fake_state(self) -> torch.Tensor:
         fake = [n.meta["val"] for n in self.graph.nodes if n.op == "placeholder" and "val" in n.meta]
@@ -277,10 +275,9 @@ def _write_in_place(module: fx.GraphModule) -> None:
     Not before: PyTorch's extractor and the removal of dead code take such calls for updates.
     """
     for node in module.graph.nodes:
-        if node.op == "call_function" and _OVER in node.meta:  # of what is saved, inputs have it too
-            form, over = in_place_form(node.target), node.all_input_nodes[node.meta[_OVER]]
-            assert form is not None
-            node.target, node.kwargs = form.target, form.keywords(node.kwargs, over)
+        if node.op == "call_function" and _IN_PLACE in node.meta:  # of what is saved, inputs have it too
+            form, place = node.meta[_IN_PLACE]
+            node.target, node.kwargs = form.target, form.keywords(node.kwargs, node.all_input_nodes[place])
     module.recompile()
 
 

@@ -26,9 +26,9 @@ from hybridremat.graph.generated_code import OP, BufferEvent, LoweredCode, Resul
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.private_inductor import InductorFusion, compile_step, lower_backward, lower_forward
 from hybridremat.graph.private_joint import Tracing
+from hybridremat.graph.rewrites.row_rules import LOSSES
 from hybridremat.graph.tracing.fusion import FusionRules
 from hybridremat.graph.tracing.fx_nodes import allocated_bytes, joint_outputs, storages, tensors
-from hybridremat.graph.tracing.row_rules import LOSSES
 from hybridremat.graph.tracing.trace import TracedStep
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from hybridremat.graph.costs.in_place_trials import random_like
 from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors
 from hybridremat.graph.outside import outside_tracing
+from hybridremat.graph.rewrites.trial import random_like
 from hybridremat.graph.tracing.fx_nodes import tensors
 from hybridremat.graph.tracing.signature import kernel_signature
 

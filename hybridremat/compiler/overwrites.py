@@ -1,92 +1,34 @@
 """The part of the checker that reads calls which write their result over one of their inputs.
 
-It knows nothing of the planner's table of such calls: the schema names the plain op that a call stands for,
-and says what it writes into. A call may write over a tensor that the step has made and does not return, which
-fills its storage and is laid out as the result; nobody may read what was there afterwards.
+It knows nothing of the planner's table of such calls: the schema says what one writes into. A call may
+write over a tensor that the step has made and does not return, which fills its storage and is laid out as the
+result; nobody may read what was there afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cache
-from typing import Any, Final
 
 import torch
 from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error
-from hybridremat.compiler.parted_calls import BY_PARTS
-from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.private_torch import OpOverload, run_and_save_rng_state
-
-# each row or element of the result is written after the same of the inputs was read for the last time
-_BY_ELEMENT: Final = (
-    *("elu", "leaky_relu", "softplus", "hardtanh", "hardsigmoid", "hardswish", "mse_loss", "smooth_l1_loss"),
-)
-_UPDATE: Final = "aten.copy_.default"  # how a joint graph updates the caller's tensors
-
-_SAFE: Final = frozenset(
-    (
-        *(f"aten.{name}_backward.default" for name in _BY_ELEMENT),
-        *("aten.hardswish.default", "aten.masked_fill.Tensor"),
-        *("aten._softmax.default", "aten._log_softmax.default"),
-        *("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"),
-    )
-)
-
-
-
-@cache
-def plain_op(target: object) -> Any:
-    """The op without side effects that computes the same as one that writes into an argument, or by parts.
-
-    None for every other op, and for one whose inputs must not be overwritten while it runs.
-    """
-    if target in BY_PARTS:
-        return BY_PARTS[target]
-    if not isinstance(target, OpOverload) or target.namespace != "aten" or not target._schema.is_mutable:
-        return None
-    if str(target) == _UPDATE:
-        return None
-    packet = target.overloadpacket
-    named = getattr(torch.ops.aten, packet.__name__.removesuffix("_"), None)
-    for name in () if named is None else named.overloads():
-        plain = getattr(named, name)
-        if not plain._schema.is_mutable and _arguments(plain) == _arguments(target):
-            safe = torch.Tag.pointwise in plain.tags or str(plain) in _SAFE
-            return plain if safe else None
-    return None
-
-
-def _arguments(op: OpOverload) -> list[tuple[str, str]]:
-    return [(entry.name, str(entry.type)) for entry in op._schema.arguments if not entry.is_out]
-
-
-def plain_keywords(node: fx.Node) -> dict[str, Any]:
-    """The keywords that the plain op is called with."""
-    if node.target in BY_PARTS:
-        return {}
-    outs = {entry.name for entry in _schema(node).arguments if entry.is_out}
-    return {name: item for name, item in node.kwargs.items() if name not in outs}
+from hybridremat.graph.rewrites.in_place import plain_op
 
 
 def written_over(node: fx.Node) -> fx.Node | None:
     """What a call writes its result over; None for a call that writes into nothing."""
-    if node.target in BY_PARTS or node.target in (run_and_save_rng_state, replay):
-        over = node.kwargs.get("over")
-        return over if isinstance(over, fx.Node) else None
+    if isinstance(over := node.kwargs.get("over"), fx.Node):  # by parts, drawn and replayed as well
+        return over
     if plain_op(node.target) is None:
         return None
-    for position, entry in enumerate(_schema(node).arguments):
+    assert isinstance(node.target, OpOverload)
+    for position, entry in enumerate(node.target._schema.arguments):
         if entry.alias_info is not None and entry.alias_info.is_write:
             given = node.args[position] if position < len(node.args) else node.kwargs.get(entry.name)
             return given if isinstance(given, fx.Node) else None
     return None
-
-
-def _schema(node: fx.Node) -> Any:
-    assert isinstance(node.target, OpOverload)
-    return node.target._schema
 
 
 def refuse_unsafe_overwrites(
@@ -113,7 +55,7 @@ def refuse_unsafe_overwrites(
         for source in node.all_input_nodes:
             if source in gone:
                 raise check_error(f"{node.name} reads {source.name}, which has been written over")
-        if written_over(node) is not None or (plain_op(node.target) and node.target not in BY_PARTS):
+        if written_over(node) is not None or plain_op(node.target):
             (taken,) = _taken(node, held, returned)
             gone.update(holders[taken])
             over.add(taken)

@@ -26,10 +26,10 @@ from hybridremat.compiler.inner import op_by_op
 from hybridremat.compiler.layout_trials import LayoutTrials
 from hybridremat.compiler.library_workspaces import keep_workspaces
 from hybridremat.compiler.model_checks import require_capturable
-from hybridremat.graph.costs.slice_trials import slices_tried
+from hybridremat.graph.costs.kernel_store import KernelStore
+from hybridremat.graph.rewrites import JointRewrites
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
-from hybridremat.graph.tracing.rewrites import Rewrites
-from hybridremat.graph.tracing.trace import TracedStep, trace_joint
+from hybridremat.graph.tracing.trace import Rewriting, TracedStep, trace_joint
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
@@ -105,14 +105,14 @@ def plan_step(
 class PlannedPartition:
     """A partitioner (``compiler/backend.py``) that emits the schedule that ``choose`` returns.
 
-    ``inductor`` compiles the two graphs; None: they run op by op. ``rewrites``: see
+    ``inductor`` compiles the two graphs; None: they run op by op. ``rewriting``: see
     :func:`~hybridremat.graph.tracing.trace.trace_joint`.
     """
 
     def __init__(
-        self, choose: Choose, inductor: Inductor | None = None, rewrites: Rewrites | None = None
+        self, choose: Choose, inductor: Inductor | None = None, rewriting: Rewriting | None = None
     ) -> None:
-        self.choose, self.inductor, self.rewrites = choose, inductor, rewrites
+        self.choose, self.inductor, self.rewriting = choose, inductor, rewriting
 
     def split(
         self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
@@ -163,7 +163,7 @@ class PlannedPartition:
                 hold_outputs=hold_outputs,
                 rules=self.inductor.rules if self.inductor is not None else None,
                 leaving=leaving,
-                rewrites=self.rewrites,
+                rewriting=self.rewriting,
                 real=LayoutTrials() if self.inductor is None else None,
             )
         step: TracedStep = joint.meta[_TRACED]
@@ -217,13 +217,14 @@ def partition_for(settings: Settings, choose: Choose, *, several: bool = False) 
         from hybridremat.planning.lowered_judge import inductor_for
 
         inductor = inductor_for(settings)
-    return PlannedPartition(choose, inductor, rewrites_of(settings, several=several))
+    return PlannedPartition(choose, inductor, rewriting_of(settings, several=several))
 
 
-def rewrites_of(settings: Settings, *, several: bool = False) -> Rewrites | None:
-    """How joint graphs may be rewritten; None if they may not."""
+def rewriting_of(settings: Settings, *, several: bool = False) -> JointRewrites | None:
+    """How joint graphs are rewritten; None if they may not be."""
     chunked, exact = settings.rewrites == "chunked", settings.compiler == "eager"
     if settings.rewrites == "none" or not (exact or chunked):
         return None
-    proven = slices_tried(settings.cache) if exact and settings.spec is None else lambda _: False
-    return Rewrites(proven, exact=exact, chunked=chunked, several=several)
+    store_for = KernelStore.for_device if settings.cache else lambda _: KernelStore()
+    known = None if settings.spec is not None else store_for  # with a spec nothing is run
+    return JointRewrites(known, exact=exact, chunked=chunked, several=several)

@@ -10,10 +10,9 @@ from functools import partial
 from hybridremat.errors import DeviceMemoryWarning
 from hybridremat.graph.costs.cost_models import with_footprints, with_times
 from hybridremat.graph.costs.device_specs import DeviceSpec
-from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
-from hybridremat.graph.costs.part_trials import with_part_times, with_parts
+from hybridremat.graph.rewrites import with_rewrite_times, with_rewrites
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.progress import Progress, Timings, no_progress
@@ -40,7 +39,7 @@ def with_costs(
 
     def timed() -> TracedStep:
         made = with_times(step, model, store, lambda done, total: progress("timing kernels", done, total))
-        return with_part_times(made, store) if model.name == "profile" else made
+        return with_rewrite_times(made, store) if model.name == "profile" else made
 
     step = agreement.on_times(step, timed)
     store.save()
@@ -65,7 +64,7 @@ def _with_memory(
     report = partial(progress, "trying kernels")
     measured = with_footprints(step, store, settings.untried, report)
     if settings.rewrites != "none" and settings.compiler == "eager":
-        measured = with_parts(with_rewrites(measured, store), store)
+        measured = with_rewrites(measured, store)
     return measured
 
 

@@ -49,7 +49,7 @@ def test_no_kernel_is_left_untried(case):
     store = KernelStore()
     with_footprints(step, store)
     kernels = distinct_kernels(step)
-    assert [key for key in kernels.node_of if store.temporary(key) is None] == []
+    assert [key for key in kernels.node_of if store.temporaries.get(key) is None] == []
 
 
 @pytest.mark.compat

@@ -17,9 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.graph.costs.cost_models import FlopsCost, with_footprints, with_times
-from hybridremat.graph.costs.in_place_trials import with_rewrites
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.rewrites.in_place import IN_PLACE
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.pipeline import PlannedPartition
 
@@ -223,7 +223,7 @@ def train_plain(model, batch, **how) -> Trained:
 def with_costs(step, model, store, progress=lambda done, total: None, untried="error"):
     """The same step with times, temporaries, the real sizes of its values and, op by op, in-place forms."""
     sized = with_footprints(step, store, untried)
-    return with_times(sized if step.fused_ops else with_rewrites(sized, store), model, store, progress)
+    return with_times(sized if step.fused_ops else IN_PLACE.applied(sized, store), model, store, progress)
 
 
 class FixedPlanner:

@@ -94,7 +94,7 @@ def survey_step(
     if survey.refused is not None:
         raise survey.refused
     if context.settings.rewrites == "chunked" and not survey.by_chunks:
-        from hybridremat.graph.tracing.loss_chunks import no_loss_in_any
+        from hybridremat.graph.rewrites.loss_chunks import no_loss_in_any
 
         raise no_loss_in_any(len(survey.traced))
     return survey, backend, compiled

@@ -2,12 +2,12 @@
 
 Convolutions by samples, their weight gradients by halves of the output channels, BatchNorm's backward by
 channels, dropout by rows, the gradient of a loss over classes by rows. Some may write their first result over
-an input. Whether the bits are the same is tried on the device (:mod:`hybridremat.graph.costs.part_trials`).
+an input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -15,67 +15,30 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
-from hybridremat.graph.tracing.by_chunks import loss_by_chunks, loss_by_rows
+from hybridremat.graph.rewrites.by_chunks import loss_by_chunks, loss_by_rows
+from hybridremat.graph.rewrites.loss_fusion import LOSS_BACKWARD
+from hybridremat.graph.rewrites.rewrite import Form
 
 ATEN: Final = torch.ops.aten
 PARTS: Final = 8
 
 
-@torch.library.custom_op("hybridremat::nll_log_softmax_backward", mutates_args=())
-def nll_log_softmax_backward(
-    gradient: Tensor,
-    log_probabilities: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Tensor,
-) -> Tensor:
-    """``nll_loss_backward``, then ``_log_softmax_backward_data`` over the classes: (rows, classes)."""
-    arrived = ATEN.nll_loss_backward.default(
-        gradient, log_probabilities, target, weight, reduction, ignore_index, total_weight
-    )
-    result: Tensor = ATEN._log_softmax_backward_data.default(
-        arrived, log_probabilities, 1, log_probabilities.dtype
-    )
-    return result
-
-
-@nll_log_softmax_backward.register_fake
-def _(_gradient: Tensor, log_probabilities: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(log_probabilities)
-
-
-LOSS_BACKWARD: Final = torch.ops.hybridremat.nll_log_softmax_backward.default
+def _slices(length: int, parts: int) -> Iterator[slice]:
+    """So many slices of equal length; the last one may be shorter."""
+    size = -(-length // parts)
+    yield from (slice(start, start + size) for start in range(0, length, size))
 
 
 def loss_backward_by_rows(
-    gradient: Tensor,
-    log_probabilities: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: int,
-    *others: Any,
-    parts: int,
-    over: Tensor | None = None,
+    gradient: Tensor, scores: Tensor, target: Tensor, *others: Any, parts: int, over: Tensor | None = None
 ) -> Tensor:
-    """``nll_log_softmax_backward`` by rows, each written where its own log-probabilities were."""
-    result = torch.empty_like(log_probabilities) if over is None else over
-    each = reduction == 0  # without a reduction every row has a gradient of its own
-    rows = -(-len(log_probabilities) // parts)
-    for start in range(0, len(log_probabilities), rows):
-        part = slice(start, start + rows)
-        arrived = ATEN.nll_loss_backward.default(
-            gradient[part] if each else gradient,
-            log_probabilities[part],
-            target[part],
-            weight,
-            reduction,
-            *others,
-        )
-        ATEN._log_softmax_backward_data.out(
-            arrived, log_probabilities[part], 1, arrived.dtype, out=result[part]
-        )
+    """``nll_log_softmax_backward`` by rows, each written where its own log-probabilities (scores) were."""
+    result = torch.empty_like(scores) if over is None else over
+    each = others[1] == 0  # without a reduction every row has a gradient of its own
+    for part in _slices(len(scores), parts):
+        given = gradient[part] if each else gradient, scores[part], target[part], *others
+        arrived = ATEN.nll_loss_backward.default(*given)
+        ATEN._log_softmax_backward_data.out(arrived, scores[part], 1, arrived.dtype, out=result[part])
         del arrived
     return result
 
@@ -105,36 +68,21 @@ def dropout_backward_by_rows(
 
 
 def batch_norm_backward_by_channels(
-    gradient: Tensor,
-    given: Tensor,
-    *statistics: Any,
-    parts: int,
-    over: Tensor | None = None,
+    gradient: Tensor, given: Tensor, *statistics: Any, parts: int, over: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """``native_batch_norm_backward``: every channel has its own statistics."""
     *by_channel, train, epsilon, mask = statistics
     result = torch.empty_like(given) if over is None else over
     sums: list[tuple[Any, Any]] = []
-    channels = -(-given.shape[1] // parts)
-    for start in range(0, given.shape[1], channels):
-        part = slice(start, start + channels)
-        made, scale, shift = ATEN.native_batch_norm_backward.default(
-            gradient[:, part].contiguous(),
-            given[:, part].contiguous(),
-            *(None if each is None else each[part] for each in by_channel),
-            train,
-            epsilon,
-            mask,
-        )
+    for part in _slices(given.shape[1], parts):
+        tensors = gradient[:, part].contiguous(), given[:, part].contiguous()
+        own = (None if each is None else each[part] for each in by_channel)
+        made, *both = ATEN.native_batch_norm_backward.default(*tensors, *own, train, epsilon, mask)
         result[:, part].copy_(made)
-        sums.append((scale, shift))
-        del made, scale, shift
-    scales, shifts = zip(*sums, strict=True)
-    return result, _joined(scales), _joined(shifts)
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    return torch.cat([part for part in parts if part is not None]) if parts[0] is not None else None
+        sums.append((both[0], both[1]))
+        del tensors, made, both
+    scale, shift = (None if each[0] is None else torch.cat(each) for each in zip(*sums, strict=True))
+    return result, scale, shift
 
 
 def convolution_by_samples(
@@ -142,62 +90,41 @@ def convolution_by_samples(
 ) -> Tensor:
     """``convolution``. Of samples that are written over, each is read before."""
     result = over
-    samples = -(-len(given) // parts)
-    for start in range(0, len(given), samples):
-        made = ATEN.convolution.default(given[start : start + samples], weight, bias, *settings)
+    for part in _slices(len(given), parts):
+        made = ATEN.convolution.default(given[part], weight, bias, *settings)
         if result is None:
             last = made.dim() == 4 and not made.is_contiguous()
             layout = torch.channels_last if last else torch.contiguous_format
             result = made.new_empty((len(given), *made.shape[1:])).contiguous(memory_format=layout)
-        result[start : start + samples].copy_(made)
+        result[part].copy_(made)
         del made
     assert result is not None
     return result
 
 
 def convolution_backward_by_samples(
-    gradient: Tensor,
-    given: Tensor,
-    weight: Tensor,
-    *settings: Any,
-    parts: int,
-    over: Tensor | None = None,
+    gradient: Tensor, given: Tensor, weight: Tensor, *settings: Any, parts: int, over: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """``convolution_backward``: weight and bias first, then the input's gradient by samples."""
-    *others, (of_input, of_weight, of_bias) = settings
-    made = ATEN.convolution_backward.default(
-        gradient, given, weight, *others, [False, of_weight, of_bias]
-    )
-    if not of_input:
-        return None, made[1], made[2]
-    return _input_gradient(gradient, given, weight, others, parts, over), made[1], made[2]
+    *others, (of_input, *mask) = settings
+    made = ATEN.convolution_backward.default(gradient, given, weight, *others, [False, *mask])
+    of_given = _input_gradient(gradient, given, weight, others, parts, over) if of_input else None
+    return of_given, made[1], made[2]
 
 
 def convolution_backward_by_halves(
-    gradient: Tensor,
-    given: Tensor,
-    weight: Tensor,
-    *settings: Any,
-    parts: int,
-    over: Tensor | None = None,
+    gradient: Tensor, given: Tensor, weight: Tensor, *settings: Any, parts: int, over: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """``convolution_backward_by_samples``, with the weight's gradient by halves of the output channels."""
-    *others, (of_input, of_weight, of_bias) = settings
-    half = len(weight) // 2
+    *others, (of_input, *mask) = settings
     of_weights = torch.empty_like(weight)
     biases: list[Tensor] = []
     sizes, *rest = others
-    for part in (slice(0, half), slice(half, 2 * half)):
-        made = ATEN.convolution_backward.default(
-            gradient[:, part],
-            given,
-            weight[part],
-            [half] if sizes else sizes,
-            *rest,
-            [False, of_weight, of_bias],
-        )
+    for part in _slices(len(weight), 2):
+        half = gradient[:, part], given, weight[part], [len(weight) // 2] if sizes else sizes
+        made = ATEN.convolution_backward.default(*half, *rest, [False, *mask])
         of_weights[part].copy_(made[1])
-        biases += [made[2]] if of_bias else []
+        biases += [made[2]] if mask[1] else []
         del made
     of_given = _input_gradient(gradient, given, weight, others, parts, over) if of_input else None
     return of_given, of_weights, torch.cat(biases) if biases else None
@@ -207,12 +134,9 @@ def _input_gradient(
     gradient: Tensor, given: Tensor, weight: Tensor, others: Sequence[Any], parts: int, over: Tensor | None
 ) -> Tensor:
     result = torch.empty_like(given) if over is None else over
-    samples = -(-len(given) // parts)
-    for start in range(0, len(given), samples):
-        part = slice(start, start + samples)
-        made = ATEN.convolution_backward.default(
-            gradient[part], given[part], weight, *others, [True, False, False]
-        )
+    for part in _slices(len(given), parts):
+        own = gradient[part], given[part], weight, *others
+        made = ATEN.convolution_backward.default(*own, [True, False, False])
         result[part].copy_(made[0])
         del made
     return result
@@ -238,6 +162,10 @@ class PartedKernel:
     unit: str
     parts: Callable[..., int]
     exact: bool = True
+
+    def form(self, parts: int) -> Form:
+        """The call in so many parts."""
+        return Form(self.run, "over", {"parts": parts})
 
 
 def _rows(given: Tensor, *_: object) -> int:
@@ -273,32 +201,26 @@ def _halves(_: object, given: Tensor, weight: Tensor, *settings: Any) -> int:
     return min(PARTS, len(given)) if fits else 0
 
 
-def _more_chunks(
-    _body: object, _kinds: object, sizes: Sequence[int], rows: Sequence[Tensor], _whole: object
-) -> int:
+def _more_chunks(_body: object, _kinds: object, sizes: Any, rows: Sequence[Tensor], _whole: object) -> int:
     size, least = sizes
     return -(-len(rows[0]) // least) if least < size else 0
 
 
-# of several kernels for one op, each does by parts what those before it do, and more
 _BY_OP: Final[dict[object, tuple[PartedKernel, ...]]] = {
     LOSS_BACKWARD: (PartedKernel(loss_backward_by_rows, "rows", _rows_of_loss),),
     ATEN.native_dropout.default: (PartedKernel(dropout_by_rows, "rows", _rows),),
-    ATEN.native_dropout_backward.default: (
-        PartedKernel(dropout_backward_by_rows, "rows", _rows_of_both),
-    ),
+    ATEN.native_dropout_backward.default: (PartedKernel(dropout_backward_by_rows, "rows", _rows_of_both),),
     ATEN.native_batch_norm_backward.default: (
         PartedKernel(batch_norm_backward_by_channels, "channels", _channels),
     ),
-    ATEN.convolution.default: (
-        PartedKernel(convolution_by_samples, "samples", _pairs_of_samples),
-    ),
+    ATEN.convolution.default: (PartedKernel(convolution_by_samples, "samples", _pairs_of_samples),),
     ATEN.convolution_backward.default: (
         PartedKernel(convolution_backward_by_samples, "samples", _samples),
         PartedKernel(convolution_backward_by_halves, "samples and halves", _halves),
     ),
     loss_by_chunks: (PartedKernel(loss_by_rows, "rows", _more_chunks, exact=False),),
 }
+"""Of several kernels for one op, each does by parts what those before it do, and more."""
 KERNELS: Final = {kernel.run.__name__: kernel for kernels in _BY_OP.values() for kernel in kernels}
 """By the name of the function."""
 
@@ -323,3 +245,19 @@ def parted_kernels(node: fx.Node) -> list[tuple[PartedKernel, int]]:
     given = fx.map_arg(node.args, lambda source: source.meta.get("val"))
     found = [(kernel, kernel.parts(*given)) for kernel in _BY_OP[node.target]]
     return [(kernel, parts) for kernel, parts in found if parts]
+
+
+# What follows is read by the checker, and shares nothing with the table above.
+
+STANDS_FOR: Final[dict[object, Any]] = {
+    loss_by_rows: loss_by_chunks,
+    loss_backward_by_rows: LOSS_BACKWARD,
+    dropout_by_rows: ATEN.native_dropout.default,
+    Drawing.DROPOUT: ATEN.native_dropout.default,
+    dropout_backward_by_rows: ATEN.native_dropout_backward.default,
+    batch_norm_backward_by_channels: ATEN.native_batch_norm_backward.default,
+    convolution_by_samples: ATEN.convolution.default,
+    convolution_backward_by_samples: ATEN.convolution_backward.default,
+    convolution_backward_by_halves: ATEN.convolution_backward.default,
+}
+"""The op whose arguments each of them takes, and whose results it gives."""

@@ -7,11 +7,12 @@ than those of one product.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+Body = Callable[..., Sequence[Tensor]]
 ROWS, SUM, PRODUCT = "rows", "sum", "product"
 """What is done with what a chunk gives: put in its rows' place, added up, multiplied and added up."""
 
@@ -24,11 +25,7 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def loss_by_chunks(
-    body: Callable[..., Sequence[Tensor]],
-    kinds: Sequence[str],
-    sizes: Sequence[int],
-    rows: Sequence[Tensor],
-    whole: Sequence[Tensor],
+    body: Body, kinds: Sequence[str], sizes: Sequence[int], rows: Sequence[Tensor], whole: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """Run ``body`` for some rows at a time.
 
@@ -48,26 +45,16 @@ def loss_by_chunks(
 
 
 def loss_by_rows(
-    body: Callable[..., Sequence[Tensor]],
-    kinds: Sequence[str],
-    _sizes: Sequence[int],
-    rows: Sequence[Tensor],
-    whole: Sequence[Tensor],
-    *,
-    parts: int,
-    over: None = None,
+    body: Body, kinds: Sequence[str], _sizes: object, *given: Sequence[Tensor], parts: int, over: None = None
 ) -> tuple[Tensor, ...]:
     """``loss_by_chunks`` in more of them; sums round in another order. It is written over nothing."""
     del over
+    rows, whole = given
     return _run(body, kinds, -(-len(rows[0]) // parts), rows, whole)
 
 
 def _run(
-    body: Callable[..., Sequence[Tensor]],
-    kinds: Sequence[str],
-    size: int,
-    rows: Sequence[Tensor],
-    whole: Sequence[Tensor],
+    body: Body, kinds: Sequence[str], size: int, rows: Sequence[Tensor], whole: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     results: list[Tensor] = []
     length = len(rows[0])
@@ -102,9 +89,6 @@ def _add(result: Tensor, kind: str, start: int, first: Tensor, *second: Tensor) 
             result[low : low + rows].add_(torch.mm(first[low : low + rows], second[0]))
 
 
-FLOPS: Final = "hybridremat_flops"  # a node's ``meta``: what it does, where its target does not tell
-
-
 def chunk_sizes(rows: int, classes: int, width: int) -> tuple[int, int]:
     """Rows of a chunk, and the fewest: powers of two.
 
@@ -118,8 +102,3 @@ def chunk_sizes(rows: int, classes: int, width: int) -> tuple[int, int]:
 
 def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-def call_text(target: Any) -> str:
-    """The name of what a node runs, the same in every process."""
-    return f"hybridremat.{target.__name__}" if target is loss_by_chunks else str(target)

@@ -9,26 +9,16 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import fx
 
 from hybridremat.errors import ModelError
-from hybridremat.graph.private_torch import detect_fake_mode
-from hybridremat.graph.tracing.by_chunks import (
-    FLOPS,
-    ROWS,
-    SUM,
-    chunk_sizes,
-    loss_by_chunks,
-    sum_dtype,
-)
-from hybridremat.graph.tracing.flops import node_flops
-from hybridremat.graph.tracing.fx_nodes import joint_outputs
-from hybridremat.graph.tracing.linearity import is_linear
-from hybridremat.graph.tracing.loss_region import (
+from hybridremat.graph.rewrites.by_chunks import ROWS, SUM, chunk_sizes, loss_by_chunks, sum_dtype
+from hybridremat.graph.rewrites.linearity import is_linear
+from hybridremat.graph.rewrites.loss_region import (
     Given,
     NotByChunksError,
     Region,
@@ -36,35 +26,14 @@ from hybridremat.graph.tracing.loss_region import (
     RowLayout,
     named,
 )
-from hybridremat.graph.tracing.row_rules import ATEN, CONVERT, find_region
+from hybridremat.graph.rewrites.rewrite import Joint, Rewrite
+from hybridremat.graph.rewrites.row_rules import ATEN, CONVERT, find_region
+from hybridremat.graph.tracing.flops import FLOPS, node_flops
+from hybridremat.graph.tracing.fx_nodes import fake_call, joint_outputs
 
 logger = logging.getLogger(__name__)
 
 _VIEWS: Final = (ATEN.t.default, ATEN.permute.default, ATEN.view.default, ATEN.detach.default)
-
-
-def make_losses_by_chunks(module: fx.GraphModule, num_outputs: int) -> str:
-    """Rewrite every loss that can be, in place.
-
-    Returns
-    -------
-    str
-        Why there is none, for the last product of the forward; empty if there is one.
-    """
-    refused: NotByChunksError | None = None
-    found = 0
-    for product in reversed(_products(module)):
-        try:
-            _Rewriter(module, product, num_outputs).rewrite(found)
-            found += 1
-        except NotByChunksError as reason:
-            logger.info("%s is not made by chunks: %s", product, reason)
-            if refused is None:
-                refused = NotByChunksError(f"of the last product to try, {named(product)}: {reason}")
-    if not found:
-        return str(refused or "no product of its forward (mm, addmm) has more columns than its input")
-    module.graph.eliminate_dead_code()
-    return ""
 
 
 def no_loss_in_any(count: int) -> ModelError:
@@ -76,8 +45,7 @@ def no_loss_in_any(count: int) -> ModelError:
     )
 
 
-def no_loss_by_chunks(why: str) -> ModelError:
-    """The error for a step of which no loss can be made by chunks."""
+def _no_loss(why: object) -> ModelError:
     return ModelError(
         f'rewrites="chunked" finds no loss that can be made by chunks of rows; {why}. Only the loss may read '
         'the logits, and that row by row: return only the loss (outputs="loss" drops the other outputs), or '
@@ -98,16 +66,31 @@ def _after(roots: Iterable[fx.Node], module: fx.GraphModule) -> set[fx.Node]:
     return found
 
 
-def _products(module: fx.GraphModule) -> list[fx.Node]:
-    """The products of the forward with more columns than their input has, in order."""
-    backward = _after(_tangents(module), module)
+def _products(joint: Joint) -> list[fx.Node]:
+    """The products of the forward with more columns than their input has, the last one first."""
+    backward = _after(_tangents(joint.module), joint.module)
     products = []
-    for node in module.graph.nodes:
+    for node in joint.module.graph.nodes:
         if node.target in (ATEN.mm.default, ATEN.addmm.default) and node not in backward:
             given: Any = node.args[-2]
             if node.meta["val"].shape[1] > given.meta["val"].shape[1]:
                 products.append(node)
-    return products
+    if not products:
+        raise _no_loss("no product of its forward (mm, addmm) has more columns than its input")
+    return products[::-1]
+
+
+def _make_by_chunks(joint: Joint, products: Sequence[fx.Node]) -> None:
+    """Rewrite the loss of every product that has one; ModelError if none has, with what the first lacks."""
+    refused: list[str] = []
+    for place, product in enumerate(products):
+        try:
+            _Rewriter(joint.module, product, joint.num_outputs).rewrite(place - len(refused))
+        except NotByChunksError as reason:
+            logger.info("%s is not made by chunks: %s", product, reason)
+            refused.append(f"of the last product to try, {named(product)}: {reason}")
+    if len(refused) == len(products):
+        raise _no_loss(refused[0])
 
 
 class _Rewriter:
@@ -230,12 +213,7 @@ class _Rewriter:
     def _made(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new node, with its fake tensor."""
         node = self.graph.call_function(target, args, kwargs)
-        mode = detect_fake_mode([self.product.meta["val"]])
-        assert mode is not None
-        with mode:
-            given: Any = fx.map_arg((args, kwargs), lambda each: each.meta["val"])
-            node.meta = {key: item for key, item in self.product.meta.items() if key != "val"}
-            node.meta["val"] = target(*given[0], **given[1])
+        node.meta = {**self.product.meta, "val": fake_call(target, args, kwargs, self.product)}
         return node
 
     def _add_body(self, given: list[Given], number: int) -> str:
@@ -279,10 +257,7 @@ class _Rewriter:
         if result.kind == ROWS and choice is not None and result.layout.state == "padded":
             shape = (int(torch.Size(choice.shape).numel()), *shape[1:])
         dtype = like.dtype if result.kind == ROWS else sum_dtype(like.dtype)
-        mode = detect_fake_mode([like])
-        assert mode is not None
-        with mode:
-            return torch.empty(shape, dtype=dtype, device=like.device)
+        return fake_call(torch.empty, [shape], {"dtype": dtype, "device": like.device}, result.node)
 
     def _total(self, loss: fx.Node) -> fx.Node:
         """The weight of all rows of a mean loss: what its second item is."""
@@ -327,9 +302,7 @@ class _Rewriter:
         rest = list(made.meta["val"].shape[1:])
         chosen = self._made(ATEN.view.default, made, [*choice.shape, *rest])
         size = [*choice.sizes, *rest]
-        return self._made(
-            ATEN.slice_backward.default, chosen, size, choice.dim, choice.start, choice.end, 1
-        )
+        return self._made(ATEN.slice_backward.default, chosen, size, choice.dim, choice.start, choice.end, 1)
 
     def _converts_alone(self, node: fx.Node, made: fx.Node) -> bool:
         """Whether all that reads a node, through views, converts it to the type that it is made in."""
@@ -346,11 +319,7 @@ class _Rewriter:
         """Give views of a sum their type, and leave out conversions to the type it has."""
         for reader in list(made.users):
             if reader.target in _VIEWS:
-                mode = detect_fake_mode([made.meta["val"]])
-                assert mode is not None and callable(reader.target)
-                with mode:
-                    args: Any = fx.map_arg(reader.args, lambda each: each.meta["val"])
-                    reader.meta["val"] = reader.target(*args)
+                reader.meta["val"] = fake_call(reader.target, reader.args, {}, made)
                 self._revalue(reader)
             elif _converts(reader, made):
                 reader.replace_all_uses_with(made)
@@ -361,3 +330,8 @@ def _converts(reader: fx.Node, made: fx.Node) -> bool:
     value, fake = reader.meta.get("val"), made.meta["val"]
     alike = isinstance(value, torch.Tensor) and (value.dtype, value.device) == (fake.dtype, fake.device)
     return alike and reader.target in (ATEN._to_copy.default, CONVERT)
+
+
+LOSS_BY_CHUNKS: Final = Rewrite(
+    name="a loss by chunks of rows", exact=False, find=_products, write=_make_by_chunks
+)

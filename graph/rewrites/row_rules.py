@@ -17,9 +17,9 @@ import torch
 from torch import fx
 
 from hybridremat.graph.private_torch import OpOverload
-from hybridremat.graph.tracing.by_chunks import PRODUCT, ROWS, SUM
+from hybridremat.graph.rewrites.by_chunks import PRODUCT, ROWS, SUM
+from hybridremat.graph.rewrites.loss_region import Choice, NotByChunksError, Region, Result, RowLayout, named
 from hybridremat.graph.tracing.fx_nodes import argument, put_back, slice_arguments
-from hybridremat.graph.tracing.loss_region import Choice, NotByChunksError, Region, Result, RowLayout, named
 
 ATEN: Final = torch.ops.aten
 CONVERT: Final = torch.ops.prims.convert_element_type.default  # what a compiler makes of ``_to_copy``
