@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import hybridremat
-from hybridremat.compiler import inductor
+from hybridremat.compiler import compiled_deliveries
 from hybridremat.compiler.compiled_deliveries import as_ops
 from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.errors import DoubleBackwardError, EarlyGradientError, PlanError
 from hybridremat.planning.breaks.planner import _require_code_as_planned
-from hybridremat.sequence.joined_graphs import PartPoint
+from hybridremat.sequence.outside_memory import PhasePeaks
 from support.compiled import needs_compiler, nothing_kept_by_inductor
 from support.early_gradients import trained
 from support.training import small
@@ -73,7 +73,7 @@ def test_what_reads_a_parameter_comes_before_its_gradient_leaves(monkeypatch):
         as_ops(step, backward)
         found.append(backward)
 
-    monkeypatch.setattr(inductor, "as_ops", noted)
+    monkeypatch.setattr(compiled_deliveries, "as_ops", noted)
     model, batch = small("mlp")
     at_end = hybridremat.plan(model, kwargs=batch, memory_limit="100%", compiler="inductor", **HOW)
     plan = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **COMPILED)
@@ -116,7 +116,7 @@ def test_what_needs_all_gradients_is_refused_as_op_by_op():
 
 
 def test_code_that_takes_more_than_was_lowered_does_not_run():
-    planned = PartPoint(forward_peak=10, backward_peak=20, saved=5, time=1)
+    planned = PhasePeaks(forward=10, backward=20, between=5)
     _require_code_as_planned(planned, EmittedMemory(10, 20, 5))
     for more in ((11, 20, 5), (10, 21, 5), (10, 20, 6)):
         with pytest.raises(PlanError, match="has not been run"):

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from test_chunked_losses import CLASSES, KINDS, Head, gradients, reference, tokens
 from torch import nn
 from torch.nn import functional
 
@@ -14,6 +13,7 @@ import hybridremat
 from hybridremat.compiler import compiled_losses
 from hybridremat.graph.rewrites.by_chunks import loss_by_chunks
 from support.compiled import needs_compiler, nothing_kept_by_inductor
+from support.language_heads import CLASSES, KINDS, Head, gradients, reference, tokens
 from support.wrapping import HOW
 
 pytestmark = needs_compiler

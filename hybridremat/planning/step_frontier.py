@@ -71,7 +71,7 @@ class StepFrontier(CountedGraph, GraphFrontier):
     def shown_by(self, progress: Progress) -> Self:
         """See :class:`GraphFrontier`."""
         if self.searches:
-            progress("improving", 0, 1)
+            progress("solving" if self.least_searched else "improving", 0, 1)
         return self
 
     # --- before a limit is searched for
