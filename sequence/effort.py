@@ -59,7 +59,12 @@ class PlanningEffort:
     @classmethod
     def of(cls, graph: JointGraph, plain_time: int) -> PlanningEffort:
         """That of a graph whose plain step takes so many nanoseconds."""
-        return cls(power_of_two(CAPTURE + CAPTURE_OF_OP * len(graph.ops)), power_of_two(plain_time / 1e9))
+        return cls.of_ops(len(graph.ops), plain_time)
+
+    @classmethod
+    def of_ops(cls, ops: int, plain_time: int) -> PlanningEffort:
+        """That of a step of so many ops, which takes so many nanoseconds as it is."""
+        return cls(power_of_two(CAPTURE + CAPTURE_OF_OP * ops), power_of_two(plain_time / 1e9))
 
     def seconds(self, gap: float) -> float:
         """What a search may take that can save at most this share of the step."""
@@ -93,3 +98,15 @@ class SearchBound:
     def spend(self, seconds: float) -> None:
         """Count work that was done."""
         self._spent += seconds
+
+
+class Budget(SearchBound):
+    """So many seconds, whatever could be won."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._spent = seconds, 0.0
+
+    def left(self, time: int, bound: int | None = None) -> float:
+        """See :class:`SearchBound`."""
+        del time, bound
+        return max(0.0, self._seconds - self._spent)

@@ -126,7 +126,7 @@ def frontier(
 
         slots = evenly_spaced(table.breakpoints(), most)
         base += look_near(slots, point_at, wanted.ranges, wanted.deadline)
-    return Pool.of((plain, *found.values()), base)
+    return judge.pool((plain, *found.values()), base)
 
 
 def chain_tables(

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from hybridremat.sequence.outside_memory import Moment
 from hybridremat.sequence.solving import solved
 
 if TYPE_CHECKING:
@@ -89,6 +90,27 @@ class MultiGraphStep:
             highest = max(highest, before + max(point.forward_peak, backward))
             before += point.saved
         return highest
+
+    def moments_of(self, graph: int, chosen: Sequence[int]) -> tuple[Moment, ...]:
+        """What a distinct graph sees of the step, where the others run as chosen."""
+        others = [(g, self.parts[g].points[chosen[g]]) for g in self.order]
+        later = sum(self.parts[g].gradient_bytes for g in self.order)
+        waiting = self.forwards - 1
+        saved = waiting * sum(g == graph for g in self.order)
+        before = waiting * sum(point.saved for g, point in others if g != graph)
+        found: dict[Moment, None] = {}
+        for g, point in others:
+            later -= self.parts[g].gradient_bytes
+            backward = later + self.joined_bytes + self.earlier_gradients
+            if g == graph:
+                found[Moment("forward", saved, before)] = None
+                found[Moment("backward", saved, before + backward)] = None
+                saved += 1
+            else:
+                highest = max(point.forward_peak, point.backward_peak + backward)
+                found[Moment("other", saved, before + highest)] = None
+                before += point.saved
+        return tuple(found)
 
     @property
     def earlier_gradients(self) -> int:

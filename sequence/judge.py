@@ -7,7 +7,8 @@ judge allows. It adds nothing to the exact count of :mod:`hybridremat.graph.memo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,12 +20,13 @@ from hybridremat.graph.pins import NO_PINS, Pins, obeys
 from hybridremat.sequence.decisions import Decision
 from hybridremat.sequence.outside_memory import (
     NO_OUTSIDE_MEMORY,
+    Moment,
     OutsideMemory,
     PhasePeaks,
     needed_bytes,
     outside_phases,
 )
-from hybridremat.sequence.pool import SchedulePoint
+from hybridremat.sequence.pool import Pool, SchedulePoint
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,17 @@ class Judge:
         Ops that the user wants saved or recomputed.
     outside
         What is alive around the step.
+    with_saved
+        Whether what a schedule saves counts by itself: others run beside it, as those of several graphs do.
+    moments
+        Of a whole step of several graphs, whose others are decided; none: the graph is the step.
     """
 
     graph: JointGraph
     pins: Pins = NO_PINS
     outside: OutsideMemory = NO_OUTSIDE_MEMORY
+    with_saved: bool = False
+    moments: tuple[Moment, ...] = ()
 
     @cached_property
     def simulate(self) -> MemorySimulator:
@@ -52,7 +60,7 @@ class Judge:
 
     def with_ops_of(self, graph: JointGraph) -> Judge:
         """The judge of the same graph with ops that are run in other ways."""
-        other = Judge(graph, self.pins, self.outside)
+        other = replace(self, graph=graph)
         vars(other)["simulate"] = self.simulate.with_ops_of(graph)
         return other
 
@@ -73,6 +81,15 @@ class Judge:
             needs=self.needs_of(phases),
             decisions=decisions,
         )
+
+    @property
+    def saved_counts(self) -> bool:
+        """Whether schedules that save less are worth more time at the same peak."""
+        return self.with_saved or self.outside.forwards > 1
+
+    def pool(self, points: Iterable[SchedulePoint], base: Iterable[SchedulePoint] | None = None) -> Pool:
+        """What of some points no other beats."""
+        return Pool.of(points, base, with_saved=self.with_saved)
 
     def time(self, schedule: Schedule) -> int:
         """Nanoseconds of all executions."""
@@ -97,12 +114,14 @@ class Judge:
 
     def needs_of(self, phases: PhasePeaks) -> int:
         """Bytes that have to be there for a step of these phases."""
+        if self.moments:
+            return max(each.needs(phases) for each in self.moments)
         return phases.peak if self.outside.none else needed_bytes(self.graph, phases, self.outside)
 
     def profile(self, schedule: Schedule, memory: StepMemory | None = None) -> NDArray[np.int64]:
         """Bytes at every execution, with what is alive around the step."""
         memory = memory or self.simulate(schedule)
-        beside = outside_phases(self.graph, self._between(memory), self.outside)
+        beside = self._beside(self._between(memory))
         profile = np.array(memory.profile, np.int64)
         profile[: schedule.num_forward] += beside.forward
         profile[schedule.num_forward :] += beside.backward
@@ -111,14 +130,27 @@ class Judge:
     def beyond(self, schedule: Schedule, limit: int) -> tuple[int, int]:
         """Bytes that a schedule is beyond a limit (0 or less: it fits), and the execution where most is."""
         memory = self.simulate(schedule)
-        if self.outside.none:
+        if self.outside.none and not self.moments:
             return memory.peak - limit, memory.peak_at
-        return self.needs(schedule, memory) - limit, int(np.argmax(self.profile(schedule, memory)))
+        needs, profile = self.needs(schedule, memory), self.profile(schedule, memory)
+        saved_too_much = self.moments and profile.max() < needs
+        top = min(schedule.num_forward, len(profile) - 1) if saved_too_much else int(np.argmax(profile))
+        return needs - limit, top
 
     def phase_limits(self, limit: int) -> tuple[int, int]:
         """Bytes that are the step's own in the forward and in the backward, whatever it saves."""
-        beside = outside_phases(self.graph, 0, self.outside)
+        beside = self._beside(0)
         return limit - beside.forward, limit - beside.backward
+
+    def _beside(self, between: int) -> PhasePeaks:
+        """Bytes beside each phase of the graph that saves so many."""
+        if not self.moments:
+            return outside_phases(self.graph, between, self.outside)
+        forward, backward = (
+            max(each.beside(between) for each in self.moments if each.phase == phase)
+            for phase in ("forward", "backward")
+        )
+        return PhasePeaks(forward, backward, 0)
 
     def _between(self, memory: StepMemory) -> int:
         """Bytes alive between the phases, outputs included."""

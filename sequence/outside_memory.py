@@ -12,6 +12,7 @@ gradient once more.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hybridremat.graph.joint import JointGraph
 
@@ -44,6 +45,34 @@ class PhasePeaks:
     def peak(self) -> int:
         """The higher of the peaks."""
         return max(self.forward, self.backward)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a step of several graphs, as one of them sees it.
+
+    Attributes
+    ----------
+    phase
+        Which phase of this graph runs then; ``"other"``: another graph or the code between them.
+    saved
+        How many times what this graph saves is there besides.
+    bytes
+        What others take.
+    """
+
+    phase: Literal["forward", "backward", "other"]
+    saved: int
+    bytes: int
+
+    def needs(self, phases: PhasePeaks) -> int:
+        """Bytes of the step, for what the graph itself takes."""
+        own = {"forward": phases.forward, "backward": phases.backward, "other": 0}[self.phase]
+        return own + self.beside(phases.between)
+
+    def beside(self, between: int) -> int:
+        """Bytes beside what runs, if the graph saves so many."""
+        return self.saved * between + self.bytes
 
 
 def needed_bytes(graph: JointGraph, peaks: PhasePeaks, outside: OutsideMemory) -> int:

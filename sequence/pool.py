@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hybridremat.graph.joint import Schedule
@@ -71,6 +71,8 @@ class SchedulePoint:
 class Pool:
     """Pareto sets of needed bytes against time, sorted by bytes.
 
+    ``with_saved``: of needed bytes, saved bytes and time, where others run beside what is saved.
+
     Attributes
     ----------
     points
@@ -83,12 +85,19 @@ class Pool:
 
     points: tuple[SchedulePoint, ...]
     base: tuple[SchedulePoint, ...]
+    with_saved: bool = False
 
     @staticmethod
-    def of(points: Iterable[SchedulePoint], base: Iterable[SchedulePoint] | None = None) -> Pool:
+    def of(
+        points: Iterable[SchedulePoint],
+        base: Iterable[SchedulePoint] | None = None,
+        *,
+        with_saved: bool = False,
+    ) -> Pool:
         """That of some points; by default all of them are looked at for any limit."""
+        pareto = pareto_with_saved if with_saved else pareto_frontier
         points = tuple(points)
-        return Pool(pareto_frontier(points), pareto_frontier(points if base is None else base))
+        return Pool(pareto(points), pareto(points if base is None else base), with_saved)
 
     @staticmethod
     def merged(pools: Sequence[Pool]) -> Pool:
@@ -96,21 +105,23 @@ class Pool:
         return Pool.of(
             (point for each in pools for point in each.points),
             (point for each in pools for point in each.base),
+            with_saved=any(each.with_saved for each in pools),
         )
 
     def under(self, limit: int) -> SchedulePoint | None:
         """The fastest of its points that needs at most so many bytes; None if none does."""
-        place = bisect_right(self.points, limit, key=lambda point: point.needs)
-        return self.points[place - 1] if place else None
+        fitting = (point for point in self.points if point.needs <= limit)
+        return min(fitting, key=lambda point: (point.time, point.needs), default=None)
 
     def faster(self, time: int, count: int) -> tuple[SchedulePoint, ...]:
         """The ``count`` points that are the next ones faster than so many nanoseconds."""
-        place = bisect_right(self.points, -time, key=lambda point: -point.time)
-        return self.points[place : place + count]
+        faster = (point for point in self.points if point.time < time)
+        return tuple(sorted(faster, key=lambda point: (-point.time, point.needs))[:count])
 
     def with_points(self, points: Iterable[SchedulePoint]) -> Pool:
         """The pool with what was found for a limit."""
-        return Pool(pareto_frontier((*self.points, *points)), self.base)
+        pareto = pareto_with_saved if self.with_saved else pareto_frontier
+        return replace(self, points=pareto((*self.points, *points)))
 
     def mapped(self, change: Callable[[SchedulePoint], Iterable[SchedulePoint]]) -> Pool:
         """That of what each point is changed to."""
@@ -119,6 +130,7 @@ class Pool:
         return Pool.of(
             (point for each in self.points for point in changed[id(each)]),
             (point for each in self.base for point in changed[id(each)]),
+            with_saved=self.with_saved,
         )
 
 
@@ -128,4 +140,21 @@ def pareto_frontier(points: Iterable[SchedulePoint]) -> tuple[SchedulePoint, ...
     for point in sorted(points, key=lambda p: (p.needs, p.time, p.peak, p.flops)):
         if not kept or point.time < kept[-1].time:
             kept.append(point)
+    return tuple(kept)
+
+
+def pareto_with_saved(points: Iterable[SchedulePoint]) -> tuple[SchedulePoint, ...]:
+    """Points that no other equals or beats in needed and saved bytes and in time, sorted by needed bytes."""
+    kept: list[SchedulePoint] = []
+    best: list[tuple[int, int]] = []  # time and saved bytes of those kept, none beats another: times rise
+    for point in sorted(points, key=lambda p: (p.needs, p.time, p.phases.between, p.flops)):
+        figures = point.time, point.phases.between
+        place = bisect_right(best, figures)
+        if place and best[place - 1][1] <= figures[1]:
+            continue
+        kept.append(point)
+        end = place
+        while end < len(best) and best[end][1] >= figures[1]:
+            end += 1
+        best[place:end] = [figures]
     return tuple(kept)

@@ -7,10 +7,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat.graph.joint import JointGraph, ops_by_parts
+from hybridremat.graph.joint import JointGraph, Schedule, ops_by_parts
 from hybridremat.graph.pins import Pins
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.outside_memory import OutsideMemory
+from hybridremat.sequence.outside_memory import Moment, OutsideMemory, PhasePeaks
+from hybridremat.sequence.pool import Pool, SchedulePoint
 from support.examples import examples
 from support.extreme_schedules import extreme_schedule
 from support.joint_graphs import joint_graphs
@@ -76,3 +77,47 @@ def test_of_ops_run_in_other_ways_it_is_the_judge_of_that_graph(graph: JointGrap
     slower = replace(other, ops=tuple(replace(op, time=op.time + 5, temp=op.temp + 8) for op in other.ops))
     judge = Judge(graph, outside=OutsideMemory(9, 1))
     assert judge.with_ops_of(slower)(schedule) == Judge(slower, outside=judge.outside)(schedule)
+
+
+@given(joint_graphs(), st.integers(0, 1000), st.data())
+@examples(60, deadline=None)
+def test_one_of_several_graphs_needs_what_the_step_needs_at_every_moment(graph, seed, data) -> None:
+    schedule = extreme_schedule(graph, seed, 0.5)
+    split, profile = schedule.num_forward, naive_profile(graph, schedule)
+    between = Judge(graph).phases(schedule).between
+    numbers = st.tuples(st.integers(0, 2), st.integers(0, 900))
+    moments = [
+        Moment(phase, *data.draw(numbers))
+        for phase in ("forward", "backward", "other")
+        for _ in range(data.draw(st.integers(1, 2)))
+    ]
+    judge = Judge(graph, moments=tuple(moments))
+    around = [
+        max(m.saved * between + m.bytes for m in moments if m.phase == phase)
+        for phase in ("forward", "backward", "other")
+    ]
+    every = [bytes_ + around[now >= split] for now, bytes_ in enumerate(profile)]
+    expected = max(*every, *around)
+    assert judge(schedule).needs == judge.needs(schedule) == expected
+    excess, top = judge.beyond(schedule, expected - 3)
+    assert excess == 3
+    assert every[top] == expected if max(every) == expected else top in (split, len(every) - 1)
+    forward, backward = judge.phase_limits(expected)
+    assert max(profile[:split], default=0) <= forward and max(profile[split:], default=0) <= backward
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=14))
+def test_a_pool_with_saved_bytes_keeps_what_nothing_beats_in_all_three(figures) -> None:
+    points = [
+        SchedulePoint(PhasePeaks(needs, 0, saved), time, n, Schedule((), 0), needs)
+        for n, (needs, saved, time) in enumerate(figures)
+    ]
+    kept = [(p.needs, p.phases.between, p.time) for p in Pool.of(points, with_saved=True).points]
+    distinct = set(figures)
+
+    def beats(one, other):
+        return one != other and all(x <= y for x, y in zip(one, other, strict=True))
+
+    best = {one for one in distinct if not any(beats(other, one) for other in distinct)}
+    assert len(kept) == len(best) and set(kept) == best
+    assert [needs for needs, *_ in kept] == sorted(needs for needs, *_ in kept)

@@ -88,12 +88,13 @@ def test_rivals_run_near_the_least_memory_and_everywhere_where_several_forwards_
     point = SchedulePoint(PhasePeaks(100, 100, 0), 1, 0, plain_schedule(uneven(1)), 100)
     own = Pool.of([point])
 
-    def rivals(forwards, limit):
+    def rivals(strategy, limit):
         wanted = frontier.Wanted(ranges=[(limit, limit + 5), (limit + 50, limit + 50)])
-        return HYBRID.for_forwards(forwards)._rivals_for(wanted, own)
+        return strategy._rivals_for(wanted, own)
 
-    assert rivals(1, 130) == HYBRID.rivals and rivals(1, 131) == ()
-    assert rivals(2, 131) == rivals(2, 100) == (*HYBRID.rivals, *HYBRID.waiting)
+    assert rivals(HYBRID, 130) == HYBRID.rivals and rivals(HYBRID, 131) == ()
+    several = HYBRID.for_saved()
+    assert rivals(several, 131) == rivals(several, 100) == (*HYBRID.rivals, *HYBRID.waiting)
     assert HYBRID._rivals_for(frontier.EVERYTHING, own) == HYBRID.rivals
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,6 +12,7 @@ from ortools.sat.python import cp_model
 
 from hybridremat.sequence import joined_graphs
 from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
+from hybridremat.sequence.outside_memory import PhasePeaks
 from support.examples import examples
 
 BYTES = st.integers(0, 12)
@@ -49,6 +51,20 @@ def choices(step):
 def test_peak_is_that_of_a_walk_through_the_step(step):
     for chosen in choices(step):
         assert step.peak(chosen) == replayed_peak(step, chosen)
+
+
+@given(steps(), st.integers(1, 3), BYTES, BYTES, BYTES)
+def test_what_one_graph_sees_of_the_step_is_the_step(step, forwards, forward, backward, saved):
+    """Whatever it takes itself, where the others run as they were chosen."""
+    step = replace(step, forwards=forwards)
+    own = PhasePeaks(forward, backward, saved)
+    for chosen in choices(step):
+        for g in range(len(step.parts)):
+            moments = step.moments_of(g, chosen)
+            part = replace(step.parts[g], points=(PartPoint(forward, backward, saved, 1),))
+            parts = tuple(part if n == g else each for n, each in enumerate(step.parts))
+            whole = replace(step, parts=parts).peak([0 if n == g else c for n, c in enumerate(chosen)])
+            assert max(each.needs(own) for each in moments) == whole
 
 
 @examples(60)

@@ -13,9 +13,9 @@ from hybridremat.planning.chain_plan import ChainPlan
 from hybridremat.planning.progress import Progress, Timings
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import FrontierPoint, PinRecord, SearchEffort
-from hybridremat.sequence.effort import PlanningEffort
+from hybridremat.sequence.effort import PlanningEffort, SearchBound
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.outside_memory import OutsideMemory
+from hybridremat.sequence.outside_memory import Moment, OutsideMemory
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.units import format_overhead_up
 
@@ -157,6 +157,16 @@ class GraphFrontier(ABC):
         """A thoroughly searched point after the other searches of a plan, under a limit that it keeps."""
         del limit
         return point
+
+    def searched(
+        self, moments: tuple[Moment, ...], limit: int, bound: SearchBound | None
+    ) -> SchedulePoint | None:
+        """The fastest schedule under a limit of a whole step, of which this is one graph; None if none fits.
+
+        ``bound``: what searches may spend; None: caps of their own.
+        """
+        del moments, limit, bound
+        return None
 
     def shown_by(self, progress: Progress) -> Self:
         """The frontier for a choice whose progress is shown."""

@@ -37,7 +37,7 @@ from hybridremat.sequence.frontier import Ranges, Wanted
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
 from hybridremat.sequence.parts import PartsChooser
-from hybridremat.sequence.pool import Pool, SchedulePoint, pareto_frontier
+from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.strategies import STRATEGIES, Strategy, WholeGraph
 from hybridremat.sequence.strategies.hybrid import HYBRID
 
@@ -234,6 +234,7 @@ def step_frontier(
         pinned=pinned,
         timings=timings,
         outside=outside,
+        with_saved=not alone,
         strategy=STRATEGIES[settings.strategy],
         limit=limit,
         ranges=ranges,
@@ -272,6 +273,7 @@ def plan_graph(
     pinned: Pinned | None = None,
     timings: Timings | None = None,
     outside: OutsideMemory = NO_OUTSIDE_MEMORY,
+    with_saved: bool = False,
     strategy: Strategy | WholeGraph = HYBRID,
     limit: int | None = None,
     ranges: Ranges | None = None,
@@ -291,9 +293,9 @@ def plan_graph(
         What a policy pins in this graph.
     timings
         Seconds of earlier stages.
-    outside
-        What is alive around the step: a schedule is left out if another needs no more with it, and no more
-        time.
+    outside, with_saved
+        See :class:`~hybridremat.sequence.judge.Judge`: a schedule is left out if another needs no more so,
+        and no more time.
     strategy
         Search strategy.
     limit
@@ -317,7 +319,7 @@ def plan_graph(
     """
     pinned, timed, plain = pinned or Pinned(), Stopwatch(timings or {}), plain_point(graph)
     effort = PlanningEffort.of(graph, plain.time) if bounded else None
-    judge = Judge(graph, pinned.pins, outside)
+    judge = Judge(graph, pinned.pins, outside, with_saved)
     if not has_backward(graph):
         return forward_frontier(judge, pinned.records, timed.timings)
     if not isinstance(strategy, Strategy):
@@ -385,13 +387,13 @@ def compose(
     PolicyError
         If no schedule that was found obeys the pins.
     """
-    strategy = strategy.for_forwards(judge.outside.forwards)
+    strategy = strategy.for_saved() if judge.saved_counts else strategy
     every: list[Pool] = []
     for index, plan in enumerate(plans):
         if every and deadline.passed:
             break
         progress("composing", index, len(plans))
-        of_chain = Judge(plan.chain.graph, judge.pins, judge.outside)
+        of_chain = replace(judge, graph=plan.chain.graph)
         found = strategy.frontier(
             plan.chain, plan.bindings, plan.option_sets, of_chain, Wanted(ranges, deadline)
         )
@@ -408,6 +410,6 @@ def compose(
         raise PolicyError("policy: no schedule of this step was found that does as it says; pin less")
     base = pool.base or pool.points
     reported = (each for each in (*pool.points, *base) if each.needs >= base[0].needs)
-    return Pool(pareto_frontier(reported), base)
+    return judge.pool(reported, base)
 
 

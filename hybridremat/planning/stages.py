@@ -72,7 +72,7 @@ def segment_graph(judge: Judge, progress: Progress) -> tuple[BoundChain, ...]:
         if chain not in chains:
             chains.append(chain)
     bare = replace(optimistic, ops=tuple(replace(op, overwrites=()) for op in optimistic.ops))
-    views = (optimistic, bare) if judge.outside.forwards > 1 and bare != optimistic else (optimistic,)
+    views = (optimistic, bare) if judge.saved_counts and bare != optimistic else (optimistic,)
     return tuple(
         BoundChain(chain, bind_blocks(replace(chain, graph=view))) for view in views for chain in chains
     )

@@ -16,6 +16,7 @@ from hybridremat.plans.records import FrontierPoint
 from hybridremat.sequence.bounds.certificate import MANY, heaviest_op, least_peak_bound, time_once
 from hybridremat.sequence.effort import SearchBound
 from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import Moment
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.search import Goal, Level, Search, search_all
 from hybridremat.sequence.strategies.layers import checkpointed_layers
@@ -84,10 +85,11 @@ class StepFrontier(CountedGraph, GraphFrontier):
     def gap_under(self, limit: int | None) -> float:
         """What could be won at most of that time, as a share of the plain step's; 0 where nothing fits."""
         time = self.composed_under(limit)
-        return 0.0 if time is None else (time - self._time_once) / max(1, self.plain.time)
+        return 0.0 if time is None else (time - self.time_once) / max(1, self.plain.time)
 
     @cached_property
-    def _time_once(self) -> int:
+    def time_once(self) -> int:
+        """Nanoseconds of what runs in any schedule."""
         return time_once(self.graph)
 
     @property
@@ -130,7 +132,7 @@ class StepFrontier(CountedGraph, GraphFrontier):
     @cached_property
     def _bound(self) -> SearchBound | None:
         """One for all searches of this frontier."""
-        return None if self.effort is None else SearchBound(self.effort, self.plain.time, self._time_once)
+        return None if self.effort is None else SearchBound(self.effort, self.plain.time, self.time_once)
 
     def least(self) -> SchedulePoint:
         """The point of least memory, as fast as searches make it, by which it may need a little less."""
@@ -143,6 +145,22 @@ class StepFrontier(CountedGraph, GraphFrontier):
         pools = dict.fromkeys([base, self._found(base, limit, Level.QUICK)])
         found = [self._found(each, limit, Level.THOROUGH).under(limit) for each in pools]
         return min((each for each in found if each is not None), key=lambda each: each.time)
+
+    def searched(
+        self, moments: tuple[Moment, ...], limit: int, bound: SearchBound | None
+    ) -> SchedulePoint | None:
+        """See :class:`GraphFrontier`."""
+        judge = replace(self.judge, moments=moments, with_saved=False)
+        points = [replace(each, needs=judge.needs_of(each.phases)) for each in self.candidates]
+        goal = Goal(
+            limit,
+            max(each.needs for each in points),
+            deadline=self.deadline,
+            bound=bound,
+            progress=self.progress,
+        )
+        best = search_all(self.searches, judge, Pool.of(points), goal).under(limit)
+        return None if best is None else replace(best, needs=self.judge.needs_of(best.phases))
 
     def finished(self, point: SchedulePoint, limit: int) -> SchedulePoint:
         """See :class:`GraphFrontier`."""

@@ -42,8 +42,9 @@ class Strategy:
         Restrictions of these options with which the program runs as well: with fewer of them it rounds
         otherwise, and may find what it took for dominated.
     waiting
-        The same where several forwards wait for their backward, and what each has saved counts: the program
-        goes by the peak of one, and takes an option that saves less for dominated if it needs as much then.
+        The same where what is saved counts besides, since several forwards wait for their backward, or others
+        run meanwhile: the program goes by the peak of one, and takes an option that saves less for dominated
+        if it needs as much then.
     searches
         What looks further under each limit that is asked for, one after the other.
     rivals_everywhere
@@ -79,12 +80,10 @@ class Strategy:
         problem = chain_problem(chain, bindings, option_sets)
         for decisions in self.decided(problem) if len(problem) else ():
             points.append(judge(repair(flatten(decisions)), tuple(decisions)))
-        return Pool.of(points)
+        return judge.pool(points)
 
-    def for_forwards(self, count: int) -> Strategy:
-        """The strategy for steps of which so many forwards wait at a time."""
-        if count == 1:
-            return self
+    def for_saved(self) -> Strategy:
+        """The strategy where schedules that save less are worth more time at the same peak."""
         return replace(self, rivals=(*self.rivals, *self.waiting), rivals_everywhere=True)
 
     def _rivals_for(self, wanted: Wanted, own: Pool) -> tuple[Restrict, ...]:

@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
     AnyFrontier: TypeAlias = "GraphFrontier | PathFrontier"
 
-LIMITS: Final = 32
+LIMITS: Final = 12
 """Limits, evenly from the least memory to what the fastest choice needs, that a frontier is looked at."""
+
+AGAIN: Final = 4
+"""How often a point is planned again under the bytes that it needs, until it is its own plan."""
 
 
 @dataclass(frozen=True)
 class PathFrontier:
     """What the graphs on one path of a step can be combined to.
 
-    A choice is to the optimum (:mod:`hybridremat.sequence.joined_graphs`), so a point is the plan that
-    :func:`hybridremat.wrap` makes under its limit.
+    A point is the plan that :func:`hybridremat.wrap` makes under its limit: it is the same function.
     """
 
     survey: Survey
@@ -100,10 +102,20 @@ class PathFrontier:
         low, high = self.least_needs(None), self._step.peak(fastest) + reserve
         limits = dict.fromkeys(low + (high - low) * number // LIMITS for number in range(LIMITS + 1))
         kept: list[FrontierPoint] = []
-        for point in sorted({self.figures_at(limit, None) for limit in limits}, key=lambda p: p.peak):
+        for point in sorted({self._own_plan(limit) for limit in limits}, key=lambda p: p.peak):
             if not kept or point.overhead < kept[-1].overhead:
                 kept.append(point)
         return tuple(kept)
+
+    def _own_plan(self, limit: int) -> FrontierPoint:
+        """The figures of a plan under a limit, or less, that is the plan under what it needs as well."""
+        plan = self._plan(limit, None)
+        for _ in range(AGAIN):
+            again = self._plan(plan.needed, None)
+            if again.predicted_peak == plan.predicted_peak and again.overhead == plan.overhead:
+                break
+            plan = again
+        return _figures(plan)
 
     def figures_at(self, limit: int | None, max_overhead: float | None) -> FrontierPoint:
         """The figures of the plan under a limit (bytes), within an overhead (fraction), or both.
@@ -113,9 +125,11 @@ class PathFrontier:
         InfeasibleLimitError
             If there is none.
         """
+        return _figures(self._plan(limit, max_overhead))
+
+    def _plan(self, limit: int | None, max_overhead: float | None) -> Plan:
         asked = replace(self.survey.context.settings, memory_limit=limit, max_overhead=max_overhead)
-        plan = self.plan_for(asked, Origin(), on_infeasible="error")
-        return FrontierPoint(plan.predicted_peak, plan.overhead, plan.extra_flops)
+        return self.plan_for(asked, Origin(), on_infeasible="error")
 
     def checkpointed(self) -> None:
         """Layers are not looked for across breaks."""
@@ -135,3 +149,7 @@ class PathFrontier:
         """
         asked = replace(settings, on_infeasible=on_infeasible)
         return replace(self._graphs().plan(self._path.order, self._paths, asked), origin=origin)
+
+
+def _figures(plan: Plan) -> FrontierPoint:
+    return FrontierPoint(plan.predicted_peak, plan.overhead, plan.extra_flops)

@@ -7,14 +7,17 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule, as_plain
 from hybridremat.planning.breaks.limits import StepLimits, infeasible_error
 from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.settings import OnInfeasible, Settings
+from hybridremat.planning.settings import UNLIMITED, Settings
 from hybridremat.plans.policy import total_records
+from hybridremat.sequence.bounds.certificate import time_once
+from hybridremat.sequence.effort import Budget, PlanningEffort
 from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
 from hybridremat.sequence.pool import SchedulePoint
 
@@ -95,8 +98,9 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Sch
     InfeasibleLimitError
         If nothing fits, unless ``on_infeasible="least"``.
     """
-    step, asked = problem.step(problem.offered), StepLimits.of(problem.plain(), settings)
-    choice = _choose(step, asked, settings.on_infeasible)
+    asked = StepLimits.of(problem.plain(), settings)
+    problem, choice = _choose(problem, asked, settings)
+    step = problem.step(problem.offered)
     taken = zip(problem.keys, problem.offered, choice.points[: len(problem.keys)], strict=True)
     chosen = {key: group[point] for key, group, point in taken}
     peak = replace(step, forwards=1).peak(choice.points)
@@ -106,7 +110,7 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Sch
         predicted_peak=peak,
         needed=step.peak(choice.points) + asked.reserve,
         plain_peak=asked.plain_peak,
-        least_peak=choice.least,
+        least_peak=min(choice.least, step.peak(choice.points) + asked.reserve),
         overhead=asked.overhead_of(step, choice.points),
         extra_flops=_extra_flops(problem, chosen),
         saved_bytes=sum(step.parts[g].points[choice.points[g]].saved for g in step.order),
@@ -123,19 +127,73 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Sch
     return chosen, whole
 
 
-def _choose(step: MultiGraphStep, asked: StepLimits, on_infeasible: OnInfeasible) -> _Choice:
+def _choose(problem: PathProblem, asked: StepLimits, settings: Settings) -> tuple[PathProblem, _Choice]:
+    """The choice, and the problem with what searches found for it."""
+    step = problem.step(problem.offered)
     leanest = choose_points(step)
     assert leanest is not None, "every graph can run in some way"
     least = step.peak(leanest) + asked.reserve
     points = choose_points(step, limit=asked.memory, most_time=asked.most_time)
     if points is not None:
-        return _Choice(points, asked.limit, asked.limit, least)
+        choice = _Choice(points, asked.limit, asked.limit, least)
+        return (problem, choice) if asked.limit is None else _searched(problem, choice, asked, settings)
+    if asked.limit is not None and asked.limit < least:  # searches at the least may need a little less
+        problem, choice = _searched(problem, _Choice(leanest, least, asked.limit, least), asked, settings)
+        least = problem.step(problem.offered).peak(choice.points) + asked.reserve
+        if least <= asked.limit:
+            return problem, replace(choice, limit=asked.limit, least=least)
+        leanest, step = choice.points, problem.step(problem.offered)
     error = infeasible_error(step, asked, least)
     too_slow = asked.limit is None or least <= asked.limit
-    if on_infeasible == "error" or too_slow:
+    if settings.on_infeasible == "error" or too_slow:
         raise error
     warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
-    return _Choice(leanest, least, asked.limit, least)
+    return problem, _Choice(leanest, least, asked.limit, least)
+
+
+ROUNDS: Final = 2
+"""How often each graph is searched in, as the others are by then."""
+
+
+def _searched(
+    problem: PathProblem, choice: _Choice, asked: StepLimits, settings: Settings
+) -> tuple[PathProblem, _Choice]:
+    """What searches find in each graph under what the others leave it, and the best choice with that."""
+    assert choice.limit is not None
+    limit = choice.limit - asked.reserve
+    for _ in range(ROUNDS):
+        found, before = _searched_once(problem, choice.points, limit, asked, settings)
+        if found is None:
+            break
+        step = found.step(found.offered)
+        points = choose_points(step, limit=limit, most_time=asked.most_time)
+        if points is None or step.time(points) >= before:
+            break
+        problem, choice = found, replace(choice, points=points)
+    return problem, choice
+
+
+def _searched_once(
+    problem: PathProblem, points: Sequence[int], limit: int, asked: StepLimits, settings: Settings
+) -> tuple[PathProblem | None, int]:
+    """The problem with what is found once in each graph, None if nothing is; and the time of the points."""
+    step, runs = problem.step(problem.offered), Counter(problem.order)
+    gaps = [
+        runs[g] * max(0, problem.offered[g][points[g]].time - time_once(frontier.graph))
+        for g, frontier in enumerate(problem.frontiers)
+    ]
+    ops = sum(len(each.graph.ops) for each in problem.frontiers)
+    effort = PlanningEffort.of_ops(ops, asked.plain_time).seconds(sum(gaps) / max(1, asked.plain_time))
+    offered = list(problem.offered)
+    for g, frontier in enumerate(problem.frontiers):
+        if len(offered[g]) == 1 or not gaps[g]:  # it runs as it does already, or nothing is to be gained
+            continue
+        bound = None if settings.planning_budget == UNLIMITED else Budget(effort * gaps[g] / sum(gaps))
+        found = frontier.searched(step.moments_of(g, points), limit, bound)
+        if found is not None and found.time < offered[g][points[g]].time:
+            offered[g] = (*offered[g], found)
+    changed = any(len(new) > len(old) for new, old in zip(offered, problem.offered, strict=True))
+    return (replace(problem, offered=tuple(offered)) if changed else None), step.time(points)
 
 
 def gradient_bytes(frontier: GraphFrontier, *, plain: bool) -> int:
