@@ -27,6 +27,7 @@ from torch._C._autograd import (
     _get_current_graph_task_keep_graph,
     _profiler_enabled,
     _saved_tensors_hooks_set_tracing,
+    _top_saved_tensors_default_hooks,
 )
 from torch._C._dynamo.eval_frame import reset_code
 from torch._C._functorch import peek_interpreter_stack
@@ -159,6 +160,7 @@ __all__ = [
     "overwritten_inputs",
     "reset_code",
     "run_and_save_rng_state",
+    "saved_tensor_hooks_are_set",
     "step_inputs",
     "tangent_output",
     "tree_flatten",
@@ -388,3 +390,8 @@ def functions_in_graph(
     finally:
         for each in own - known:
             trace_rules._allowed_callable_ids.remove(each)
+
+
+def saved_tensor_hooks_are_set() -> bool:
+    """Whether something is to be called with each tensor that autograd saves from now on."""
+    return _top_saved_tensors_default_hooks(True) is not None

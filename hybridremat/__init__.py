@@ -122,11 +122,13 @@ __all__ = [
     "prepare",
     "unwrap",
     "wrap",
+    "wrap_each",
 ]
 
 # Public name → the module that defines it.
 _HOME = {
     "wrap": "hybridremat.api",
+    "wrap_each": "hybridremat.api",
     "unwrap": "hybridremat.api",
     "plan": "hybridremat.api",
     "get_plan": "hybridremat.api",

@@ -85,10 +85,12 @@ def wrap(
         ``*`` is the whole model. OP is matched against the short name that plans show (``addmm``, ``gelu``)
         and the full one (``aten.gelu.default``). The outputs of a ``must_save`` op are saved by the forward,
         and the op runs once; those of a ``must_recompute`` op are recomputed if the backward reads them.
-    graph_breaks, max_plans
+    graph_breaks, units, max_plans
         **Graphs and shapes.** ``graph_breaks``: what to do if the model's graph breaks: ``"error"``, or
         ``"plan"`` the graphs between the breaks together. To find them, the forward then runs twice or more
         on copies of the sample inputs, without saving anything for a backward.
+
+        ``units``: submodules that are planned each as a graph of its own (:func:`hybridremat.wrap_each`).
 
         ``max_plans``: the most input shapes whose plans are kept; the least recently used is dropped.
     compiler
@@ -176,6 +178,50 @@ def wrap(
         model, args, kwargs, asked, plan=plan, progress=progress, across_ranks=across_ranks
     ).install()
     return model
+
+
+def wrap_each(
+    model: M,
+    units: str | Sequence[str],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    memory_limit: int | str | None = None,
+    max_overhead: float | str | None = None,
+    **settings: Any,
+) -> M:
+    """Plan submodules together, under one limit for the whole step; the rest of the model runs as it is.
+
+    Parameters
+    ----------
+    units
+        Their names in ``model.named_modules()``, as globs (``"layers.*"``; ``*`` matches dots too). Modules
+        inside of others that match are part of these. Each call of a unit is a graph of its own; units that
+        are alike share capture and plan, so that planning does not take longer the more there are.
+    model, args, kwargs, memory_limit, max_overhead, **settings
+        As in :func:`wrap`. A limit is that of the whole step. What runs between the units is measured: the
+        forward runs on copies of the sample inputs, and changes nothing.
+
+    Returns
+    -------
+    nn.Module
+        ``model`` itself.
+
+    Raises
+    ------
+    ModelError
+        If a pattern matches no module, only modules inside of units, or a container that is never called.
+    CaptureError
+        If no unit is called in the forward, or one runs inside of ``torch.utils.checkpoint``.
+    HybridRematError
+        As :func:`wrap`.
+
+    Examples
+    --------
+    >>> model = hybridremat.wrap_each(model, "layers.*", kwargs=batch, memory_limit="60%")
+    """
+    goal = {"memory_limit": memory_limit, "max_overhead": max_overhead, "units": units}
+    return wrap(model, args, kwargs, **{**settings, **goal})
 
 
 def unwrap(model: M) -> M:

@@ -68,7 +68,7 @@ class BatchStep:
         model, args, kwargs = with_memory(made.model, made.args, made.kwargs, settings)
         context = PlanContext.of(settings).at(origin_of(model, args, kwargs, settings.spec))
         inputs = resident_bytes((args, kwargs), rounding(model, settings.spec))
-        if settings.graph_breaks == "plan":
+        if settings.several_graphs:
             with planning_progress(show=show) as progress:
                 path = path_frontier(
                     model, args, kwargs, replace(context, progress=_named(progress, batch))

@@ -99,6 +99,9 @@ def _planning_options() -> Parser:
     group.add_argument("--outputs", metavar="NAME", default="all", help="all (default), or loss")
     group.add_argument("--graph-breaks", metavar="WHAT", default="error", help="error (default), or plan")
     group.add_argument(
+        "--units", metavar="PATTERN", action="append", default=[], help="plan these modules each by itself"
+    )
+    group.add_argument(
         "--rewrites", metavar="NAME", default="exact", help="exact (default), chunked (the loss), or none"
     )
     group.add_argument(

@@ -89,6 +89,8 @@ def read_options(
             'graph_breaks="plan" needs hybridremat.wrap: torch.compile hands over one graph at a time, and '
             "the graphs of a step are planned together"
         )
+    if given.get("units"):
+        raise OptionsError("units= need hybridremat.wrap: torch.compile hands over graphs, and no modules")
     return Settings(**given).validated(need_limit=True), on_plan, show
 
 

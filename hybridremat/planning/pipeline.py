@@ -82,7 +82,7 @@ def plan_step(
     started, store = time.perf_counter(), context.store
     with at_step(model, args, kwargs, context, show=show) as context:
         step = None
-        if choose is None and context.settings.graph_breaks == "plan":
+        if choose is None and context.settings.several_graphs:
             from hybridremat.planning.breaks.step import plan_path
 
             several = partial(backend_for, context.settings, several=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -45,6 +45,7 @@ class CommonSettings(TypedDict, total=False):
     gradients: Gradients
     outputs: Outputs
     graph_breaks: GraphBreaks
+    units: str | Sequence[str]
     strategy: StrategyName
     block_solver: BlockSolver
     planning_budget: float | str | None
@@ -98,6 +99,9 @@ class Settings(Request):
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
             object.__setattr__(self, "policy", dict(self.policy))
+        units: Any = self.units  # as a caller writes them
+        units = (units,) if isinstance(units, str) else tuple(units or ())
+        object.__setattr__(self, "units", units)
         for item in fields(self):  # numbers of numpy, for one, are no JSON
             number = getattr(self, item.name)
             if not isinstance(number, (bool, int, float)) and isinstance(number, Real):
@@ -125,6 +129,8 @@ class Settings(Request):
                 'neither memory_limit nor max_overhead is given; pass memory_limit="6GiB" or "50%" '
                 "(of the plain step's memory) or max_overhead=0.1 (least memory at 10 % more time)"
             )
+        if not all(isinstance(each, str) and each for each in self.units):
+            raise LimitError(f'units={self.units!r} are no names of modules; pass units="layers.*", for one')
         self.overhead_limit()
         self.reserve_bytes()
         cost_model(self.cost_model)
@@ -240,6 +246,7 @@ REFUSED_PAIRS: Final = (
         'graph_breaks="plan"',
         "what runs between graphs is measured here. Remove the breaks, or plan on that device",
     ),
+    ("device_spec", "units", "what runs between units is measured here. Plan on that device"),
 )
 """Settings that cannot be combined, and what to do instead; without a value: any but the default."""
 

@@ -54,6 +54,7 @@ class Request:
     forwards: int = field(default=1, metadata=_SAME)
     on_infeasible: OnInfeasible = "error"
     graph_breaks: GraphBreaks = field(default="error", metadata=_FOLLOWS)
+    units: tuple[str, ...] = field(default=(), metadata=_SAME)
     reckoning: str = field(default="", metadata=_FOLLOWS)
     granted: int = 0
     device_spec: AnyDevice = None
@@ -66,6 +67,11 @@ class Request:
     block_solver: BlockSolver = "auto"
     planning_budget: float | str | None = None
     untried: Untried = "error"
+
+    @property
+    def several_graphs(self) -> bool:
+        """Whether a step may come in several graphs."""
+        return self.graph_breaks == "plan" or bool(self.units)
 
     def reserve_bytes(self) -> int:
         """``reserve`` in bytes."""

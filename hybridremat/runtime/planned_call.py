@@ -19,6 +19,7 @@ from hybridremat.compiler.capture import no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import loss_alone
 from hybridremat.compiler.sample_inputs import copied
+from hybridremat.compiler.units import SLOT
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, ModelError
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_torch import inside_transform, tree_leaves
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SLOT = "_compiled_call_impl"  # where nn.Module.compile puts its call; not copied or pickled
 MOST_REFUSED = 64  # shapes that are known not to fit
 MANY_CAPTURES = 8  # of one input shape; switching modes, frozen layers and autocast takes fewer
 
@@ -194,7 +194,7 @@ class PlannedCall:
         except SurveyNeededError:
             pass
         except CaptureError:
-            if step.breaks is not None or self.context.settings.graph_breaks == "error":
+            if step.breaks is not None or not self.context.settings.several_graphs:
                 raise
         return self._compiled(self._surveyed_again(step, args, kwargs), args, kwargs)
 
@@ -291,7 +291,7 @@ class PlannedCall:
 
     def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         """The key of a step; with planned breaks it has the model's state, as eager code may depend on it."""
-        breaks = self.context.settings.graph_breaks == "plan"
+        breaks = self.context.settings.several_graphs
         return input_key(args, kwargs), conditions(self.model) if breaks else None
 
     def _make_room(self) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from hybridremat.compiler.capture import no_backward
 from hybridremat.compiler.model_checks import require_capturable, require_matching_inputs, require_trainable
+from hybridremat.compiler.units import SLOT
 from hybridremat.compiler.unread_memory import on_unread_memory, require_memory
 from hybridremat.errors import LimitError, ModelError, PolicyError
 from hybridremat.graph.joint import plain_schedule
@@ -32,7 +33,7 @@ from hybridremat.planning.step_costs import costed
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.request import Request
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
-from hybridremat.runtime.planned_call import SLOT, PlannedCall, planned_call
+from hybridremat.runtime.planned_call import PlannedCall, planned_call
 
 if TYPE_CHECKING:
     from hybridremat.planning.breaks.frontier import AnyFrontier, PathFrontier
@@ -118,7 +119,7 @@ def model_frontier(
             found.append(step_frontier(step, timings, context))
             return Chosen(step, plain_schedule(step.graph))
 
-        several = path_frontier(model, args, kwargs, context) if settings.graph_breaks == "plan" else None
+        several = path_frontier(model, args, kwargs, context) if settings.several_graphs else None
         if several is not None:
             found.append(several)
         else:

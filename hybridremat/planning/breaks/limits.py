@@ -16,7 +16,8 @@ from hybridremat.units import format_bytes, format_overhead_up, format_share_up
 class StepLimits:
     """The limits of one step: ``limit`` and ``reserve`` in bytes, ``overhead`` as a fraction; None: any.
 
-    ``plain_peak`` (bytes) and ``plain_time`` (ns) are the plain step's; ``pinned``: there is a policy.
+    ``plain_peak`` (bytes) and ``plain_time`` (ns) are the plain step's; ``pinned``: there is a policy;
+    ``instead``: what would help.
     """
 
     limit: int | None
@@ -25,6 +26,7 @@ class StepLimits:
     plain_peak: int
     plain_time: int
     pinned: bool = False
+    instead: str = "remove graph breaks"
 
     @staticmethod
     def of(plain: MultiGraphStep, settings: Settings) -> StepLimits:
@@ -38,6 +40,7 @@ class StepLimits:
             peak,
             plain.time(first),
             bool(settings.policy),
+            "make the units larger" if settings.units else "remove graph breaks",
         )
 
     @property
@@ -76,8 +79,8 @@ def _no_memory(asked: StepLimits, limit: int, least: int, count: int) -> Infeasi
         f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes) for this step of {count} graphs: "
         f"the least feasible limit{under} is {format_bytes(least)} ({least} bytes, "
         f"{format_share_up(least, plain_peak)} of the plain step's {format_bytes(plain_peak)}). Raise "
-        "the limit, or remove graph breaks: what crosses one is kept to the end of the step, and nothing is "
-        "recomputed across it.",
+        f"the limit, or {asked.instead}: what goes from one graph to another is kept to the end of the step, "
+        "and nothing is recomputed across it.",
         limit=limit,
         least=least,
     )

@@ -16,6 +16,7 @@ from hybridremat.compiler.early_gradients import hook_workspace
 from hybridremat.compiler.first_calls import set_up
 from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
+from hybridremat.compiler.units import compile_units, find_units
 from hybridremat.errors import HybridRematError
 from hybridremat.planning.accept import require_policy
 from hybridremat.planning.breaks.planner import PathPlanner
@@ -66,7 +67,11 @@ def survey_step(
     backend = backend_for(survey.choose)
     backend.visit = survey.visit
     backend.workspaces = {id(each): hook_workspace(each) for each in model.parameters()}
-    compiled, ready = compile_step(model, backend), set_up(model)
+    if units := find_units(model, context.settings.units):
+        compiled = compile_units(model, units, backend)
+    else:
+        compiled = compile_step(model, backend)
+    ready = set_up(model)
 
     @contextmanager
     def trial() -> Iterator[Callable[[], Any]]:

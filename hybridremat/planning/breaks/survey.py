@@ -207,7 +207,8 @@ class Survey:
     @property
     def has_breaks(self) -> bool:
         """Whether the step is anything but one graph; a break before the first one is after none."""
-        return self.broken or len(self.ran) > 1 or any(ending is not None for ending in self.breaks)
+        several = bool(self.context.settings.units) or self.broken or len(self.ran) > 1
+        return several or any(ending is not None for ending in self.breaks)
 
 
 def path_frontier(

@@ -1,0 +1,209 @@
+"""Units: submodules that are planned, in a model that runs as it is."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import hybridremat
+from hybridremat.compiler.units import find_units
+from hybridremat.errors import CaptureError, LimitError, ModelError
+from support.training import train
+from support.wrapping import HOW, assert_untouched, state_of
+
+
+class Layer(nn.Module):
+    def __init__(self, width=16, wide=4):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, wide * width), nn.Linear(wide * width, width)
+        self.norm, self.dropout = nn.BatchNorm1d(width), nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.dropout(self.down(functional.gelu(self.up(self.norm(x)))))
+
+
+class Tower(nn.Module):
+    """Layers of two kinds, with what PyTorch cannot capture between them."""
+
+    def __init__(self, depth=4, around=None):
+        super().__init__()
+        self.embed = nn.Linear(16, 16)
+        self.layers = nn.ModuleList(Layer(wide=4 if n % 2 else 6) for n in range(depth))
+        self.head = nn.Linear(16, 8)
+        self.around = around
+
+    def forward(self, x, labels):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x) if self.around is None else self.around(layer, x)
+            float(x.detach().sum())
+        return functional.cross_entropy(self.head(x), labels)
+
+
+def batch(rows=96):
+    return {"x": torch.randn(rows, 16), "labels": torch.randint(0, 8, (rows,))}
+
+
+def each(model, given, limit="60%", units="layers.*", **how):
+    return hybridremat.wrap_each(model, units, kwargs=given, memory_limit=limit, **HOW, **how)
+
+
+HOWS = [{}, {"gradients": "in_backward"}, {"forwards": 2}, {"rewrites": "none"}, {"max_overhead": 0.5}]
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_units_train_as_the_plain_model_does_under_the_limit(how):
+    torch.manual_seed(0)
+    model, given = Tower(), batch()
+    plain, before = copy.deepcopy(model), state_of(model.layers)
+    each(model, given, limit="70%" if "forwards" not in how else "90%", **how)
+    assert_untouched(before, model.layers)
+    plan = hybridremat.get_plan(model)
+    assert len(plan.parts) == 2 and plan.parts[0].schedule != plan.parts[1].schedule
+    expected, found = train(plain, given), train(model, given)
+    assert expected.differences(found) == []
+    if how.get("gradients") != "in_backward":  # gradients stay in .grad here
+        assert max(found.peaks) <= plan.predicted_peak <= plan.memory_limit < plan.plain_peak
+    model.eval(), plain.eval()
+    assert torch.equal(model(**given), plain(**given))
+    assert all(layer._compiled_call_impl is None for layer in model.layers)
+
+
+@pytest.mark.full_effort
+def test_alike_layers_share_a_plan_whatever_their_number():
+    torch.manual_seed(0)
+
+    class Alike(Tower):
+        def __init__(self, depth):
+            super().__init__(0)
+            self.layers = nn.ModuleList(Layer() for _ in range(depth))
+
+    plans = {}
+    for depth in (2, 12):
+        model, given = Alike(depth), batch()
+        plans[depth] = hybridremat.get_plan(each(model, given))
+        assert len(plans[depth].parts) == 1
+        assert hybridremat.get_plan(model).predicted_peak >= hybridremat.measure(model, kwargs=given).peak
+    assert plans[12].parts[0].fingerprint == plans[2].parts[0].fingerprint
+    assert plans[12].plain_peak > 4 * plans[2].plain_peak
+
+
+def test_a_plan_and_a_frontier_are_those_of_wrap(tmp_path):
+    torch.manual_seed(0)
+    model, given = Tower(), batch()
+    found = hybridremat.frontier(model, kwargs=given, units="layers.*", **HOW)
+    middle = found.points[len(found.points) // 2]
+    plan = hybridremat.plan(model, kwargs=given, memory_limit=middle.peak, units=("layers.*",), **HOW)
+    assert (plan.predicted_peak, plan.overhead) == (middle.peak, middle.overhead)
+    assert plan.request.units == ("layers.*",)
+    plan.save(tmp_path / "plan.json")
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=given, plan=tmp_path / "plan.json", progress=False)
+    followed = hybridremat.get_plan(model)
+    assert [each.schedule for each in followed.parts] == [each.schedule for each in plan.parts]
+    assert train(plain, given).differences(train(model, given)) == []
+
+
+class Twice(Tower):
+    """One layer is called twice, with other shapes; another is called under no_grad, and one not at all."""
+
+    def forward(self, x, labels):
+        first, frozen, _, last = self.layers
+        x = first(self.embed(x))
+        with torch.no_grad():
+            shift = frozen(x)
+        x = x + first(x[: len(x) // 2]).mean(0) + shift
+        return functional.cross_entropy(self.head(last(x=x)), labels)
+
+
+def test_a_unit_may_run_twice_with_other_shapes_without_gradients_or_not_at_all(caplog):
+    torch.manual_seed(0)
+    model, given = Twice(), batch()
+    plain = copy.deepcopy(model)
+    with caplog.at_level("INFO", "hybridremat"):
+        each(model, given, limit="80%")
+    assert "1 units of Twice have not run: layers.2" in caplog.text
+    found = train(model, given)
+    assert train(plain, given).differences(found) == []
+    assert max(found.peaks) <= hybridremat.get_plan(model).predicted_peak
+
+
+def test_a_unit_that_shares_a_parameter_with_another_and_is_changed_outside():
+    class Shared(Tower):
+        def __init__(self):
+            super().__init__(2)
+            self.layers[1].up = nn.Linear(16, 96)
+            self.layers[0].up.weight = self.layers[1].up.weight
+
+        def forward(self, x, labels):
+            x = self.layers[0](self.embed(x))
+            x = self.layers[1](x.clone().mul_(2))
+            return functional.cross_entropy(self.head(x.add_(1)), labels)
+
+    torch.manual_seed(0)
+    model, given = Shared(), batch()
+    model.layers[1].down = nn.Linear(96, 16)
+    plain = copy.deepcopy(model)
+    for how in ({}, {"gradients": "in_backward"}):
+        made = each(copy.deepcopy(model), given, limit="90%", **how)
+        assert train(copy.deepcopy(plain), given).differences(train(made, given)) == []
+
+
+def test_other_shapes_are_planned_when_they_come():
+    torch.manual_seed(0)
+    model, given = Tower(), batch()
+    plain = copy.deepcopy(model)
+    each(model, given)
+    for rows in (96, 64, 96):
+        other = batch(rows)
+        hybridremat.prepare(model, kwargs=other)
+        assert train(plain, other).differences(train(model, other)) == []
+
+
+@pytest.mark.parametrize(
+    ("units", "why"),
+    [
+        ("layer.*", r"matches no module of Tower; there are 'layers\.\*'"),
+        ("layers", r"'layers' is a ModuleList, which is never called itself.*units=\"layers\.\*\""),
+        (["layers.*", "*.up"], r"'\*\.up' matches is inside of other units \('layers\.0\.up'"),
+    ],
+)
+def test_what_names_no_unit_is_said(units, why):
+    model, given = Tower(), batch()
+    before = state_of(model)
+    with pytest.raises(ModelError, match=why):
+        each(model, given, units=units)
+    assert_untouched(before, model)
+
+
+def test_what_cannot_be_planned_by_units_is_said():
+    given = batch()
+    with pytest.raises(CaptureError, match=r"none of the 1 units of Tower was called .*layers\.0\.dropout"):
+        each(Tower(around=lambda layer, x: x + layer.up(x)[:, :16]), given, units="layers.0.dropout")
+    around = lambda layer, x: checkpoint(layer, x, use_reentrant=False)  # noqa: E731
+    with pytest.raises(CaptureError, match=r"'layers\.0' runs inside of torch\.utils\.checkpoint"):
+        each(Tower(around=around), given)
+    with pytest.raises(LimitError, match="no names of modules"):
+        each(Tower(), given, units=[3])
+    with pytest.raises(LimitError, match="cannot be combined"):
+        hybridremat.plan(Tower(), kwargs=given, memory_limit="60%", units="layers.*", device_spec="h100")
+    with pytest.raises(hybridremat.InfeasibleLimitError, match="make the units larger"):
+        each(Tower(), given, limit=5000)
+    with pytest.raises(BackendCompilerFailed, match=r"units= need hybridremat\.wrap"):
+        torch.compile(
+            Tower(), backend="hybridremat", options={"memory_limit": "90%", "units": "layers.*"}
+        )(**given)
+
+
+def test_units_are_the_outermost_modules_that_match():
+    model = Tower(3)
+    assert list(find_units(model, ["layers.*"])) == ["layers.0", "layers.1", "layers.2"]
+    assert list(find_units(model, ["layers.1.*", "embed"])) == [
+        "embed", "layers.1.up", "layers.1.down", "layers.1.norm", "layers.1.dropout"
+    ]
