@@ -33,6 +33,7 @@ ALONE: dict[str, dict[str, Any]] = {
     'strategy="checkmate"': {"strategy": "checkmate"},
     "planning_budget": {"planning_budget": 5},
     "device_spec": {"device_spec": "h100"},
+    "units": {"units": ("first", "second")},
 }
 """A value of each setting that is not its default; where ``memory_limit`` is not among them it is 90 %."""
 

@@ -117,20 +117,24 @@ class StepGraphs:
     def _choose(
         self, order: GraphPath, paths: Paths, settings: Settings
     ) -> tuple[dict[str, SchedulePoint], Plan]:
-        """Points for the graphs of a path; those with reused options are solved again if nothing fits."""
+        """Points for the graphs of a path; those with few options are solved again if nothing fits."""
         new = [key for key in dict.fromkeys(order) if key not in self.chosen]
-        if reused := [key for key in new if self.frontiers[key].counted.reused_options]:
+        if few := [key for key in new if self._has_few_options(key)]:
             try:
                 return choose_path(self.problem(order, paths), replace(settings, on_infeasible="error"))
             except InfeasibleLimitError:
-                logger.info("the options of other shapes do not fit this one; its blocks are solved anew")
-                for key in reused:
+                logger.info("nothing fits with the options of blocks that were looked at first; solving all")
+                for key in few:
                     timings = self.frontiers[key].counted.timings
                     self.frontiers[key] = path_frontier(
-                        self.steps[key], timings, self._context, reuse=False
+                        self.steps[key], timings, self._context, reuse=False, bounded=False
                     )
                     self._offers.pop(key, None)
         return choose_path(self.problem(order, paths), settings)
+
+    def _has_few_options(self, key: str) -> bool:
+        counted = self.frontiers[key].counted
+        return counted.reused_options or counted.curtailed
 
     def problem(self, order: GraphPath, paths: Paths) -> PathProblem:
         """The graphs of a path, with the points that each may take."""

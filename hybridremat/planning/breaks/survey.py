@@ -217,16 +217,24 @@ def path_frontier(
     context: PlanContext,
     *,
     reuse: bool | None = None,
+    bounded: bool = True,
     share: float = 1.0,
 ) -> GraphFrontier:
     """The frontier of one of several graphs; in training, options of other shapes are reused.
 
-    ``share``: of the time of a planning budget.
+    ``bounded``: blocks are solved as far as that can be won back. ``share``: of a planning budget's time.
     """
     reuse = len(context.store) > 0 if reuse is None else reuse
     given = context.given is not None and not len(context.store)  # a plan that says how it runs
     return step_frontier(
-        step, timings, context, reuse=reuse, alone=False, share=share, searched=not given
+        step,
+        timings,
+        context,
+        reuse=reuse,
+        bounded=bounded,
+        alone=False,
+        share=share,
+        searched=not given,
     )
 
 
