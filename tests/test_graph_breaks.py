@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import operator
 import random
 import warnings
@@ -22,6 +23,7 @@ from hybridremat.errors import (
     ModelError,
     PlanMismatchError,
 )
+from hybridremat.graph import private_torch
 from hybridremat.graph.costs.allocations import peaks_of
 from support.broken_nets import HOW, Inside, Reader, Stage, batch
 from support.early_gradients import adamw, assert_equal, trained
@@ -529,3 +531,36 @@ def test_views_that_cross_breaks_train_as_in_plain_pytorch(name):
     mine = train(model, inputs)
     assert train_plain(plain, inputs).differences(mine) == []
     assert max(mine.peaks) <= limit
+
+
+def test_dynamo_forgets_what_it_compiled_for_models_that_are_gone(monkeypatch):
+    """It counts that against a limit, by code object; another model of the class runs on as planned."""
+    monkeypatch.setattr(private_torch, "MANY_DEAD", 4)
+    torch.manual_seed(0)
+    given, code = batch(rows=8), Reader.forward.__code__
+    kept = hybridremat.wrap(Reader(), kwargs=given, memory_limit="100%", **HOW)
+    plain, plan = copy.deepcopy(kept), hybridremat.get_plan(kept)  # a copy is not wrapped
+    for _ in range(7):
+        model = hybridremat.wrap(Reader(), kwargs=given, memory_limit="100%", **HOW)
+        model(**given).backward()
+        hybridremat.unwrap(model)
+        del model
+        gc.collect()
+        assert len(private_torch._debug_get_cache_entry_list(code)) <= 5
+    assert train(plain, given).differences(train(kept, given)) == []
+    assert hybridremat.get_plan(kept) == plan
+    hybridremat.unwrap(kept)
+    gc.collect()
+    assert not private_torch._debug_get_cache_entry_list(code)
+
+
+def test_a_plan_of_least_memory_is_followed_and_asks_for_what_it_was_asked(tmp_path):
+    torch.manual_seed(0)
+    model, given = Reader(), batch()
+    with pytest.warns(InfeasibleLimitWarning):
+        plan = hybridremat.plan(model, kwargs=given, memory_limit=1000, on_infeasible="least", **HOW)
+    plan.save(tmp_path / "plan.json")
+    hybridremat.wrap(model, kwargs=given, plan=tmp_path / "plan.json", progress=False)
+    followed = hybridremat.get_plan(model)
+    assert (followed.request, followed.asked_limit) == (plan.request, 1000)
+    assert (followed.memory_limit, followed.predicted_peak) == (plan.memory_limit, plan.predicted_peak)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import hybridremat
 from hybridremat.errors import PlanFormatError, PlanMismatchError
 from hybridremat.planning.plan import Plan
-from hybridremat.plans.codec import OLDEST, SCHEMA, checksum, plan_from_dict
+from hybridremat.plans.codec import OLDEST, SCHEMA, checksum, plan_from_dict, plan_to_dict
 from support.older_plans import ASKED, FILES, asked, made, read
 from support.training import train
 
@@ -133,3 +133,13 @@ def test_whatever_is_overwritten_in_a_file_is_noticed(tmp_path_factory, file, pl
     except PlanFormatError:
         return
     assert plan == plan_from_dict(WHOLE[file], Plan)
+
+
+@pytest.mark.parametrize("change", [{"strategy": "nope"}, {"policy": {"b": "zz"}}, {"forwards": "two"}])
+def test_a_value_that_is_not_known_is_a_typed_error(change):
+    """As in the file of a later release of the same schema."""
+    model, batch = made(FILES[0])
+    data = plan_to_dict(hybridremat.plan(model, kwargs=batch, memory_limit="100%", cost_model="flops"))
+    data["request"] |= change
+    with pytest.raises(PlanFormatError, match="damaged"):
+        plan_from_dict(data | {"checksum": checksum(data)}, Plan)

@@ -207,3 +207,14 @@ def test_units_are_the_outermost_modules_that_match():
     assert list(find_units(model, ["layers.1.*", "embed"])) == [
         "embed", "layers.1.up", "layers.1.down", "layers.1.norm", "layers.1.dropout"
     ]
+
+
+def test_a_policy_tells_units_apart_that_are_alike():
+    torch.manual_seed(0)
+    model, given = Tower(), batch()
+    plain = copy.deepcopy(model)
+    each(model, given, limit="90%", policy={"layers.1:gelu": "must_recompute"})
+    plan = hybridremat.get_plan(model)
+    assert len(plan.parts) == 4 and [pin.values for pin in plan.pins] == [1]
+    assert {module.split(".")[1] for block in plan.blocks for module in block.modules} == set("0123")
+    assert train(plain, given).differences(train(model, given)) == []

@@ -192,6 +192,15 @@ def module_path(node: fx.Node) -> str:
     return ""
 
 
+def name_modules(module: fx.GraphModule, unit: str) -> None:
+    """Put the name of a unit before the paths of modules in one of Dynamo's graphs, which begin in it."""
+    for node in module.graph.nodes if unit else ():
+        stack = node.meta.get("nn_module_stack") or {}
+        for key, (path, kind) in stack.items():
+            within = _clean(str(path))
+            stack[key] = (f"L['self'].{unit}.{within}".rstrip("."), kind)
+
+
 def _clean(path: str) -> str:
     """``L['model'].h._modules['0'].mlp`` → ``h.0.mlp``."""
     flat = _ITEM.sub(r".\1", path.replace("._modules", "")).replace("..", ".")

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import CodeType
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import fx, nn
@@ -34,9 +36,9 @@ from hybridremat.compiler.recurrent import make_recurrent_opaque
 from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_joint import Compiled, planning_state
-from hybridremat.graph.private_torch import allows_second_backward
+from hybridremat.graph.private_torch import allows_second_backward, forget_code_of
 from hybridremat.graph.tracing.alias_analysis import TraceError
-from hybridremat.graph.tracing.fx_nodes import joint_outputs
+from hybridremat.graph.tracing.fx_nodes import joint_outputs, name_modules
 
 
 class CaptureComplete(BaseException):
@@ -145,6 +147,10 @@ class Backend:
         How many graphs have been captured.
     compile_seconds
         What the inner compiler took to build code.
+    unit
+        The name of the unit that runs (``units.py``); empty where there are none.
+    codes
+        The code objects that Dynamo compiled for it: the model's own where graphs break.
     """
 
     def __init__(
@@ -173,6 +179,9 @@ class Backend:
         self.captured = False
         self.graphs = 0
         self.compile_seconds = 0.0
+        self.unit = ""
+        self.codes: set[CodeType] = set()
+        self._captured_graphs: WeakSet[CapturedGraph] = WeakSet()
         self.lock = threading.RLock()
 
     def __call__(
@@ -206,16 +215,24 @@ class Backend:
                 require_current_device(module, example_inputs)
                 make_recurrent_opaque(module)
                 note_leaves(module, example_inputs)
+                name_modules(module, self.unit)
                 roles = assign_roles(module, all_outputs=self.all_outputs, loss_only=self.loss_only)
             differentiable = tuple(_requires_grad(node) for node in joint_outputs(module))
             leaving = leaving_inputs(example_inputs, self.workspaces) if self.early_gradients else {}
             with collected_seldom():
                 graph = CapturedGraph(self, self.inner(module, example_inputs), roles, leaving)
+            self._captured_graphs.add(graph)
             if self.several_graphs:
                 graph.unplanned = Unplanned(module, break_after(module), differentiable)
                 given = enumerate(example_inputs)
                 graph.parameters = {n: id(original(e)) for n, e in given if isinstance(e, nn.Parameter)}
             return graph
+
+    def forget(self) -> None:
+        """Let go of what was compiled once the step is gone: Dynamo keeps graphs in the model's modules."""
+        forget_code_of(self, self.codes)
+        for graph in list(self._captured_graphs):
+            graph.forget()
 
     @contextmanager
     def noting_errors(self) -> Iterator[None]:
@@ -289,6 +306,10 @@ class CapturedGraph:
                         self._made = self._backend.partitioner.split(joint.graph, joint.num_outputs, **how)
                 self._run = captured.compiled(self)
             self._captured = self._made = self.unplanned = None
+
+    def forget(self) -> None:
+        """Let go of what runs."""
+        self._run = self._captured = self._made = self.unplanned = None
 
     def __call__(self, *args: object) -> Any:
         """Run the forward; autograd runs the backward."""

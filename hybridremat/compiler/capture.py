@@ -28,6 +28,7 @@ from hybridremat.graph.private_torch import (
     TorchRuntimeError,
     dynamo_config,
     failures_unlogged,
+    noting_code,
     reset_code,
 )
 
@@ -108,12 +109,20 @@ def model_device(model: nn.Module) -> str:
 def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     """The model's call, compiled by ``backend``: one graph, or several if the backend takes several."""
     call = fresh_call(model)
-    # Dynamo's compiled code and the code object refer to each other, and would never be freed
-    weakref.finalize(call, reset_code, call.__code__).atexit = False
+    forget_with(call, backend)
     compiled: Callable[..., Any] = torch.compile(
         call, backend=backend, dynamic=False, fullgraph=not backend.several_graphs
     )
     return compiled
+
+
+def forget_with(call: Callable[..., Any], backend: Backend) -> None:
+    """Let Dynamo forget a function that it compiled once that is gone, and all that it compiled within.
+
+    Compiled code and the code object refer to each other, and would never be freed.
+    """
+    weakref.finalize(call, reset_code, call.__code__).atexit = False
+    weakref.finalize(call, backend.forget).atexit = False
 
 
 def capture(
@@ -189,7 +198,7 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     """Raise Dynamo's errors as ours, and errors of planning as they are."""
     backend.error = None
     try:
-        with dynamo_settings(), failures_unlogged():
+        with dynamo_settings(), failures_unlogged(), noting_code(backend.codes):
             yield
     except BackendCompilerFailed as error:
         inner = backend.error or error.inner_exception

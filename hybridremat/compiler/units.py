@@ -7,7 +7,6 @@ are alike, with their parameters as inputs, so equal layers share capture and pl
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -19,8 +18,9 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.backend import Backend
+from hybridremat.compiler.capture import forget_with
 from hybridremat.errors import CaptureError, ModelError
-from hybridremat.graph.private_torch import reset_code, saved_tensor_hooks_are_set
+from hybridremat.graph.private_torch import saved_tensor_hooks_are_set
 
 logger = logging.getLogger(__name__)
 
@@ -72,22 +72,19 @@ def _near(pattern: str, names: dict[str, nn.Module]) -> str:
 
 
 def compile_units(
-    model: nn.Module, units: dict[str, nn.Module], backend: Backend
+    model: nn.Module, units: dict[str, nn.Module], backend: Backend, *, shared: bool
 ) -> Callable[..., Any]:
-    """The model's call with its units compiled by ``backend``, which takes several graphs."""
+    """The model's call with its units compiled by ``backend``, which takes several graphs.
 
-    def run_unit(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
-
-    code = run_unit.__code__.replace(co_name=f"run_unit_of_{type(model).__name__}")
-    fresh = FunctionType(code, run_unit.__globals__)  # code that Dynamo compiled is kept by code object
-    weakref.finalize(fresh, reset_code, code).atexit = False
-    compiled = torch.compile(fresh, backend=backend, dynamic=False, fullgraph=False)
+    ``shared``: whether those that are alike share a capture, in which modules have the names of the first.
+    """
+    one = _compiled(model, backend)
+    compiled = {name: one if shared else _compiled(model, backend) for name in units}
     told: set[str] = set()
 
     def run(*args: Any, **kwargs: Any) -> Any:
         ran: set[str] = set()
-        with _calls(units, compiled, ran):
+        with _calls(units, compiled, backend, ran):
             output = model._call_impl(*args, **kwargs)
         _notice(model, units, ran, told)
         return output
@@ -95,8 +92,26 @@ def compile_units(
     return run
 
 
+def _compiled(model: nn.Module, backend: Backend) -> Callable[..., Any]:
+    """Runs a module with its arguments, compiled."""
+
+    def run_unit(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    code = run_unit.__code__.replace(co_name=f"run_unit_of_{type(model).__name__}")
+    fresh = FunctionType(code, run_unit.__globals__)  # code that Dynamo compiled is kept by code object
+    forget_with(fresh, backend)
+    compiled: Callable[..., Any] = torch.compile(fresh, backend=backend, dynamic=False, fullgraph=False)
+    return compiled
+
+
 @contextmanager
-def _calls(units: dict[str, nn.Module], compiled: Callable[..., Any], ran: set[str]) -> Iterator[None]:
+def _calls(
+    units: dict[str, nn.Module],
+    compiled: dict[str, Callable[..., Any]],
+    backend: Backend,
+    ran: set[str],
+) -> Iterator[None]:
     """Let the units run compiled; ``ran``: the names of those that do."""
 
     def call_of(name: str, unit: nn.Module) -> Callable[..., Any]:
@@ -108,7 +123,8 @@ def _calls(units: dict[str, nn.Module], compiled: Callable[..., Any], ran: set[s
                     "(model.gradient_checkpointing_disable(), for one): the plan decides what is recomputed."
                 )
             ran.add(name)
-            return compiled(unit, args, kwargs)
+            backend.unit = name
+            return compiled[name](unit, args, kwargs)
 
         return call
 

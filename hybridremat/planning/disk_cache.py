@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 
 from hybridremat.errors import PlanFormatError
 from hybridremat.files import cache_folder, write_atomic
-from hybridremat.plans.codec import UNREADABLE
 from hybridremat.units import parse_bytes
 from hybridremat.version import __version__, solver_version
 
@@ -75,7 +74,7 @@ class DiskCache(Generic[T]):
             return self.kind.read(json.loads(content))
         except FileNotFoundError:
             return None
-        except (OSError, EOFError, zlib.error, PlanFormatError, *UNREADABLE) as error:
+        except (OSError, EOFError, zlib.error, ValueError, PlanFormatError) as error:
             logger.warning("%s in %s cannot be read (%s): made again", self.kind.what, path, error)
             return None
 

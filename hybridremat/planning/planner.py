@@ -121,11 +121,16 @@ def make_plan(
     at_last = on_infeasible or context.settings.on_infeasible
     reuses = (True, False) if len(context.store) else (False,)
     attempts = [(reuse, bounded) for reuse in reuses for bounded in (True, False)]
+    tried: list[GraphFrontier] = []
     while True:
         reuse, bounded = attempts.pop(0)
         frontier = step_frontier(step, timings, context, reuse=reuse, for_one_plan=True, bounded=bounded)
         if bounded and not frontier.counted.curtailed:
             attempts.remove((reuse, False))  # it would find the same
+        tried.append(frontier)
+        if not attempts:  # one of them may have found what takes least, by chance
+            last_first = tried[::-1]
+            frontier = min(last_first, key=lambda each: each.least_needs(None)) if tried[1:] else frontier
         context.progress("improving", 0, 1)
         try:
             plan = choose_from(  # choose

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from cattrs import Converter
-from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from cattrs.preconf.json import make_converter
 
 from hybridremat.blocks.types import Option, OptionSet
@@ -34,12 +33,6 @@ P = TypeVar("P", bound=PlanData)
 
 SCHEMA = 7  # version of what plan_to_dict returns
 OLDEST = 4  # version of the oldest files that are read
-UNREADABLE = (
-    *(BaseValidationError, ForbiddenExtraKeysError),
-    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
-)
-"""What structuring raises for data that is not what it should be."""
-
 _ROWS = (Op, Value, Delivery, Option)
 _DECISIONS = {kind.__name__: kind for kind in (Forward, ForwardOption, Backward, Solo)}
 
@@ -72,7 +65,7 @@ def plan_from_dict(data: object, kind: type[P]) -> P:
         if data["schema"] < SCHEMA:
             plan = recounted(plan)
         require_sound(plan)
-    except UNREADABLE as error:
+    except Exception as error:  # whatever structuring raises for data that is not what it should be
         raise PlanFormatError(f"the plan is damaged ({type(error).__name__}: {error})") from error
     return plan
 
@@ -94,8 +87,17 @@ def options_to_dict(options: OptionSet) -> dict[str, Any]:
 
 
 def options_from_dict(data: Any) -> OptionSet:
-    """The options that :func:`options_to_dict` was called on; raises one of :data:`UNREADABLE` for others."""
-    return _converter().structure(data, OptionSet)
+    """The options that :func:`options_to_dict` was called on.
+
+    Raises
+    ------
+    PlanFormatError
+        If they are not what they should be.
+    """
+    try:
+        return _converter().structure(data, OptionSet)
+    except Exception as error:  # whatever structuring raises
+        raise PlanFormatError(f"the options are damaged ({type(error).__name__}: {error})") from error
 
 
 def checksum(data: Mapping[str, Any]) -> str:

@@ -80,6 +80,9 @@ class StepGraphs:
         """
         at_last = self._context.settings.on_infeasible
         asked = replace(settings, on_infeasible=at_last).request()
+        if (given := self._given) is not None:  # it keeps what it was made to keep, whatever was asked for
+            limit = given.needed if given.memory_limit is None else given.memory_limit
+            settings = replace(settings, memory_limit=limit, max_overhead=None)
         chosen, whole = self._choose(order, paths, settings)
         for key, point in chosen.items():
             if key not in self.plans:
@@ -97,10 +100,12 @@ class StepGraphs:
         self.chosen.update(chosen)
         for key in chosen:  # it runs as it does now: nothing is planned again
             self.steps.pop(key, None)
-        if (given := self._given) is not None:  # whose times these are
-            self._given = None
+        if given is not None:  # whose times these are
+            self._given, asked = None, given.request
             whole = replace(
                 whole,
+                memory_limit=given.memory_limit,
+                asked_limit=given.asked_limit,
                 cost_model=given.cost_model,
                 overhead=given.overhead,
                 extra_flops=given.extra_flops,

@@ -68,7 +68,7 @@ def survey_step(
     backend.visit = survey.visit
     backend.workspaces = {id(each): hook_workspace(each) for each in model.parameters()}
     if units := find_units(model, context.settings.units):
-        compiled = compile_units(model, units, backend)
+        compiled = compile_units(model, units, backend, shared=not context.settings.policy)
     else:
         compiled = compile_step(model, backend)
     ready = set_up(model)
