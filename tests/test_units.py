@@ -215,6 +215,7 @@ def test_a_policy_tells_units_apart_that_are_alike():
     plain = copy.deepcopy(model)
     each(model, given, limit="90%", policy={"layers.1:gelu": "must_recompute"})
     plan = hybridremat.get_plan(model)
-    assert len(plan.parts) == 4 and [pin.values for pin in plan.pins] == [1]
-    assert {module.split(".")[1] for block in plan.blocks for module in block.modules} == set("0123")
+    assert len(plan.parts) == 3 and [pin.values for pin in plan.pins] == [1]
+    named = {name for block in plan.blocks for name in block.modules}
+    assert named >= {"layers.0.up", "layers.1", "layers.3.up"}
     assert train(plain, given).differences(train(model, given)) == []

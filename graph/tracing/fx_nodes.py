@@ -195,10 +195,10 @@ def module_path(node: fx.Node) -> str:
 def name_modules(module: fx.GraphModule, unit: str) -> None:
     """Put the name of a unit before the paths of modules in one of Dynamo's graphs, which begin in it."""
     for node in module.graph.nodes if unit else ():
-        stack = node.meta.get("nn_module_stack") or {}
-        for key, (path, kind) in stack.items():
-            within = _clean(str(path))
-            stack[key] = (f"L['self'].{unit}.{within}".rstrip("."), kind)
+        own = {unit: (f"L['self'].{unit}", None)}  # ops of its own have no path
+        for key, (path, kind) in (node.meta.get("nn_module_stack") or {}).items():
+            own[key] = (f"L['self'].{unit}.{_clean(str(path))}".rstrip("."), kind)
+        node.meta["nn_module_stack"] = own
 
 
 def _clean(path: str) -> str:
