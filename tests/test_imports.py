@@ -214,3 +214,16 @@ def test_private_torch_names_stand_behind_their_doors():
         uses += [(node.lineno, dotted(node)) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         offenders |= {f"{path}:{line} uses {name}" for line, name in uses if is_private_torch(name)}
     assert not offenders, "\n".join(sorted(offenders))
+
+
+def test_an_eager_step_loads_nothing_of_what_it_does_not_ask_for():
+    code = "import sys, torch, hybridremat\n"
+    code += "model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))\n"
+    code += "given, how = torch.randn(4, 8), {'cost_model': 'flops', 'progress': False, 'cache': False}\n"
+    code += "hybridremat.wrap(model, (given,), memory_limit='100%', **how)\n"
+    code += "model(given).sum().backward()\n"
+    code += "rooms = 'reports', 'analysis', 'planning.breaks', 'sequence.checkmate', 'graph.private_ind'\n"
+    code += "ours = [name[12:] for name in sys.modules if name.startswith('hybridremat.')]\n"
+    code += "unasked = [name for name in ours if name.startswith(rooms) or name == 'compiler.units']\n"
+    code += "assert not unasked, unasked\nassert len(ours) <= 212, len(ours)"
+    assert error_without(set(), code) == ""

@@ -12,8 +12,8 @@ from hybridremat.errors import ModelError
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import device_of
 from hybridremat.graph.rewrites.by_parts import BY_PARTS
+from hybridremat.graph.rewrites.chunked_loss import LOSS_BY_CHUNKS
 from hybridremat.graph.rewrites.in_place import IN_PLACE
-from hybridremat.graph.rewrites.loss_chunks import LOSS_BY_CHUNKS
 from hybridremat.graph.rewrites.loss_fusion import LOSS_FUSION
 from hybridremat.graph.rewrites.rewrite import Call, Form, Joint, Rewrite
 from hybridremat.graph.rewrites.slices import SLICES

@@ -26,7 +26,7 @@ from hybridremat.graph.rewrites.loss_region import (
     RowLayout,
     named,
 )
-from hybridremat.graph.rewrites.rewrite import Joint, Rewrite
+from hybridremat.graph.rewrites.rewrite import Joint
 from hybridremat.graph.rewrites.row_rules import ATEN, CONVERT, find_region
 from hybridremat.graph.tracing.flops import FLOPS, node_flops
 from hybridremat.graph.tracing.fx_nodes import fake_call, joint_outputs
@@ -66,7 +66,7 @@ def _after(roots: Iterable[fx.Node], module: fx.GraphModule) -> set[fx.Node]:
     return found
 
 
-def _products(joint: Joint) -> list[fx.Node]:
+def products_of(joint: Joint) -> list[fx.Node]:
     """The products of the forward with more columns than their input has, the last one first."""
     backward = _after(_tangents(joint.module), joint.module)
     products = []
@@ -80,7 +80,7 @@ def _products(joint: Joint) -> list[fx.Node]:
     return products[::-1]
 
 
-def _make_by_chunks(joint: Joint, products: Sequence[fx.Node]) -> None:
+def make_by_chunks(joint: Joint, products: Sequence[fx.Node]) -> None:
     """Rewrite the loss of every product that has one; ModelError if none has, with what the first lacks."""
     refused: list[str] = []
     for place, product in enumerate(products):
@@ -330,8 +330,3 @@ def _converts(reader: fx.Node, made: fx.Node) -> bool:
     value, fake = reader.meta.get("val"), made.meta["val"]
     alike = isinstance(value, torch.Tensor) and (value.dtype, value.device) == (fake.dtype, fake.device)
     return alike and reader.target in (ATEN._to_copy.default, CONVERT)
-
-
-LOSS_BY_CHUNKS: Final = Rewrite(
-    name="a loss by chunks of rows", exact=False, find=_products, write=_make_by_chunks
-)

@@ -32,6 +32,8 @@ from hybridremat.graph.private_torch import (
     reset_code,
 )
 
+SLOT: Final = "_compiled_call_impl"  # where nn.Module.compile puts a module's call; not copied or pickled
+
 _LOG_METHODS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
 
 

@@ -18,13 +18,12 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.backend import Backend
-from hybridremat.compiler.capture import forget_with
+from hybridremat.compiler.capture import SLOT, forget_with
 from hybridremat.errors import CaptureError, ModelError
 from hybridremat.graph.private_torch import saved_tensor_hooks_are_set
 
 logger = logging.getLogger(__name__)
 
-SLOT: Final = "_compiled_call_impl"  # where nn.Module.compile puts a module's call; not copied or pickled
 _SHOWN: Final = 5  # names that an error shows
 
 

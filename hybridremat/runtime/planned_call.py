@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.backend import Backend, SurveyNeededError
-from hybridremat.compiler.capture import no_backward, translated_errors
+from hybridremat.compiler.capture import SLOT, no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import loss_alone
 from hybridremat.compiler.sample_inputs import copied
-from hybridremat.compiler.units import SLOT
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, ModelError
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_torch import inside_transform, tree_leaves

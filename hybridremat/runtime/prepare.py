@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hybridremat.compiler.capture import no_backward
+from hybridremat.compiler.capture import SLOT, no_backward
 from hybridremat.compiler.model_checks import require_capturable, require_matching_inputs, require_trainable
-from hybridremat.compiler.units import SLOT
 from hybridremat.compiler.unread_memory import on_unread_memory, require_memory
 from hybridremat.errors import LimitError, ModelError, PolicyError
 from hybridremat.graph.joint import plain_schedule

@@ -8,7 +8,6 @@ from hybridremat.sequence.bounds.certificate import QUICK, bound_under, time_onc
 from hybridremat.sequence.exchange.improve import improved
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.parts import judge_of
-from hybridremat.sequence.polish import search
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.search import Goal, Level
 
@@ -30,6 +29,8 @@ def polishing(judge: Judge, pool: Pool, goal: Goal) -> Pool:
     effort = _effort(judge, start, goal)
     if effort <= 0:
         return pool
+    from hybridremat.sequence.polish import search
+
     polish = search.Polish(
         judge_of(judge, start),
         goal.limit,
@@ -57,6 +58,8 @@ def _effort(judge: Judge, start: SchedulePoint, goal: Goal) -> float:
 
 def _left(start: SchedulePoint, goal: Goal, bound: int | None = None) -> float:
     """Deterministic seconds that are left for a schedule; too few to begin are none."""
+    from hybridremat.sequence.polish import search  # programs of its own
+
     if goal.bound is None:
         return search.EFFORT
     left = goal.bound.left(start.time, bound) - search.preparation_seconds(start.schedule)
