@@ -28,6 +28,7 @@ OTHER = {
     "forwards": 3,
     "on_infeasible": "least",
     "graph_breaks": "plan",
+    "units": ("layers.*",),
     "reckoning": "what is left",
     "granted": 77,
     "device_spec": DEVICE_SPECS["h200"],

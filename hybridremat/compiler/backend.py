@@ -308,8 +308,8 @@ class CapturedGraph:
             self._captured = self._made = self.unplanned = None
 
     def forget(self) -> None:
-        """Let go of what runs."""
-        self._run = self._captured = self._made = self.unplanned = None
+        """Let go of what runs, if it was planned."""
+        self._run = None
 
     def __call__(self, *args: object) -> Any:
         """Run the forward; autograd runs the backward."""
