@@ -47,6 +47,14 @@ class EagerCodeRecorder:
     uses
         In how many graphs each leaf and each output of a graph is used. Results of eager code do not count:
         autograd adds up their gradients in place.
+    passed
+        For each graph, its inputs that the section before it made, or the graph before that.
+    handed
+        For each section, the outputs of the graph before it.
+    taken
+        For each section, those of them that it uses.
+    every_use
+        In how many graphs and sections each result is used.
     held
         Inputs and outputs of the graphs, kept alive.
     """
@@ -57,26 +65,34 @@ class EagerCodeRecorder:
     results: list[dict[Edge, torch.Tensor | None]] = field(default_factory=list)
     waiting: list[set[Edge]] = field(default_factory=list)
     uses: Counter[Edge] = field(default_factory=Counter)
+    passed: list[tuple[set[Edge], set[Edge]]] = field(default_factory=list)
+    handed: list[set[Edge]] = field(default_factory=list)
+    taken: dict[int, set[Edge]] = field(default_factory=dict)
+    every_use: Counter[Edge] = field(default_factory=Counter)
     held: list[object] = field(default_factory=list)
 
     def begin(self) -> None:
         """The forward starts."""
-        self._open()
+        self._open(())
 
     def enter(self, args: Sequence[object]) -> None:
         """A graph starts."""
-        self.uses.update(edge for edge in self._close(args) if _ends(edge[0]))
+        edges = self._close(args)
+        self.uses.update(edge for edge in edges if _ends(edge[0]))
+        made = {e for e in edges if not _ends(e[0]) and node_number(e[0]) >= self.starts[-1]}
+        self.passed.append((made, edges & self.handed[-1]))
 
     def leave(self, outputs: Sequence[object]) -> None:
         """A graph ends."""
         self.held.append(outputs)
-        self._open()
+        self._open(outputs)
 
     def end(self, outputs: Sequence[object]) -> None:
         """The model returns."""
         self._close(outputs)
 
-    def _open(self) -> None:
+    def _open(self, outputs: Sequence[object]) -> None:
+        self.handed.append(set(_edges(outputs)))
         self.starts.append(new_node_number())
         self.results.append({})
         self.waiting.append(set())
@@ -85,11 +101,8 @@ class EagerCodeRecorder:
     def _close(self, args: Sequence[object]) -> set[Edge]:
         self.mark("")
         self.held.append(args)
-        taken = {}
-        for tensor in args:
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                node, index, *_ = get_gradient_edge(tensor)
-                taken[node, index] = tensor
+        taken = _edges(args)
+        self.every_use.update(taken.keys())
         for edge, tensor in taken.items():
             self._note_root(edge, tensor)
         return set(taken)
@@ -106,7 +119,10 @@ class EagerCodeRecorder:
             roots = self.results[index]
             if not roots:
                 continue
-            earlier = {edge for edge in _used_before(roots, self.starts[index]) if not _ends(edge[0])}
+            used = _used_before(roots, self.starts[index])
+            self.every_use.update(used)
+            self.taken[index] = used & self.handed[index]
+            earlier = {edge for edge in used if not _ends(edge[0])}
             self.waiting[index] = earlier.difference(*self.waiting)
             for edge in earlier:
                 self._note_root(edge, None)
@@ -120,10 +136,24 @@ class EagerCodeRecorder:
         """Bytes of gradients that a section makes for earlier ones, alive while graphs between them run."""
         return sum(ones_for_result(*edge).nbytes for edge in self.waiting[index])
 
+    def passing(self, edges: Iterable[Edge]) -> int:
+        """Bytes of the gradients of results that are used once: whoever made them takes these next."""
+        return sum(ones_for_result(*edge).nbytes for edge in edges if self.every_use[edge] == 1)
+
     @property
     def joined_bytes(self) -> int:
         """The largest gradient that several graphs make and autograd adds up."""
         return max((ones_for_result(*edge).nbytes for edge, runs in self.uses.items() if runs > 1), default=0)
+
+
+def _edges(values: Iterable[object]) -> dict[Edge, torch.Tensor]:
+    """The tensors that require a gradient, each by the result that it is."""
+    found = {}
+    for tensor in values:
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            node, index, *_ = get_gradient_edge(tensor)
+            found[node, index] = tensor
+    return found
 
 
 def _ends(node: Node) -> bool:
@@ -148,10 +178,13 @@ def _used_before(roots: Iterable[Edge], start: int) -> set[Edge]:
     return left
 
 
-def measure_eager_code(recorder: EagerCodeRecorder, forward: Callable[[], Any]) -> list[StepPart | None]:
-    """Each section as a part with one point; None if it allocates nothing.
+def measure_eager_code(
+    recorder: EagerCodeRecorder, forward: Callable[[], Any]
+) -> tuple[list[StepPart | None], list[int]]:
+    """Each section as a part with one point, None if it allocates nothing; and what passes, for each graph.
 
-    ``forward`` runs the surveyed forward and returns the model's output.
+    That are the bytes of gradients that its backward makes and the backward after it takes: they are gone
+    then, and no gradients of the step. ``forward`` runs the surveyed forward and returns the model's output.
     """
 
     def run(mark: Mark) -> None:
@@ -163,12 +196,18 @@ def measure_eager_code(recorder: EagerCodeRecorder, forward: Callable[[], Any]) 
     segments = record(recorder.device, run).segments
     figures = {segment.name: segment.above_start for segment in segments}
     parts: list[StepPart | None] = []
+    passing: list[int] = []
     for index in range(len(recorder.results)):
         waiting = recorder.waiting_bytes(index)
         forward_peak, saved = figures[f"forward {index}"]
         above, gradients = figures.get(f"backward {index}", (0, 0))
         saved = max(0, saved)
-        point = PartPoint(forward_peak, saved + above, saved, time=0)
+        made, handed = recorder.passed[index] if index < len(recorder.passed) else (set(), set())
+        arriving = recorder.passing(made)
+        point = PartPoint(forward_peak, saved + above + arriving, saved, time=0)
         nothing = not (forward_peak or saved or above or waiting)
-        parts.append(None if nothing else StepPart((point,), max(0, gradients) + waiting))
-    return parts
+        left = max(0, gradients - recorder.passing(recorder.taken.get(index, ())))
+        parts.append(None if nothing else StepPart((point,), left + waiting))
+        passing.append(0 if nothing else arriving)
+        passing[-1] += recorder.passing(handed) if nothing else 0
+    return parts, passing[: len(recorder.passed)]

@@ -154,6 +154,7 @@ class StepGraphs:
             tuple(self._offered(key) for key in keys),
             eager_code,
             joined,
+            tuple(paths.passing(order, key) for key in keys),
             self._context.settings.forwards,
         )
 

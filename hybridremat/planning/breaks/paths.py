@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.plan import Plan
@@ -20,12 +21,17 @@ class SurveyedPath:
     breaks: tuple[tuple[str, str] | None, ...] = ()
     eager_code: tuple[StepPart | None, ...] = ()
     joined_bytes: int = 0
+    passing: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(survey: Survey) -> SurveyedPath:
         """The path that a survey took."""
         return SurveyedPath(
-            tuple(survey.order), tuple(survey.breaks), tuple(survey.eager_code), survey.joined_bytes
+            tuple(survey.order),
+            tuple(survey.breaks),
+            tuple(survey.eager_code),
+            survey.joined_bytes,
+            dict(survey.passing),
         )
 
 
@@ -60,6 +66,10 @@ class Paths:
                 return path.eager_code, path.joined_bytes
         found = [part for path in self.surveyed for part in path.eager_code if part is not None]
         return ((largest_part(found),) * (len(order) + 1) if found else ()), None
+
+    def passing(self, order: GraphPath, key: str) -> int:
+        """Bytes of gradients that a graph makes for the next one in the backward; 0 if they are not known."""
+        return next((path.passing.get(key, 0) for path in self.surveyed if path.order == order), 0)
 
     def breaks(self, order: GraphPath) -> tuple[tuple[str, str] | None, ...]:
         """Places and reasons of the breaks of a path, as far as surveys know them."""

@@ -40,6 +40,8 @@ class PathProblem:
         Memory of the eager code before each graph of ``order`` and after the last one.
     joined_bytes
         As in :class:`~hybridremat.sequence.joined_graphs.MultiGraphStep`.
+    passing
+        Bytes of the gradients of each distinct graph that are gone after the next backward.
     forwards
         How many forwards of the step wait for their backward at a time.
     """
@@ -50,6 +52,7 @@ class PathProblem:
     offered: tuple[Sequence[SchedulePoint], ...]
     eager_code: tuple[StepPart | None, ...]
     joined_bytes: int
+    passing: tuple[int, ...] = ()
     forwards: int = 1
 
     def step(self, offered: Sequence[Sequence[SchedulePoint]], *, plain: bool = False) -> MultiGraphStep:
@@ -58,8 +61,8 @@ class PathProblem:
         ``plain``: all gradients are there at the end of the step.
         """
         parts = [
-            StepPart(tuple(map(_figures, points)), gradient_bytes(frontier, plain=plain))
-            for frontier, points in zip(self.frontiers, offered, strict=True)
+            StepPart(tuple(map(_figures, points)), gradient_bytes(frontier, plain=plain) - passing)
+            for frontier, points, passing in zip(self.frontiers, offered, self.passing, strict=True)
         ]
         order = list(self.order)
         for place, code in reversed(list(enumerate(self.eager_code[: len(order) + 1]))):

@@ -56,6 +56,8 @@ class Survey:
         Place and reason of the break after each of these, None without a break.
     eager_code
         Memory of the eager code before each graph of ``order`` and after the last one, if measured.
+    passing
+        By fingerprint, the bytes of gradients that a graph's backward makes and the one after it takes.
     joined_bytes
         The largest gradient that several graphs make and autograd adds up.
     broken
@@ -80,6 +82,7 @@ class Survey:
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     eager_code: list[StepPart | None] = field(default_factory=list)
     joined_bytes: int = 0
+    passing: dict[str, int] = field(default_factory=dict)
     broken: bool = False
     refused: PolicyError | None = None
     keys: dict[CapturedGraph, str] = field(default_factory=dict)
@@ -199,8 +202,10 @@ class Survey:
         self._forget_path()
         self.recorder = EagerCodeRecorder(device)
         try:
-            self.eager_code = measure_eager_code(self.recorder, run)
+            self.eager_code, passing = measure_eager_code(self.recorder, run)
             self.joined_bytes = self.recorder.joined_bytes
+            for key, bytes_ in zip(self.order, passing, strict=True):
+                self.passing[key] = min(bytes_, self.passing.get(key, bytes_))
         finally:
             self.recorder = None
 
