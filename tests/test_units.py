@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import random
+import warnings
 
 import pytest
 import torch
@@ -219,3 +221,60 @@ def test_a_policy_tells_units_apart_that_are_alike():
     named = {name for block in plan.blocks for name in block.modules}
     assert named >= {"layers.0.up", "layers.1", "layers.3.up"}
     assert train(plain, given).differences(train(model, given)) == []
+
+
+class Pair(nn.Module):
+    """Takes one tensor or two."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x, y=None):
+        return self.down(torch.tanh(self.up(x if y is None else x * y)))
+
+
+BETWEEN = {
+    "as it is": lambda x: x,
+    "scaled": lambda x: x * 1.5,
+    "viewed": lambda x: x.view(-1, 16),
+    "relu": torch.relu,
+}
+
+
+class Drawn(nn.Module):
+    """Units that read any earlier results, with some code between them."""
+
+    def __init__(self, seed):
+        super().__init__()
+        draw = random.Random(seed)
+        count = draw.randint(3, 5)
+        self.first = nn.Linear(16, 16)
+        self.units = nn.ModuleList(Pair() for _ in range(count))
+        arities = [draw.choice([1, 1, 2]) for _ in range(count)]
+        self.reads = [[draw.choice([n, draw.randint(0, n)]) for _ in range(k)] for n, k in enumerate(arities)]
+        self.between = [draw.choice(list(BETWEEN)) for _ in range(count)]
+        self.residual = [draw.random() < 0.3 for _ in range(count)]
+        self.read_at_last = [draw.randint(0, count) for _ in range(2)]
+
+    def forward(self, x, labels):
+        made = [self.first(x)]
+        for unit, reads, between, residual in zip(
+            self.units, self.reads, self.between, self.residual, strict=True
+        ):
+            given = [BETWEEN[between](made[n]) for n in reads]
+            made.append(unit(*given) + given[0] if residual else unit(*given))
+        more = sum(made[n].square().mean() for n in self.read_at_last)
+        return functional.cross_entropy(made[-1], labels) + more
+
+
+@pytest.mark.quick_cases(3)
+@pytest.mark.parametrize("seed", range(24))
+def test_whatever_units_read_of_each_other_no_step_takes_more_than_predicted(seed):
+    torch.manual_seed(seed)
+    model, given = Drawn(seed), batch(64)
+    for limit, how in (("100%", {}), (1000, {"on_infeasible": "least"})):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", hybridremat.InfeasibleLimitWarning)
+            made = each(copy.deepcopy(model), given, limit=limit, units="units.*", **how)
+        assert hybridremat.measure(made, kwargs=given).peak <= hybridremat.get_plan(made).predicted_peak

@@ -8,7 +8,7 @@ gradients of ones. A *section* is the eager code before one graph, or after the 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,8 @@ class EagerCodeRecorder:
         For each section, the outputs of the graph before it.
     taken
         For each section, those of them that it uses.
+    returned
+        For each section, its results that the model returns: their gradients come from outside.
     every_use
         In how many graphs and sections each result is used.
     held
@@ -68,6 +70,7 @@ class EagerCodeRecorder:
     passed: list[tuple[set[Edge], set[Edge]]] = field(default_factory=list)
     handed: list[set[Edge]] = field(default_factory=list)
     taken: dict[int, set[Edge]] = field(default_factory=dict)
+    returned: defaultdict[int, set[Edge]] = field(default_factory=lambda: defaultdict(set))
     every_use: Counter[Edge] = field(default_factory=Counter)
     held: list[object] = field(default_factory=list)
 
@@ -89,7 +92,9 @@ class EagerCodeRecorder:
 
     def end(self, outputs: Sequence[object]) -> None:
         """The model returns."""
-        self._close(outputs)
+        for edge in self._close(outputs):
+            if not _ends(edge[0]):
+                self.returned[bisect_right(self.starts, node_number(edge[0])) - 1].add(edge)
 
     def _open(self, outputs: Sequence[object]) -> None:
         self.handed.append(set(_edges(outputs)))
@@ -204,7 +209,8 @@ def measure_eager_code(
         saved = max(0, saved)
         made, handed = recorder.passed[index] if index < len(recorder.passed) else (set(), set())
         arriving = recorder.passing(made)
-        point = PartPoint(forward_peak, saved + above + arriving, saved, time=0)
+        outside = sum(ones_for_result(*edge).nbytes for edge in recorder.returned[index])
+        point = PartPoint(forward_peak, saved + above + arriving + outside, saved, time=0)
         nothing = not (forward_peak or saved or above or waiting)
         left = max(0, gradients - recorder.passing(recorder.taken.get(index, ())))
         parts.append(None if nothing else StepPart((point,), left + waiting))
