@@ -13,6 +13,7 @@ from hybridremat.graph.memory import schedule_time
 from hybridremat.graph.pins import Pins
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
+from hybridremat.sequence.exchange import improve
 from hybridremat.sequence.exchange.improve import exchanges
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.outside_memory import OutsideMemory, PhasePeaks
@@ -64,7 +65,7 @@ def test_a_search_returns_what_its_judge_allows_and_the_limit(name, graph, seed,
     for point in found.points:
         if point in pool.points:
             continue
-        assert judge.allows(point.schedule)
+        assert judge.allows(point.schedule) and point.needs <= limit
         profile = naive_profile(graph, point.schedule)
         assert point.peak == max(profile) and point.time == schedule_time(graph, point.schedule)
         assert point.phases.peak == point.peak and point.needs == judge.needs(point.schedule)
@@ -106,3 +107,18 @@ def test_a_pool_tells_the_fastest_under_a_limit_and_the_next_faster_ones(figures
     times = sorted({each.time for each in pool.points if each.time < limit}, reverse=True)
     assert [each.time for each in pool.faster(limit, 2)] == times[:2]
     assert pool.with_points(points) == pool
+
+
+def test_exchanges_come_down_to_the_limit_from_higher_ones(monkeypatch) -> None:
+    limits = []
+
+    class Noted(improve.Exchange):
+        def __post_init__(self) -> None:
+            limits.append(self.limit)
+            super().__post_init__()
+
+    monkeypatch.setattr(improve, "Exchange", Noted)
+    frontier = plan_graph(transformer(2), cache=OptionCache(), workers=1)
+    limit = frontier.candidates[len(frontier.candidates) // 3].needs
+    exchanges(frontier.judge, frontier.pool, Goal(limit, frontier.plain_peak))
+    assert limits == [*improve.higher_limits(limit, frontier.plain_peak), limit]

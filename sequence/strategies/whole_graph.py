@@ -105,7 +105,7 @@ class WholeGraphSearch:
             return pool
         found = self.under(goal.limit)
         proven = found[0].least_time if found else None
-        both = pool.with_points(found)
+        both = pool.with_points([each for each in found if each.needs <= goal.limit])
         return replace(both, points=tuple(replace(each, least_time=proven) for each in both.points))
 
     def _points(self, found: Found) -> list[SchedulePoint]:
