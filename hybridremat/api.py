@@ -218,7 +218,8 @@ def wrap_each(
 
     Examples
     --------
-    >>> model = hybridremat.wrap_each(model, "layers.*", kwargs=batch, memory_limit="60%")
+    >>> model = hybridremat.unwrap(model)
+    >>> model = hybridremat.wrap_each(model, "layers.*", kwargs=batch, memory_limit="90%", cost_model="flops")
     """
     goal = {"memory_limit": memory_limit, "max_overhead": max_overhead, "units": units}
     return wrap(model, args, kwargs, **{**settings, **goal})

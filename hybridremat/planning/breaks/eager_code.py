@@ -50,7 +50,7 @@ class EagerCodeRecorder:
     passed
         For each graph, its inputs that the section before it made, or the graph before that.
     handed
-        For each section, the outputs of the graph before it.
+        For each section, the outputs of the graph before it, each in a storage of its own.
     taken
         For each section, those of them that it uses.
     returned
@@ -72,7 +72,7 @@ class EagerCodeRecorder:
     taken: dict[int, set[Edge]] = field(default_factory=dict)
     returned: defaultdict[int, set[Edge]] = field(default_factory=lambda: defaultdict(set))
     every_use: Counter[Edge] = field(default_factory=Counter)
-    held: list[object] = field(default_factory=list)
+    held: list[Sequence[object]] = field(default_factory=list)
 
     def begin(self) -> None:
         """The forward starts."""
@@ -86,9 +86,12 @@ class EagerCodeRecorder:
         self.passed.append((made, edges & self.handed[-1]))
 
     def leave(self, outputs: Sequence[object]) -> None:
-        """A graph ends."""
+        """A graph ends; of outputs in storages that are not their own, autograd makes the gradients."""
+        inputs = {id(each): each for each in self.held[-1] if isinstance(each, torch.Tensor)}
+        made = [each for each in outputs if isinstance(each, torch.Tensor)]
+        uses = Counter(map(_storage, [*inputs.values(), *made]))
         self.held.append(outputs)
-        self._open(outputs)
+        self._open([each for each in made if uses[_storage(each)] == 1])
 
     def end(self, outputs: Sequence[object]) -> None:
         """The model returns."""
@@ -159,6 +162,10 @@ def _edges(values: Iterable[object]) -> dict[Edge, torch.Tensor]:
             node, index, *_ = get_gradient_edge(tensor)
             found[node, index] = tensor
     return found
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _ends(node: Node) -> bool:
