@@ -9,7 +9,7 @@ belongs, whether it may run again, and whether it draws random numbers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -250,6 +250,18 @@ def _deliveries(
         if uses[value] == 1 and producer is not None and groups.backward[groups.op_nodes[producer]]:
             found.append(Delivery(value, parameter, index, leaving[index]))
     return tuple(found)
+
+
+def gradient_bytes_at(step: TracedStep, places: Collection[int]) -> int:
+    """Bytes of gradients that a step makes for some of its inputs, by number, and for no others."""
+    outputs = joint_outputs(step.module)
+    made_for: dict[int, set[int]] = {}
+    for index, place in input_gradients(step.module).items():
+        node = outputs[place]
+        for value in step.node_values[node] if isinstance(node, fx.Node) else ():
+            made_for.setdefault(value, set()).add(index)
+    values = (value for value in step.graph.gradients & made_for.keys() if made_for[value] <= set(places))
+    return sum(step.graph.values[value].bytes for value in values)
 
 
 def trace_joint(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,8 @@ class EagerCodeRecorder:
         In how many graphs each leaf and each output of a graph is used. Results of eager code do not count:
         autograd adds up their gradients in place.
     passed
-        For each graph, its inputs that the section before it made, or the graph before that.
+        For each graph, the places of its inputs that the section before it made, and of those that the graph
+        before that made, each with the result that it is.
     handed
         For each section, the outputs of the graph before it, each in a storage of its own.
     taken
@@ -67,7 +68,7 @@ class EagerCodeRecorder:
     results: list[dict[Edge, torch.Tensor | None]] = field(default_factory=list)
     waiting: list[set[Edge]] = field(default_factory=list)
     uses: Counter[Edge] = field(default_factory=Counter)
-    passed: list[tuple[set[Edge], set[Edge]]] = field(default_factory=list)
+    passed: list[tuple[dict[int, Edge], dict[int, Edge]]] = field(default_factory=list)
     handed: list[set[Edge]] = field(default_factory=list)
     taken: dict[int, set[Edge]] = field(default_factory=dict)
     returned: defaultdict[int, set[Edge]] = field(default_factory=lambda: defaultdict(set))
@@ -82,8 +83,14 @@ class EagerCodeRecorder:
         """A graph starts."""
         edges = self._close(args)
         self.uses.update(edge for edge in edges if _ends(edge[0]))
-        made = {e for e in edges if not _ends(e[0]) and node_number(e[0]) >= self.starts[-1]}
-        self.passed.append((made, edges & self.handed[-1]))
+        made, handed = {}, {}
+        for place, tensor in enumerate(args):
+            for edge in _edges([tensor]):
+                if edge in self.handed[-1]:
+                    handed[place] = edge
+                elif not _ends(edge[0]) and node_number(edge[0]) >= self.starts[-1]:
+                    made[place] = edge
+        self.passed.append((made, handed))
 
     def leave(self, outputs: Sequence[object]) -> None:
         """A graph ends; of outputs in storages that are not their own, autograd makes the gradients."""
@@ -144,9 +151,17 @@ class EagerCodeRecorder:
         """Bytes of gradients that a section makes for earlier ones, alive while graphs between them run."""
         return sum(ones_for_result(*edge).nbytes for edge in self.waiting[index])
 
-    def passing(self, edges: Iterable[Edge]) -> int:
-        """Bytes of the gradients of results that are used once: whoever made them takes these next."""
-        return sum(ones_for_result(*edge).nbytes for edge in edges if self.every_use[edge] == 1)
+    def once(self, places: Mapping[int, Edge]) -> set[int]:
+        """The places of results that are used once: whoever made these takes their gradients next."""
+        return {place for place, edge in places.items() if self.every_use[edge] == 1}
+
+    def left_for_graph(self, index: int) -> int:
+        """Bytes of the gradients that a section's backward leaves for the graph before it alone."""
+        left = {}
+        for edge in self.taken.get(index, ()):
+            if self.every_use[edge] == 1 and (gradient := _gradient_of(edge[0])) is not None:
+                left[_storage(gradient)] = gradient.untyped_storage().nbytes()
+        return sum(left.values())
 
     @property
     def joined_bytes(self) -> int:
@@ -162,6 +177,12 @@ def _edges(values: Iterable[object]) -> dict[Edge, torch.Tensor]:
             node, index, *_ = get_gradient_edge(tensor)
             found[node, index] = tensor
     return found
+
+
+def _gradient_of(output: Node) -> torch.Tensor | None:
+    """What a backward has left for an output of a graph, which began as a leaf (``non_leaf``)."""
+    leaf: Any = output.next_functions[0][0]
+    return None if leaf is None else leaf.variable.grad
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -192,11 +213,11 @@ def _used_before(roots: Iterable[Edge], start: int) -> set[Edge]:
 
 def measure_eager_code(
     recorder: EagerCodeRecorder, forward: Callable[[], Any]
-) -> tuple[list[StepPart | None], list[int]]:
+) -> tuple[list[StepPart | None], list[set[int]]]:
     """Each section as a part with one point, None if it allocates nothing; and what passes, for each graph.
 
-    That are the bytes of gradients that its backward makes and the backward after it takes: they are gone
-    then, and no gradients of the step. ``forward`` runs the surveyed forward and returns the model's output.
+    These are the places of inputs whose gradients its backward makes and the backward after it takes: they
+    are gone then. ``forward`` runs the surveyed forward and returns the model's output.
     """
 
     def run(mark: Mark) -> None:
@@ -208,19 +229,18 @@ def measure_eager_code(
     segments = record(recorder.device, run).segments
     figures = {segment.name: segment.above_start for segment in segments}
     parts: list[StepPart | None] = []
-    passing: list[int] = []
+    passing: list[set[int]] = []
     for index in range(len(recorder.results)):
         waiting = recorder.waiting_bytes(index)
         forward_peak, saved = figures[f"forward {index}"]
         above, gradients = figures.get(f"backward {index}", (0, 0))
         saved = max(0, saved)
-        made, handed = recorder.passed[index] if index < len(recorder.passed) else (set(), set())
-        arriving = recorder.passing(made)
-        outside = sum(ones_for_result(*edge).nbytes for edge in recorder.returned[index])
-        point = PartPoint(forward_peak, saved + above + arriving + outside, saved, time=0)
         nothing = not (forward_peak or saved or above or waiting)
-        left = max(0, gradients - recorder.passing(recorder.taken.get(index, ())))
+        made, handed = recorder.passed[index] if index < len(recorder.passed) else ({}, {})
+        arriving = {*made.values(), *recorder.returned[index]}
+        above += sum(ones_for_result(*edge).nbytes for edge in arriving)
+        point = PartPoint(forward_peak, saved + above, saved, time=0)
+        left = max(0, gradients - recorder.left_for_graph(index))
         parts.append(None if nothing else StepPart((point,), left + waiting))
-        passing.append(0 if nothing else arriving)
-        passing[-1] += recorder.passing(handed) if nothing else 0
+        passing.append(recorder.once(handed if nothing else made))
     return parts, passing[: len(recorder.passed)]

@@ -19,7 +19,7 @@ from hybridremat.compiler.backend import CaptureComplete, CapturedGraph
 from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.private_torch import num_graph_breaks
 from hybridremat.graph.tracing.non_leaf import non_leaf
-from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.graph.tracing.trace import TracedStep, gradient_bytes_at
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
 from hybridremat.planning.chosen import Chosen
@@ -204,8 +204,10 @@ class Survey:
         try:
             self.eager_code, passing = measure_eager_code(self.recorder, run)
             self.joined_bytes = self.recorder.joined_bytes
-            for key, bytes_ in zip(self.order, passing, strict=True):
-                self.passing[key] = min(bytes_, self.passing.get(key, bytes_))
+            every: dict[str, set[int]] = {}
+            for key, places in zip(self.order, passing, strict=True):
+                every[key] = every.get(key, places) & places
+            self.passing = {key: gradient_bytes_at(self.traced[key], every[key]) for key in every}
         finally:
             self.recorder = None
 
