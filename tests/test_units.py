@@ -16,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 import hybridremat
 from hybridremat.compiler.units import find_units
 from hybridremat.errors import CaptureError, LimitError, ModelError
-from support.training import train
+from hybridremat.graph.private_torch import input_gradients
+from hybridremat.graph.tracing.trace import gradient_bytes_at
+from support.training import traced, train
 from support.wrapping import HOW, assert_untouched, state_of
 
 
@@ -299,3 +301,26 @@ def test_the_gradient_that_a_loss_starts_from_is_counted():
     each(model, given, limit="100%", units="units.*")
     plan = hybridremat.get_plan(model)
     assert hybridremat.measure(model, kwargs=given).peak <= plan.predicted_peak
+
+
+class Sums(nn.Module):
+    """One gradient for two tensors, one that is a number repeated, and one of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.randn(64, 64)) for _ in range(2))
+        self.summed, self.own = nn.Parameter(torch.randn(64, 64)), nn.Linear(64, 4)
+
+    def forward(self, x):
+        return (self.own(x + self.one + self.other)).square().mean() + self.summed.sum()
+
+
+def test_gradients_that_pass_are_counted_by_what_they_are_stored_in():
+    torch.manual_seed(0)
+    step = traced(Sums(), torch.randn(64, 64))
+    places = set(input_gradients(step.module))
+    stored = {value: step.graph.values[value].bytes for value in step.graph.gradients}
+    assert len(places) == 5 and gradient_bytes_at(step, places) == sum(stored.values())
+    assert gradient_bytes_at(step, set()) == 0
+    alone = sum(gradient_bytes_at(step, {place}) for place in places)
+    assert alone <= sum(stored.values()) < 4 * 64 * 64 * 4

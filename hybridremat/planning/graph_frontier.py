@@ -59,7 +59,7 @@ class CountedGraph:
 
     @property
     def candidates(self) -> tuple[SchedulePoint, ...]:
-        """The points of the pool, by rising bytes and falling time."""
+        """The points of the pool, by rising bytes."""
         return self.pool.points
 
     @property
@@ -103,7 +103,7 @@ class GraphFrontier(ABC):
     @property
     def fastest(self) -> SchedulePoint:
         """The point of least time, before anything is searched."""
-        return self.counted.candidates[-1]
+        return min(self.counted.candidates, key=lambda each: (each.time, each.needs))
 
     @abstractmethod
     def choose(self, limit: int | None, max_overhead: float | None) -> SchedulePoint:
@@ -135,7 +135,7 @@ class GraphFrontier(ABC):
 
     @abstractmethod
     def offered(self) -> Sequence[SchedulePoint]:
-        """The points that are there without a limit, by rising bytes and falling time."""
+        """The points that are there without a limit, by rising bytes."""
 
     @abstractmethod
     def least_known(self, chosen: SchedulePoint) -> int:
