@@ -289,7 +289,7 @@ def test_the_command_line_plans_and_shows_compiled_plans(models, capsys):
     assert made.compiler == "inductor"
     assert "peaks are those of its code" in capsys.readouterr().out
     assert cli.main(["inspect", "plan.json", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["compiler"] == "inductor"
+    assert json.loads(capsys.readouterr().out)["request"]["compiler"] == "inductor"
     assert cli.main(["inspect", "plan.json", "--html", "plan.html"]) == 0
 
 
