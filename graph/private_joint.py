@@ -87,19 +87,30 @@ class ExportedGraph:
         Whether it is a joint graph.
     """
 
-    def __init__(self, module: GraphModule, inputs: Sequence[Any]) -> None:
-        """To be called in a backend of Dynamo. As in eager mode, random draws that nothing reads stay."""
-        self._tracing = Tracing()
+    def __init__(
+        self, module: GraphModule, inputs: Sequence[Any], tracing: Tracing | None = None
+    ) -> None:
+        """To be called in a backend of Dynamo, or as in one that ``tracing`` knows.
+
+        As in eager mode, random draws that nothing reads stay.
+        """
+        self._tracing = tracing or Tracing()
         with ExitStack() as stack, inductor_config.patch(fallback_random=True):
             exported = aot_export_joint_with_descriptors(
                 stack, module, tuple(inputs), keep_inference_input_mutations=True
             )
+        self._inputs = tuple(exported._aot_state.flat_args)  # fake
         self._state, self._capture = exported._aot_state, exported._aot_graph_capture
         # else the backward is compiled from a copy, whose nodes are others
         self._state.aot_config = replace(self._state.aot_config, force_non_lazy_backward_lowering=False)
         self.graph: GraphModule = self._capture.graph_module
         self.has_backward = bool(self._state.needs_autograd)
         self.num_outputs = self._num_outputs()
+
+    def again(self, module: GraphModule) -> ExportedGraph:
+        """Export Dynamo's graph once more: a graph is compiled once."""
+        with self._tracing.resumed():
+            return ExportedGraph(module, self._inputs, self._tracing)
 
     def _num_outputs(self) -> int:
         """As AOTAutograd counts them when it asks for a partition."""

@@ -10,8 +10,8 @@ and saved bytes of a part's point, and G its gradients, the step's peak is the m
 With k forwards that wait for their backward at a time, k − 1 sets of saved bytes are there besides, and in
 the backward the gradients of earlier ones, the largest once more while it is added up (as for one graph in
 :mod:`hybridremat.sequence.outside_memory`). All of this is linear in the choice of points: a small problem
-for CP-SAT, solved to optimality. Equal graphs (the layers of a Transformer with a break in each) take the
-same point.
+for CP-SAT, solved to optimality. Equal graphs (the layers of a Transformer with a break in each) may take
+different points, but only a few: each point is compiled.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from hybridremat.sequence.outside_memory import Moment
 from hybridremat.sequence.solving import solved
 
 if TYPE_CHECKING:
-    from ortools.sat.python.cp_model import CpModel, IntVar
+    from ortools.sat.python.cp_model import CpModel, IntVar, LinearExpr
 
 EFFORT: Final = 60.0
 """CP-SAT's deterministic time for one choice; all that we have seen end in a small part of it."""
+
+VARIANTS: Final = 3
+"""Points that graphs that are equal may take."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,9 @@ def choose_points(
     limit: int | None = None,
     most_time: int | None = None,
     effort: float = EFFORT,
+    alike: Sequence[Sequence[int]] = (),
+    hint: Sequence[int] | None = None,
+    gap: float = 0.0,
 ) -> tuple[int, ...] | None:
     """The point of each distinct graph: least time under a limit, else least memory within a time.
 
@@ -145,6 +151,12 @@ def choose_points(
     effort
         CP-SAT's deterministic time at which the search ends; some steps of many graphs may then get no answer
         though there is one.
+    alike
+        Groups of parts with the same points, of which each group takes at most :data:`VARIANTS`.
+    hint
+        A choice to start from.
+    gap
+        Fraction of the figure sought by which a better choice may be missed.
 
     Returns
     -------
@@ -157,8 +169,13 @@ def choose_points(
     taken = [[model.new_bool_var("") for _ in part.points] for part in step.parts]
     for group in taken:
         model.add_exactly_one(group)
+    for parts in alike:
+        _take_few(model, [taken[part] for part in parts])
     memory = model.new_int_var(0, step.peak_bound() if limit is None else max(0, limit), "memory")
     _bound_memory(model, step, taken, memory)
+    for number, group in zip(hint or (), taken, strict=False):
+        for point, var in enumerate(group):
+            model.add_hint(var, point == number)
     runs = Counter(step.order)
     time = sum(
         runs[g] * point.time * var
@@ -171,6 +188,7 @@ def choose_points(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = effort
+    solver.parameters.relative_gap_limit = gap
     solver.parameters.catch_sigint_signal = False
     status = solved(solver, model)
     if status == cp_model.UNKNOWN:
@@ -178,6 +196,16 @@ def choose_points(
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return tuple(next(p for p, var in enumerate(group) if solver.value(var)) for group in taken)
+
+
+def _take_few(model: CpModel, taken: Sequence[Sequence[IntVar]]) -> None:
+    """Let parts with the same points take few of them."""
+    used = []
+    for column in zip(*taken, strict=True):
+        used.append(model.new_bool_var(""))
+        for var in column:
+            model.add_implication(var, used[-1])
+    model.add(sum(used) <= VARIANTS)
 
 
 def _least_if_fitting(
@@ -200,23 +228,25 @@ def _highest(point: PartPoint) -> int:
 
 
 def _bound_memory(model: CpModel, step: MultiGraphStep, taken: list[list[IntVar]], memory: IntVar) -> None:
-    """Hold every phase of every part under the variable ``memory``."""
+    """Hold every phase of every part under the variable ``memory``.
+
+    What is saved before each part is a variable: sums of all that come before would grow with the square.
+    """
+    from ortools.sat.python.cp_model import LinearExpr
+
+    def total(part: int, figure: Callable[[PartPoint], int]) -> LinearExpr:
+        figures = [figure(point) for point in step.parts[part].points]
+        return LinearExpr.weighted_sum(taken[part], figures)
+
+    most = step.peak_bound()
     later = sum(step.parts[g].gradient_bytes for g in step.order)
-    before: Counter[int] = Counter()
-    for g in step.order:
-        before[g] += step.forwards - 1
+    waiting = [(step.forwards - 1) * total(g, lambda point: point.saved) for g in step.order]
+    before: LinearExpr | IntVar = LinearExpr.sum(waiting)
     for g in step.order:
         later -= step.parts[g].gradient_bytes
-        held = sum(
-            runs * point.saved * var
-            for earlier, runs in before.items()
-            for point, var in zip(step.parts[earlier].points, taken[earlier], strict=True)
-        )
-        for phase in ("forward_peak", "backward_peak"):
-            backward = later + step.joined_bytes + step.earlier_gradients
-            fixed = backward if phase == "backward_peak" else 0
-            here = sum(
-                getattr(point, phase) * var for point, var in zip(step.parts[g].points, taken[g], strict=True)
-            )
-            model.add(held + here + fixed <= memory)
-        before[g] += 1
+        held = later + step.joined_bytes + step.earlier_gradients
+        model.add(before + total(g, lambda point: point.forward_peak) <= memory)
+        model.add(before + total(g, lambda point: point.backward_peak) + held <= memory)
+        after = model.new_int_var(0, most, "")
+        model.add(after >= before + total(g, lambda point: point.saved))
+        before = after

@@ -79,6 +79,26 @@ def test_least_time_under_a_limit(step, limit):
 
 
 @examples(60)
+@given(steps(), st.integers(0, 80), st.integers(1, 2))
+def test_graphs_that_are_equal_take_few_points(step, limit, most):
+    """Each run as a part of its own, against all choices of which no graph takes more points."""
+    apart = replace(step, parts=tuple(step.parts[g] for g in step.order), order=tuple(range(len(step.order))))
+    alike = [[p for p, g in enumerate(step.order) if g == graph] for graph in range(len(step.parts))]
+    fitting = [
+        c
+        for c in choices(apart)
+        if replayed_peak(apart, c) <= limit and all(len({c[p] for p in group}) <= most for group in alike)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joined_graphs, "VARIANTS", most)
+        chosen = choose_points(apart, limit=limit, alike=alike, hint=(0,) * len(apart.parts))
+    assert (chosen is None) == (not fitting)
+    if chosen is not None:
+        assert chosen in fitting
+        assert apart.time(chosen) == min(map(apart.time, fitting))
+
+
+@examples(60)
 @given(steps(), st.integers(0, 60))
 def test_least_memory_within_a_time(step, most):
     fitting = [c for c in choices(step) if step.time(c) <= most]

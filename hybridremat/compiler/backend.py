@@ -136,6 +136,8 @@ class Backend:
         By identity of a parameter: bytes that its hooks allocate, where a trial run takes the hooks off.
     visit
         While it is set: what runs graphs in place of planning and running them.
+    select
+        If it is set: the variant in which a graph runs that is called.
     latest
         The graph that was captured last while it is not armed. PyTorch keeps every backend, so a backend must
         keep no graph.
@@ -175,6 +177,7 @@ class Backend:
         self.shared: set[int] = set()
         self.workspaces: dict[int, int] = {}
         self.visit: Callable[[CapturedGraph, Sequence[Any]], Any] | None = None
+        self.select: Callable[[CapturedGraph], CapturedGraph] | None = None
         self.latest: CapturedGraph | None = None
         self.captured = False
         self.graphs = 0
@@ -195,7 +198,9 @@ class Backend:
         def run(*args: object) -> Any:
             if not self.armed:
                 raise CaptureComplete
-            return graph(*args) if self.visit is None else self.visit(graph, args)
+            if self.visit is not None:
+                return self.visit(graph, args)
+            return (graph if self.select is None else self.select(graph))(*args)
 
         return run
 
@@ -227,6 +232,11 @@ class Backend:
                 given = enumerate(example_inputs)
                 graph.parameters = {n: id(original(e)) for n, e in given if isinstance(e, nn.Parameter)}
             return graph
+
+    def settle(self) -> None:
+        """Compile no more variants of the graphs that have been captured."""
+        for graph in list(self._captured_graphs):
+            graph.settle()
 
     def forget(self) -> None:
         """Let go of what was compiled once the step is gone: Dynamo keeps graphs in the model's modules."""
@@ -269,6 +279,8 @@ class CapturedGraph:
         Of a step with graph breaks, until it is planned: what a survey runs.
     parameters
         Of a step with graph breaks: the identity of each parameter among its inputs.
+    key, number
+        Of a step with graph breaks: the fingerprint, once it is known, and in which variant it runs.
     """
 
     def __init__(
@@ -277,6 +289,7 @@ class CapturedGraph:
         """``leaving``: the inputs whose gradients may leave early."""
         self._backend, self._roles = backend, roles
         self._captured: Captured | None = captured
+        self._again: Callable[[], Captured] | None = captured.again
         self._hold_outputs = backend.hold_outputs or not roles.loss_inside
         self._held, self._undefined = HeldOutputs(expected=self._hold_outputs), UndefinedGradients()
         self._early = EarlyGradients(leaving)
@@ -287,6 +300,28 @@ class CapturedGraph:
         self._run: Callable[..., Any] | None = None
         self.unplanned: Unplanned | None = None
         self.parameters: dict[int, int] = {}
+        self.key = ""
+        self.number: int | None = None
+        self._variants: dict[int, CapturedGraph] = {}
+
+    def variant(self, number: int) -> CapturedGraph:
+        """The graph with a schedule of its own for each number; the first that is asked for is itself."""
+        if self.number is None:
+            self.number = number
+        if number == self.number:
+            return self
+        if number not in self._variants:
+            assert self._again is not None, "all variants are compiled in the run that builds the step"
+            with self._backend.lock, collected_seldom(), self._backend.noting_errors():
+                other = CapturedGraph(self._backend, self._again(), self._roles, self._early.leaving)
+            other.parameters, other.key, other.number = self.parameters, self.key, number
+            other.settle()
+            self._variants[number] = other
+        return self._variants[number]
+
+    def settle(self) -> None:
+        """Compile no more variants."""
+        self._again = None
 
     def plan(self) -> None:
         """Plan the graph and, if graphs are to be built, compile it: once.
@@ -310,6 +345,8 @@ class CapturedGraph:
     def forget(self) -> None:
         """Let go of what runs, if it was planned."""
         self._run = None
+        for other in self._variants.values():
+            other.forget()
 
     def __call__(self, *args: object) -> Any:
         """Run the forward; autograd runs the backward."""

@@ -91,6 +91,10 @@ class _CapturedForInductor:
         self._module, self._inputs, self._inductor = module, inputs, inductor
         self._tracing = Tracing()
 
+    def again(self) -> _CapturedForInductor:
+        """See :class:`~hybridremat.compiler.inner.Captured`."""
+        return self
+
     def compiled(self, callbacks: Callbacks) -> Callable[..., Any]:
         """See :class:`~hybridremat.compiler.inner.Captured`."""
         with self._tracing.resumed():

@@ -59,6 +59,10 @@ class Captured(Protocol):
         """What runs the graph with autograd."""
         ...
 
+    def again(self) -> Captured:
+        """The same graph captured once more, to be compiled otherwise."""
+        ...
+
 
 class InnerCompiler(Protocol):
     """Captures one of Dynamo's graphs, in Dynamo's backend."""
@@ -78,8 +82,14 @@ class OpByOp:
     """A captured graph whose kernels run one by one, as in eager mode."""
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        self._exported = ExportedGraph(module, inputs)
+        self._module, self._exported = module, ExportedGraph(module, inputs)
         forget_examples(module)
+
+    def again(self) -> OpByOp:
+        """See :class:`Captured`."""
+        other = object.__new__(OpByOp)
+        other._module, other._exported = self._module, self._exported.again(self._module)
+        return other
 
     @property
     def joint(self) -> ExportedGraph | None:

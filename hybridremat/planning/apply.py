@@ -7,7 +7,7 @@ and the schedule is counted again and compared with the limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitError, PlanMismatchError
@@ -153,13 +153,27 @@ def applicable(plan: Plan) -> PlanDetails:
     return plan.details
 
 
-def require_same_count(plan: Plan, count: int) -> None:
-    """Raise PlanMismatchError if a plan is not for a step of so many distinct graphs."""
-    if len(plan.parts) != count:
+def parts_by_graph(plan: Plan, order: Sequence[str]) -> dict[str, dict[int, Plan]]:
+    """The parts of a plan by number for each graph of a step, given in the order of the forward.
+
+    Raises
+    ------
+    PlanMismatchError
+        If it is not for a step of so many graphs.
+    """
+    graphs = list(dict.fromkeys(order))
+    places = plan.places or tuple(map(graphs.index, order))
+    taken: dict[str, dict[int, None]] = {key: {} for key in graphs}
+    for key, place in zip(order, places, strict=False):
+        taken[key][place] = None
+    used = [place for group in taken.values() for place in group]
+    if len(places) != len(order) or sorted(used) != list(range(len(plan.parts))):
         made = f"{len(plan.parts)} distinct graphs" if plan.parts else "one graph"
         raise _mismatch(
-            "the plan was not made for this step", [f"it is for a step of {made}, and this one has {count}"]
+            "the plan was not made for this step",
+            [f"it is for a step of {made}, and this one has {len(graphs)}"],
         )
+    return {key: {place: plan.parts[place] for place in group} for key, group in taken.items()}
 
 
 def _difference(plan: Plan, planned: JointGraph, graph: JointGraph) -> str:

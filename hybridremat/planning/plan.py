@@ -39,7 +39,10 @@ class Plan(PlanData):
     blocks
         Decisions, block by block.
     parts
-        For a step of several graphs, the plan of each distinct one; ``schedule`` is then empty.
+        For a step of several graphs, the plan of each distinct one, or of each way in which it runs;
+        ``schedule`` is then empty.
+    places
+        The numbers of the parts in the order of the forward; none in plan files of schema 6 and earlier.
     breaks
         The graph breaks between them, in the order of the forward.
     pins

@@ -37,6 +37,7 @@ class PlanData:
     schedule: Schedule
     reused_options: bool = False
     parts: tuple[PlanData, ...] = ()
+    places: tuple[int, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
     pins: tuple[PinRecord, ...] = ()
     origin: Origin = field(default_factory=Origin)

@@ -21,6 +21,8 @@ def require_sound(plan: PlanData) -> None:
     """Raise ValueError or LookupError if the parts of a plan do not fit together."""
     for part in plan.parts:
         require_sound(part)
+    if plan.places and {*plan.places} != {*range(len(plan.parts))}:
+        raise ValueError("its places are not those of its parts")
     policy = validated_policy(plan.request.policy or {})
     if any(policy.get(pin.pattern) != pin.action for pin in plan.pins):
         raise ValueError("its pins are not those of its policy")

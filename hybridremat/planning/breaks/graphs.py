@@ -1,10 +1,10 @@
-"""The distinct graphs of one input shape, and the point of its frontier that each runs."""
+"""The distinct graphs of one input shape, and the points of its frontier that each runs."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hybridremat.errors import InfeasibleLimitError
@@ -20,19 +20,30 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_costs import with_memory
 from hybridremat.plans.records import GraphBreak, PlannedBlock
+from hybridremat.plans.request import Request
 from hybridremat.sequence.pool import SchedulePoint
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Variant:
+    """One way in which a graph runs: a point of its frontier, and its plan."""
+
+    point: SchedulePoint
+    plan: Plan
+
+
 class StepGraphs:
-    """Plans paths through graphs; a graph on several paths keeps the point that it got on the first.
+    """Plans paths through graphs; a graph on several paths keeps the points that it got on the first.
 
     Attributes
     ----------
-    frontiers, steps, chosen, plans
-        By fingerprint: frontier and traced step of each graph, and of those on a planned path the point and
-        its plan.
+    frontiers, steps, variants
+        By fingerprint: frontier and traced step of each graph, and of those on a planned path the ways in
+        which they run.
+    places
+        Of each planned path: the variant of each graph, in the order of the forward.
     """
 
     def __init__(
@@ -43,10 +54,11 @@ class StepGraphs:
     ) -> None:
         self._context = context
         self.frontiers, self.steps = dict(frontiers), dict(steps)
-        self.chosen: dict[str, SchedulePoint] = {}
+        self.variants: dict[str, list[Variant]] = {}
+        self.places: dict[GraphPath, tuple[int, ...]] = {}
         self._offers: dict[str, Sequence[SchedulePoint]] = {}
         self._given: Plan | None = None
-        self.plans: dict[str, Plan] = {}
+        self._given_points: tuple[SchedulePoint, ...] = ()
 
     def follow(self, given: Plan, order: GraphPath) -> None:
         """Let the graphs of a path run as a given plan says.
@@ -56,22 +68,26 @@ class StepGraphs:
         PlanMismatchError
             If it is for other graphs.
         """
-        from hybridremat.planning.apply import applied, require_same_count
+        from hybridremat.planning.apply import applied, parts_by_graph
 
-        keys = tuple(dict.fromkeys(order))
-        require_same_count(given, len(keys))
-        for key, part in zip(keys, given.parts, strict=True):
-            if part.details is None:  # there is one way to run it
-                continue
-            step = self.steps[key]
-            assert isinstance(part, Plan)
+        points: dict[str, dict[int, SchedulePoint]] = {}
+        for key, parts in parts_by_graph(given, order).items():
+            step, frontier = self.steps[key], self.frontiers[key]
             measured = partial(with_memory, step, self._context.settings, self._context.agreement)
-            self.plans[key] = applied(part, step, self._context.origin, measured)
-            self.chosen[key] = self.frontiers[key].as_planned(self.plans[key])
+            points[key] = {}
+            for number, part in parts.items():
+                if part.details is None:  # there is one way to run it
+                    points[key][number] = frontier.plain
+                    continue
+                plan = applied(part, step, self._context.origin, measured)
+                points[key][number] = frontier.as_planned(plan)
+                self.variants.setdefault(key, []).append(Variant(points[key][number], plan))
+        places = given.places or tuple(map(list(points).index, order))
         self._given = given
+        self._given_points = tuple(points[key][number] for key, number in zip(order, places, strict=True))
 
     def plan(self, order: GraphPath, paths: Paths, settings: Settings) -> Plan:
-        """Choose a point for each graph of a path that has none, and make the plan of the whole step.
+        """Choose points for the graphs of a path that have none, and make the plan of the whole step.
 
         Raises
         ------
@@ -84,22 +100,15 @@ class StepGraphs:
             limit = given.needed if given.memory_limit is None else given.memory_limit
             settings = replace(settings, memory_limit=limit, max_overhead=None)
         chosen, whole = self._choose(order, paths, settings)
-        for key, point in chosen.items():
-            if key not in self.plans:
-                frontier = self.frontiers[key]
-                part = replace(asked, reserve=frontier.outside.reserve, forwards=frontier.outside.forwards)
-                self.plans[key] = plan_of_point(
-                    frontier,
-                    point,
-                    limit=None,
-                    asked=None,
-                    cost_model=whole.cost_model,
-                    origin=self._context.origin,
-                    request=part,
-                )
-        self.chosen.update(chosen)
-        for key in chosen:  # it runs as it does now: nothing is planned again
-            self.steps.pop(key, None)
+        places = []
+        for key, point in zip(order, chosen, strict=True):
+            known = self.variants.setdefault(key, [])
+            number = next((n for n, each in enumerate(known) if each.point == point), len(known))
+            if number == len(known):
+                known.append(Variant(point, self._plan_of(key, point, whole.cost_model, asked)))
+            places.append(number)
+            self.steps.pop(key, None)  # it runs as it does now: nothing is planned again
+        self.places[order] = tuple(places)
         if given is not None:  # whose times these are
             self._given, asked = None, given.request
             whole = replace(
@@ -110,20 +119,35 @@ class StepGraphs:
                 overhead=given.overhead,
                 extra_flops=given.extra_flops,
             )
+        taken = list(dict.fromkeys(zip(order, places, strict=True)))
         return replace(
             whole,
             origin=self._context.origin,
             request=asked,
-            parts=tuple(self.plans[key] for key in chosen),
+            parts=tuple(self.variants[key][number].plan for key, number in taken),
+            places=tuple(taken.index(each) for each in zip(order, places, strict=True)),
             breaks=self._breaks(order, paths),
             blocks=self._blocks(order),
         )
 
+    def _plan_of(self, key: str, point: SchedulePoint, cost_model: str, asked: Request) -> Plan:
+        frontier = self.frontiers[key]
+        own = replace(asked, reserve=frontier.outside.reserve, forwards=frontier.outside.forwards)
+        return plan_of_point(
+            frontier,
+            point,
+            limit=None,
+            asked=None,
+            cost_model=cost_model,
+            origin=self._context.origin,
+            request=own,
+        )
+
     def _choose(
         self, order: GraphPath, paths: Paths, settings: Settings
-    ) -> tuple[dict[str, SchedulePoint], Plan]:
+    ) -> tuple[tuple[SchedulePoint, ...], Plan]:
         """Points for the graphs of a path; those with few options are solved again if nothing fits."""
-        new = [key for key in dict.fromkeys(order) if key not in self.chosen]
+        new = [key for key in dict.fromkeys(order) if key not in self.variants]
         if few := [key for key in new if self._has_few_options(key)]:
             try:
                 return choose_path(self.problem(order, paths), replace(settings, on_infeasible="error"))
@@ -147,7 +171,7 @@ class StepGraphs:
         if joined is None:
             joined = max(largest_gradient(self.frontiers[key]) for key in order)
         keys = tuple(dict.fromkeys(order))
-        return PathProblem(
+        problem = PathProblem(
             keys,
             tuple(keys.index(key) for key in order),
             tuple(self.frontiers[key] for key in keys),
@@ -156,11 +180,15 @@ class StepGraphs:
             joined,
             tuple(paths.passing(order, key) for key in keys),
             self._context.settings.forwards,
+            frozenset(self.variants),
         )
+        if self._given is None:
+            return problem
+        return replace(problem.apart(), offered=tuple((point,) for point in self._given_points))
 
     def _offered(self, key: str) -> Sequence[SchedulePoint]:
-        if key in self.chosen:
-            return (self.chosen[key],)
+        if key in self.variants:
+            return tuple(variant.point for variant in self.variants[key])
         if key not in self._offers:
             self._offers[key] = self.frontiers[key].offered()
         return self._offers[key]
@@ -174,7 +202,8 @@ class StepGraphs:
 
     def _blocks(self, order: GraphPath) -> tuple[PlannedBlock, ...]:
         """The blocks of all graphs, numbered in the order of the forward."""
-        blocks = [block for key in order for block in self.plans[key].blocks]
+        plans = (self.variants[key][n].plan for key, n in zip(order, self.places[order], strict=True))
+        blocks = [block for plan in plans for block in plan.blocks]
         return tuple(replace(block, index=index) for index, block in enumerate(blocks))
 
 

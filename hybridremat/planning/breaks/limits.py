@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning.limit_errors import too_slow
@@ -47,6 +47,10 @@ class StepLimits:
     def memory(self) -> int | None:
         """Most bytes of the step itself."""
         return None if self.limit is None else self.limit - self.reserve
+
+    def with_limit(self, limit: int) -> StepLimits:
+        """The same with another limit."""
+        return replace(self, limit=limit)
 
     @property
     def most_time(self) -> int | None:

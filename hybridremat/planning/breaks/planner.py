@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from hybridremat.compiler.backend import SurveyNeededError
+from hybridremat.compiler.backend import CapturedGraph, SurveyNeededError
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.errors import InfeasibleLimitError, PlanError, UnsurveyedPathWarning
 from hybridremat.graph.tracing.trace import TracedStep
@@ -42,12 +42,15 @@ class _Run:
         Until the first graph runs: tells whether the model's own code has changed nothing. None: it may have.
     growing
         Whether the path was extended during this run.
+    entered
+        Whether the graph that starts next is in ``ran`` already.
     """
 
     path: GraphPath
     ran: list[str] = field(default_factory=list)
     unchanged: Callable[[], bool] | None = None
     growing: bool = False
+    entered: bool = False
 
 
 class PathPlanner:
@@ -62,6 +65,7 @@ class PathPlanner:
         self.paths = Paths(self._context.settings.max_plans)
         self._graphs = StepGraphs(self._context, survey.frontiers, survey.traced)
         self._last = ""
+        self._calling: CapturedGraph | None = None
         self._warned = False
         surveyed = SurveyedPath.of(survey)
         self._run = _Run(surveyed.order)
@@ -79,6 +83,20 @@ class PathPlanner:
         """Start the forward; ``unchanged`` tells whether the model's own code has changed nothing since."""
         self._run.unchanged = unchanged
 
+    def select(self, graph: CapturedGraph) -> CapturedGraph:
+        """The variant in which a graph runs that is called now; one that is not planned yet is its first."""
+        self._calling = graph
+        if graph.key not in self._graphs.variants:
+            return graph
+        self._advance(graph.key)
+        self._run.entered = True
+        return graph.variant(self._variant)
+
+    @property
+    def _variant(self) -> int:
+        """That of the graph that has been called last."""
+        return self._graphs.places[self._run.path][len(self._run.ran) - 1]
+
     def choose(self, traced: TracedStep) -> Chosen:
         """The schedule of a graph, planned before or now.
 
@@ -89,14 +107,15 @@ class PathPlanner:
         """
         step = with_policy_fingerprint(traced, self._context)
         self._last = key = step.graph.fingerprint
-        if key not in self._graphs.plans:
+        if key not in self._graphs.variants:
             step, timings = costed(step, self._context)
             self._graphs.steps[key] = step
             self._graphs.frontiers[key] = path_frontier(step, timings, self._context)
             if self._run.unchanged is not None and self._run.unchanged():
                 raise SurveyNeededError
             self._extend((*self._run.ran, key))
-        plan = self._graphs.plans[key]
+        variant = self._graphs.variants[key][self._variant_to_compile(key)]
+        plan = variant.plan
         graph = self._graphs.frontiers[key].graph if plan.details is None else plan.details.graph
         return Chosen(
             replace(step, graph=graph),
@@ -104,10 +123,22 @@ class PathPlanner:
             plan.predicted_peak if plan.compiler == "eager" else None,
             accept=partial(_require_as_planned, plan) if plan.compiler == "eager" else lambda _: None,
             started=partial(self._started, key),
-            accept_code=partial(_require_code_as_planned, self._graphs.chosen[key].phases),
+            accept_code=partial(_require_code_as_planned, variant.point.phases),
             lean=plan.lean,
             plain=plan.plain_code,
         )
+
+    def _variant_to_compile(self, key: str) -> int:
+        """The variant of the graph that is called; of one that is new here, that of its place on the path."""
+        if self._run.entered:
+            return self._variant
+        self._advance(key)
+        self._run.entered = True
+        if (graph := self._calling) is not None:
+            graph.key, graph.number = key, self._variant
+            if len(self._graphs.variants[key]) == 1:
+                graph.settle()
+        return self._variant
 
     def add_path(self, survey: Survey | None, on_infeasible: OnInfeasible) -> None:
         """Plan one more path together; graphs that other paths run keep their points.
@@ -153,6 +184,12 @@ class PathPlanner:
 
     def _started(self, key: str) -> None:
         """Follow the path that the step takes, when a graph starts."""
+        if not self._run.entered:
+            self._advance(key)
+        self._run.entered = False
+
+    def _advance(self, key: str) -> None:
+        """Follow the path that the step takes with one graph more."""
         run = self._run
         run.unchanged = None
         run.ran.append(key)

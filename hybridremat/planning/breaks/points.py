@@ -24,26 +24,30 @@ from hybridremat.sequence.pool import SchedulePoint
 
 @dataclass(frozen=True)
 class PathProblem:
-    """The distinct graphs of a step with the points that each may take.
+    """The parts of a step with the points that each may take.
+
+    A part is a graph wherever it runs, or where it takes one of several points.
 
     Attributes
     ----------
     keys
-        Fingerprints of the distinct graphs.
+        Fingerprints of the graphs of the parts.
     order
         Indices into ``keys``, in the order of the forward.
     frontiers
-        Of each distinct graph.
+        Of the graph of each part.
     offered
-        The points that each distinct graph may take: its frontier, or the one that it has already.
+        The points that each part may take: the frontier of its graph, or those that this has already.
     eager_code
         Memory of the eager code before each graph of ``order`` and after the last one.
     joined_bytes
         As in :class:`~hybridremat.sequence.joined_graphs.MultiGraphStep`.
     passing
-        Bytes of the gradients of each distinct graph that are gone after the next backward.
+        Bytes of the gradients of each part that are gone after the next backward.
     forwards
         How many forwards of the step wait for their backward at a time.
+    fixed
+        Fingerprints of the graphs that are compiled already: they have no other points.
     """
 
     keys: tuple[str, ...]
@@ -54,9 +58,56 @@ class PathProblem:
     joined_bytes: int
     passing: tuple[int, ...] = ()
     forwards: int = 1
+    fixed: frozenset[str] = frozenset()
+
+    @property
+    def graphs(self) -> tuple[GraphFrontier, ...]:
+        """The frontiers of the distinct graphs."""
+        return tuple(dict(zip(self.keys, self.frontiers, strict=True)).values())
+
+    @property
+    def alike(self) -> tuple[tuple[int, ...], ...]:
+        """The parts of each graph that has several."""
+        groups: dict[str, list[int]] = {}
+        for part, key in enumerate(self.keys):
+            groups.setdefault(key, []).append(part)
+        return tuple(tuple(group) for group in groups.values() if group[1:])
+
+    def apart(self) -> PathProblem:
+        """The same with each run of a graph as a part of its own."""
+        return self._with_parts(self.order, tuple(range(len(self.order))))
+
+    def joined(self, points: Sequence[int]) -> tuple[PathProblem, tuple[int, ...]]:
+        """Parts of the same graph with the same point as one, and these points."""
+        groups = list(dict.fromkeys((self.keys[part], points[part]) for part in self.order))
+        places = tuple(groups.index((self.keys[part], points[part])) for part in self.order)
+        parts = tuple(self.order[places.index(number)] for number in range(len(groups)))
+        left = points[len(self.keys) :]  # of the eager code
+        return self._with_parts(parts, places), (*(points[part] for part in parts), *left)
+
+    def united(self) -> PathProblem:
+        """Each graph as one part, with the points of all its parts."""
+        keys = list(dict.fromkeys(self.keys))
+        parts = tuple(self.keys.index(key) for key in keys)
+        every: dict[str, dict[SchedulePoint, None]] = {key: {} for key in keys}
+        for key, points in zip(self.keys, self.offered, strict=True):
+            every[key].update(dict.fromkeys(points))
+        together = self._with_parts(parts, tuple(keys.index(self.keys[part]) for part in self.order))
+        return replace(together, offered=tuple(tuple(every[key]) for key in keys))
+
+    def _with_parts(self, parts: tuple[int, ...], order: tuple[int, ...]) -> PathProblem:
+        """Other parts, each as one of these."""
+        return replace(
+            self,
+            keys=tuple(self.keys[part] for part in parts),
+            order=order,
+            frontiers=tuple(self.frontiers[part] for part in parts),
+            offered=tuple(self.offered[part] for part in parts),
+            passing=tuple(self.passing[part] for part in parts),
+        )
 
     def step(self, offered: Sequence[Sequence[SchedulePoint]], *, plain: bool = False) -> MultiGraphStep:
-        """The problem as integers, for some points of each graph; the distinct graphs are its first parts.
+        """The problem as integers, for some points of each part; these are its first parts.
 
         ``plain``: all gradients are there at the end of the step.
         """
@@ -85,16 +136,24 @@ class PathProblem:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Points of the distinct graphs; the limit they keep, the one asked for, and the least, in bytes."""
+    """Points of the parts of a problem; the limit they keep, the one asked for, and the least, in bytes."""
 
+    problem: PathProblem
     points: tuple[int, ...]
     limit: int | None
     asked: int | None
     least: int
 
+    @property
+    def step(self) -> MultiGraphStep:
+        """The problem as integers."""
+        return self.problem.step(self.problem.offered)
 
-def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, SchedulePoint], Plan]:
-    """A point for each distinct graph, and the plan of the whole step (without parts, blocks and breaks).
+
+def choose_path(problem: PathProblem, settings: Settings) -> tuple[tuple[SchedulePoint, ...], Plan]:
+    """A point for each graph in the order of the forward, and the plan of the whole step.
+
+    The plan is without parts, blocks and breaks.
 
     Raises
     ------
@@ -102,10 +161,9 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Sch
         If nothing fits, unless ``on_infeasible="least"``.
     """
     asked = StepLimits.of(problem.plain(), settings)
-    problem, choice = _choose(problem, asked, settings)
-    step = problem.step(problem.offered)
-    taken = zip(problem.keys, problem.offered, choice.points[: len(problem.keys)], strict=True)
-    chosen = {key: group[point] for key, group, point in taken}
+    choice = _choose(problem, asked, settings)
+    step, problem = choice.step, choice.problem
+    chosen = tuple(problem.offered[part][choice.points[part]] for part in problem.order)
     peak = replace(step, forwards=1).peak(choice.points)
     whole = Plan(
         memory_limit=choice.limit,
@@ -125,71 +183,106 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[dict[str, Sch
         pins=total_records(r for g in problem.order for r in problem.frontiers[g].counted.pins),
         reused_options=any(frontier.counted.reused_options for frontier in problem.frontiers),
         untried=tuple(dict.fromkeys(text for each in problem.frontiers for text in each.graph.untried)),
-        timings=_summed(frontier.counted.timings for frontier in problem.frontiers),
+        timings=_summed(frontier.counted.timings for frontier in problem.graphs),
     )
     return chosen, whole
 
 
-def _choose(problem: PathProblem, asked: StepLimits, settings: Settings) -> tuple[PathProblem, _Choice]:
-    """The choice, and the problem with what searches found for it."""
+def _choose(problem: PathProblem, asked: StepLimits, settings: Settings) -> _Choice:
+    """The choice, with what searches found for it."""
     step = problem.step(problem.offered)
     leanest = choose_points(step)
     assert leanest is not None, "every graph can run in some way"
     least = step.peak(leanest) + asked.reserve
-    points = choose_points(step, limit=asked.memory, most_time=asked.most_time)
-    if points is not None:
-        choice = _Choice(points, asked.limit, asked.limit, least)
-        return (problem, choice) if asked.limit is None else _searched(problem, choice, asked, settings)
-    if asked.limit is not None and asked.limit < least:  # searches at the least may need a little less
-        problem, choice = _searched(problem, _Choice(leanest, least, asked.limit, least), asked, settings)
-        least = problem.step(problem.offered).peak(choice.points) + asked.reserve
+    found = _best(problem, asked.memory, asked.most_time)
+    if found is not None:
+        choice = _Choice(*found, asked.limit, asked.limit, least)
+        return choice if asked.limit is None else _searched(choice, asked, settings)
+    lean = _Choice(problem, leanest, least, asked.limit, least)
+    if asked.limit is not None and asked.limit < least:  # the plan of the least may need a little less
+        within = _best(problem, asked.with_limit(least).memory, asked.most_time)
+        if within is not None:
+            lean = _searched(replace(lean, problem=within[0], points=within[1]), asked, settings)
+        least = lean.step.peak(lean.points) + asked.reserve
         if least <= asked.limit:
-            return problem, replace(choice, limit=asked.limit, least=least)
-        leanest, step = choice.points, problem.step(problem.offered)
-    error = infeasible_error(step, asked, least)
+            return replace(lean, limit=asked.limit, least=least)
+    error = infeasible_error(lean.step, asked, least)
     too_slow = asked.limit is None or least <= asked.limit
     if settings.on_infeasible == "error" or too_slow:
         raise error
     warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
-    return problem, _Choice(leanest, least, asked.limit, least)
+    return replace(lean, limit=least, least=least)
+
+
+EFFORT_APART: Final = 1.0
+"""CP-SAT's deterministic time for choosing points of graphs that are alike, each its own."""
+
+GAP_APART: Final = 1e-4
+"""The fraction of the step's time at which that choice is good enough."""
+
+
+def _best(
+    problem: PathProblem, limit: int | None, most_time: int | None
+) -> tuple[PathProblem, tuple[int, ...]] | None:
+    """Points within what is asked: first one for each graph, then graphs that are alike each their own."""
+    together = choose_points(problem.step(problem.offered), limit=limit, most_time=most_time)
+    apart = problem.apart()
+    if problem.alike or not apart.alike:
+        return None if together is None else (problem, together)
+    step, hint = apart.step(apart.offered), None
+    if together is not None:
+        hint = (*(together[part] for part in problem.order), *together[len(problem.keys) :])
+    own = choose_points(
+        step,
+        limit=limit,
+        most_time=most_time,
+        effort=EFFORT_APART,
+        alike=apart.alike,
+        hint=hint,
+        gap=GAP_APART,
+    )
+    if own is None:
+        return None if together is None else (problem, together)
+    figure = step.peak if limit is None else step.time
+    if together is not None and hint is not None and figure(own) >= figure(hint):
+        return problem, together
+    return apart.joined(own)
 
 
 ROUNDS: Final = 2
 """How often each graph is searched in, as the others are by then."""
 
 
-def _searched(
-    problem: PathProblem, choice: _Choice, asked: StepLimits, settings: Settings
-) -> tuple[PathProblem, _Choice]:
+def _searched(choice: _Choice, asked: StepLimits, settings: Settings) -> _Choice:
     """What searches find in each graph under what the others leave it, and the best choice with that."""
     assert choice.limit is not None
     limit = choice.limit - asked.reserve
     for _ in range(ROUNDS):
-        found, before = _searched_once(problem, choice.points, limit, asked, settings)
-        if found is None:
+        found, before = _searched_once(choice.problem, choice.points, limit, asked, settings)
+        best = None if found is None else _best(found.united(), limit, asked.most_time)
+        if best is None:
             break
-        step = found.step(found.offered)
-        points = choose_points(step, limit=limit, most_time=asked.most_time)
-        if points is None or step.time(points) >= before:
+        better = replace(choice, problem=best[0], points=best[1])
+        if better.step.time(better.points) >= before:
             break
-        problem, choice = found, replace(choice, points=points)
-    return problem, choice
+        choice = better
+    return choice
 
 
 def _searched_once(
     problem: PathProblem, points: Sequence[int], limit: int, asked: StepLimits, settings: Settings
 ) -> tuple[PathProblem | None, int]:
-    """The problem with what is found once in each graph, None if nothing is; and the time of the points."""
+    """The problem with what is found once in each part, None if nothing is; and the time of the points."""
     step, runs = problem.step(problem.offered), Counter(problem.order)
     gaps = [
         runs[g] * max(0, problem.offered[g][points[g]].time - time_once(frontier.graph))
         for g, frontier in enumerate(problem.frontiers)
     ]
-    ops = sum(len(each.graph.ops) for each in problem.frontiers)
+    ops = sum(len(each.graph.ops) for each in problem.graphs)
     effort = PlanningEffort.of_ops(ops, asked.plain_time).seconds(sum(gaps) / max(1, asked.plain_time))
     offered = list(problem.offered)
     for g, frontier in enumerate(problem.frontiers):
-        if len(offered[g]) == 1 or not gaps[g]:  # it runs as it does already, or nothing is to be gained
+        if problem.keys[g] in problem.fixed or not gaps[g]:  # nothing is to be gained
             continue
         bound = None if settings.planning_budget == UNLIMITED else Budget(effort * gaps[g] / sum(gaps))
         found = frontier.searched(step.moments_of(g, points), limit, bound)
@@ -215,8 +308,8 @@ def _figures(point: SchedulePoint) -> PartPoint:
     return PartPoint(point.phases.forward, point.phases.backward, point.phases.between, point.time)
 
 
-def _extra_flops(problem: PathProblem, chosen: Mapping[str, SchedulePoint]) -> float:
-    flops = sum(chosen[problem.keys[g]].flops for g in problem.order)
+def _extra_flops(problem: PathProblem, chosen: Sequence[SchedulePoint]) -> float:
+    flops = sum(point.flops for point in chosen)
     plain = sum(problem.frontiers[g].plain.flops for g in problem.order)
     return flops / plain - 1.0 if plain else 0.0
 

@@ -45,13 +45,14 @@ def plan_path(
     survey, backend, compiled = surveyed
     breaks = PathPlanner(survey)  # combine
     backend.captured = True
-    backend.partitioner = backend_for(breaks.choose).partitioner
+    backend.partitioner, backend.select = backend_for(breaks.choose).partitioner, breaks.select
     if context.build:
         breaks.begin()
         with preserve_state_and_parameters(model):
             given, named = copied((args, kwargs), model)
             run_once(model, compiled, backend, given, named)
         breaks.ended()
+    backend.settle()
     return backend, compiled, breaks
 
 

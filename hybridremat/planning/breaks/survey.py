@@ -64,8 +64,8 @@ class Survey:
         Whether Dynamo met a break as it traced.
     refused
         Why the policy cannot be kept in one of the graphs.
-    keys, latest
-        Fingerprints of the captured graphs, and of the one that was traced last.
+    latest
+        The fingerprint of the graph that was traced last.
     recorder
         Of the run that measures, while it runs.
     traced
@@ -85,7 +85,6 @@ class Survey:
     passing: dict[str, int] = field(default_factory=dict)
     broken: bool = False
     refused: PolicyError | None = None
-    keys: dict[CapturedGraph, str] = field(default_factory=dict)
     latest: str = ""
     recorder: EagerCodeRecorder | None = None
     traced: dict[str, TracedStep] = field(default_factory=dict)
@@ -121,15 +120,15 @@ class Survey:
             self._trace(graph)
 
     def _trace(self, graph: CapturedGraph) -> None:
-        if graph not in self.keys:
+        if not graph.key:
             graph.keep_gradients_of(self.shared)
             graph.plan()  # asks choose, and gets no schedule
-            self.keys[graph] = self.latest
+            graph.key = self.latest
 
     @property
     def order(self) -> list[str]:
         """Fingerprints in the order in which the graphs ran; empty for those that have not been traced."""
-        return [self.keys.get(graph, "") for graph in self.ran]
+        return [graph.key for graph in self.ran]
 
     def choose(self, traced: TracedStep) -> Chosen:
         """Compute the frontier of a graph, which is not planned yet.
