@@ -71,6 +71,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
@@ -436,3 +437,15 @@ def forget_code_of(backend: object, codes: Iterable[CodeType]) -> None:
         dead = sum(entry.backend is None for entry in entries)
         if dead == len(entries) or dead >= MANY_DEAD:
             reset_code(code)
+
+
+def storage_reference(tensor: torch.Tensor) -> Callable[[], bool]:
+    """Tells whether a tensor's storage is still there; it is not kept by that.
+
+    True without end for tensors that have no one storage of their own.
+    """
+    several: bool = is_traceable_wrapper_subclass(tensor)
+    if several or tensor.layout != torch.strided:
+        return lambda: True
+    reference = StorageWeakRef(tensor.untyped_storage())
+    return lambda: not reference.expired()

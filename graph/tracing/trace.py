@@ -264,6 +264,20 @@ def gradient_bytes_at(step: TracedStep, places: Collection[int]) -> int:
     return sum(step.graph.values[value].bytes for value in values)
 
 
+def releasing(step: TracedStep, places: Collection[int]) -> TracedStep:
+    """The step, some outputs of whose forward nobody holds any more when its backward runs."""
+    outputs = joint_outputs(step.module)[: step.num_outputs]
+    values = [step.node_values[each] if isinstance(each, fx.Node) else () for each in outputs]
+    stay = {value for place, group in enumerate(values) if place not in places for value in group}
+    gone = {value for place in places for value in values[place]} & step.graph.held_outputs - stay
+    graph = replace(
+        step.graph,
+        held_outputs=step.graph.held_outputs - gone,
+        released_outputs=step.graph.released_outputs | gone,
+    )
+    return replace(step, graph=graph)
+
+
 def trace_joint(
     module: fx.GraphModule,
     num_outputs: int,

@@ -15,7 +15,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -77,18 +78,70 @@ def assign_roles(module: fx.GraphModule, *, all_outputs: bool, loss_only: bool =
     return OutputRoles(detached, loss_inside=True)
 
 
-def loss_alone(outputs: Any) -> Any:
-    """What a step of several graphs returns, with None for all tensors but losses.
+class OutputSettings(Protocol):
+    """What is said of a step's outputs (:class:`~hybridremat.plans.request.Request`)."""
+
+    @property
+    def grad_outputs(self) -> str:
+        """``"all"`` if gradients may flow from all of them."""
+        ...
+
+    @property
+    def hold_outputs(self) -> bool:
+        """Whether outputs other than losses are held through the backward."""
+        ...
+
+    @property
+    def outputs(self) -> str:
+        """``"loss"`` if None is returned for all tensors but losses."""
+        ...
+
+
+def returned_outputs(outputs: Any, settings: OutputSettings) -> Any:
+    """What a step of several graphs returns: as of one graph, gradients flow from losses if there are any.
 
     Raises
     ------
     ModelError
-        If there is no loss.
+        If only losses are to be returned, and there is none.
     """
-    found = [each for each in tree_leaves(outputs) if _is_loss(each)]
-    if not found:
-        raise _no_loss()
-    return tree_map(lambda e: None if isinstance(e, torch.Tensor) and not _is_loss(e) else e, outputs)
+    loss_only = settings.outputs == "loss"
+    if not _has_losses(outputs, settings):
+        if loss_only:
+            raise _no_loss()
+        return outputs
+    numbers = count()
+
+    def returned(value: object) -> object:
+        number = next(numbers)
+        if not isinstance(value, torch.Tensor) or _is_loss(value):
+            return value
+        if loss_only:
+            return None
+        return refusing_gradients(value, number) if value.requires_grad else value
+
+    return tree_map(returned, outputs)
+
+
+def outputs_in_backward(outputs: Any, settings: OutputSettings) -> list[torch.Tensor]:
+    """The tensors of an output that the caller holds in the backward: losses alone, if there are any.
+
+    ``hold_outputs`` and ``grad_outputs`` may say otherwise.
+    """
+    tensors = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor)]
+    dropped = _has_losses(outputs, settings) and not settings.hold_outputs
+    return [each for each in tensors if not dropped or _is_loss(each)]
+
+
+def _has_losses(outputs: Any, settings: OutputSettings) -> bool:
+    return settings.grad_outputs != "all" and any(map(_is_loss, tree_leaves(outputs)))
+
+
+def refusing_gradients(output: torch.Tensor, index: int) -> torch.Tensor:
+    """An output as a leaf that raises when a gradient reaches it; ``index``: its place in the output."""
+    tensor = output.detach().requires_grad_()
+    tensor.register_hook(_refuse_gradient(index, tuple(tensor.shape)))
+    return tensor
 
 
 def _is_loss(value: object) -> bool:
@@ -119,12 +172,21 @@ class HeldOutputs:
         """Make gradients of detached outputs raise, and follow the outputs other than scalars."""
         results = list(outputs)
         for index in detached:
-            tensor = results[index].detach().requires_grad_()
-            tensor.register_hook(_refuse_gradient(index, tuple(tensor.shape)))
-            results[index] = tensor
+            results[index] = refusing_gradients(results[index], index)
         if not self._warned:
             self._follow(results, inputs)
         return type(outputs)(results) if isinstance(outputs, tuple) else results
+
+    def watch(self, outputs: Any, inputs: Iterable[object]) -> None:
+        """Follow what a step of several graphs returns, other than scalars, if there is a loss in it."""
+        found = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor)]
+        losses = list(filter(_is_loss, found))
+        if self._warned or not losses:
+            return
+        given = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
+        self._alive = [weakref.ref(each) for each in found if each.dim() and _address(each) not in given]
+        for loss in losses:
+            loss.register_hook(lambda _: self.warn_once())
 
     def _follow(self, outputs: Sequence[Any], inputs: Sequence[object]) -> None:
         if self._made is None:  # the same in every step: one graph makes them

@@ -17,7 +17,7 @@ from torch import nn
 from hybridremat.compiler.backend import Backend, SurveyNeededError
 from hybridremat.compiler.capture import SLOT, no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
-from hybridremat.compiler.output_hooks import loss_alone
+from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, ModelError
 from hybridremat.graph.memory import step_memory
@@ -68,6 +68,7 @@ class PlannedCall:
         self._caching = caching_configs(model)
         self._warned_of_shapes = self._warned_of_captures = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._held = HeldOutputs(expected=context.settings.hold_outputs)
         self.first_steps: FirstSteps | None = None
         if loss_outside:
             from hybridremat.runtime.first_steps import FirstSteps
@@ -202,8 +203,8 @@ class PlannedCall:
             output = step.compiled(*args, **kwargs)
         if step.breaks is not None:
             step.breaks.ended()
-            if self.context.settings.outputs == "loss":
-                return loss_alone(output)
+            output = returned_outputs(output, self.context.settings)
+            self._held.watch(output, tree_leaves((args, kwargs)))
         return output
 
     def _surveyed_again(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.costs.recorder import Mark
-from hybridremat.graph.private_torch import new_node_number, node_number, ones_for_result, tree_leaves
+from hybridremat.graph.private_torch import new_node_number, node_number, ones_for_result
 from hybridremat.graph.tracing.non_leaf import is_non_leaf_source
 from hybridremat.sequence.joined_graphs import PartPoint, StepPart
 
@@ -185,6 +186,12 @@ def _gradient_of(output: Node) -> torch.Tensor | None:
     return None if leaf is None else leaf.variable.grad
 
 
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Those of the tensors' storages, parameters apart."""
+    made = [each for each in tensors if not isinstance(each, nn.Parameter)]
+    return sum({_storage(each): each.untyped_storage().nbytes() for each in made}.values())
+
+
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
@@ -216,14 +223,18 @@ def measure_eager_code(
 ) -> tuple[list[StepPart | None], list[set[int]]]:
     """Each section as a part with one point, None if it allocates nothing; and what passes, for each graph.
 
+    What the caller holds in the backward belongs to the last section, and stays: outputs and their gradients.
     These are the places of inputs whose gradients its backward makes and the backward after it takes: they
-    are gone then. ``forward`` runs the surveyed forward and returns the model's output.
+    are gone then. ``forward`` runs the surveyed forward, and returns the tensors that the caller holds then.
     """
+    held: list[int] = []
 
     def run(mark: Mark) -> None:
         recorder.mark = mark
         recorder.begin()
-        recorder.end(tree_leaves(forward()))
+        outputs = forward()
+        recorder.end(outputs)
+        held.append(_bytes(outputs) + sum(each.nbytes for each in _edges(outputs).values()))
         recorder.backward()
 
     segments = record(recorder.device, run).segments
@@ -235,6 +246,8 @@ def measure_eager_code(
         forward_peak, saved = figures[f"forward {index}"]
         above, gradients = figures.get(f"backward {index}", (0, 0))
         saved = max(0, saved)
+        if index == len(recorder.results) - 1:
+            waiting += sum(held)
         nothing = not (forward_peak or saved or above or waiting)
         made, handed = recorder.passed[index] if index < len(recorder.passed) else ({}, {})
         arriving = {*made.values(), *recorder.returned[index]}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning.breaks.graphs import StepGraphs
 from hybridremat.planning.breaks.limits import StepLimits
 from hybridremat.planning.breaks.paths import Paths, SurveyedPath
@@ -108,10 +109,16 @@ class PathFrontier:
         return tuple(kept)
 
     def _own_plan(self, limit: int) -> FrontierPoint:
-        """The figures of a plan under a limit, or less, that is the plan under what it needs as well."""
+        """The figures of a plan under a limit, or about it, that is the plan under what it needs as well.
+
+        Near the least memory, searches under a limit may find what those under a lower one do not.
+        """
         plan = self._plan(limit, None)
         for _ in range(AGAIN):
-            again = self._plan(plan.needed, None)
+            try:
+                again = self._plan(plan.needed, None)
+            except InfeasibleLimitError as error:
+                again = self._plan(error.least, None)
             if again.predicted_peak == plan.predicted_peak and again.overhead == plan.overhead:
                 break
             plan = again

@@ -60,6 +60,12 @@ class StepGraphs:
         self._given: Plan | None = None
         self._given_points: tuple[SchedulePoint, ...] = ()
 
+    def add(self, frontiers: Mapping[str, GraphFrontier], steps: Mapping[str, TracedStep]) -> None:
+        """Add the graphs of a path; what a survey knows of one replaces what is known, until it is planned."""
+        new = [key for key in frontiers if key not in self.variants]
+        self.frontiers.update({key: frontiers[key] for key in new})
+        self.steps.update({key: steps[key] for key in new if key in steps})
+
     def follow(self, given: Plan, order: GraphPath) -> None:
         """Let the graphs of a path run as a given plan says.
 
@@ -170,6 +176,7 @@ class StepGraphs:
         eager_code, joined = paths.eager_code(order)
         if joined is None:
             joined = max(largest_gradient(self.frontiers[key]) for key in order)
+        joined += sum(self._held_bytes(order, paths, key) for key in order)
         keys = tuple(dict.fromkeys(order))
         problem = PathProblem(
             keys,
@@ -185,6 +192,12 @@ class StepGraphs:
         if self._given is None:
             return problem
         return replace(problem.apart(), offered=tuple((point,) for point in self._given_points))
+
+    def _held_bytes(self, order: GraphPath, paths: Paths, key: str) -> int:
+        """Bytes of outputs of a graph that are held on this path, and were not where it was planned."""
+        graph = self.frontiers[key].graph
+        held = paths.held_outputs(order, key, graph.released_outputs)
+        return sum(graph.values[value].bytes for value in held)
 
     def _offered(self, key: str) -> Sequence[SchedulePoint]:
         if key in self.variants:

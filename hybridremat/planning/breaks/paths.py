@@ -22,6 +22,7 @@ class SurveyedPath:
     eager_code: tuple[StepPart | None, ...] = ()
     joined_bytes: int = 0
     passing: Mapping[str, int] = field(default_factory=dict)
+    released_outputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @staticmethod
     def of(survey: Survey) -> SurveyedPath:
@@ -32,6 +33,7 @@ class SurveyedPath:
             tuple(survey.eager_code),
             survey.joined_bytes,
             dict(survey.passing),
+            survey.released_outputs,
         )
 
 
@@ -70,6 +72,11 @@ class Paths:
     def passing(self, order: GraphPath, key: str) -> int:
         """Bytes of gradients that a graph makes for the next one in the backward; 0 if they are not known."""
         return next((path.passing.get(key, 0) for path in self.surveyed if path.order == order), 0)
+
+    def held_outputs(self, order: GraphPath, key: str, released: frozenset[int]) -> frozenset[int]:
+        """Of outputs that a graph releases on other paths, those that are held on this one, or may be."""
+        found = next((path for path in self.surveyed if path.order == order), None)
+        return released - (frozenset() if found is None else found.released_outputs.get(key, released))
 
     def breaks(self, order: GraphPath) -> tuple[tuple[str, str] | None, ...]:
         """Places and reasons of the breaks of a path, as far as surveys know them."""

@@ -158,8 +158,7 @@ class PathPlanner:
         self._run.unchanged = None
         path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
         if survey is not None:
-            self._graphs.frontiers = {**survey.frontiers, **self._graphs.frontiers}
-            self._graphs.steps = {**survey.traced, **self._graphs.steps}
+            self._graphs.add(survey.frontiers, survey.traced)
         if self.paths.is_surveyed(path.order) and path.order in self.paths.plans:
             self._follow(path.order)
             return

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hybridremat.compiler.backend import CaptureComplete, CapturedGraph
+from hybridremat.compiler.output_hooks import outputs_in_backward
 from hybridremat.errors import CaptureError, PolicyError
-from hybridremat.graph.private_torch import num_graph_breaks
+from hybridremat.graph.private_torch import num_graph_breaks, storage_reference
 from hybridremat.graph.tracing.non_leaf import non_leaf
-from hybridremat.graph.tracing.trace import TracedStep, gradient_bytes_at
+from hybridremat.graph.tracing.trace import TracedStep, gradient_bytes_at, releasing
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
 from hybridremat.planning.chosen import Chosen
@@ -74,6 +75,13 @@ class Survey:
         The part of the time for planning that each has.
     shared
         The identities of parameters that several graphs use, or one that runs twice.
+    alive
+        For each graph of ``ran``, what tells whether its outputs are still there.
+    released
+        The places of outputs that are gone when the backward of their graph runs: whoever read them has run
+        its own by then.
+    tracing
+        The graph that is traced now.
     """
 
     context: PlanContext
@@ -90,6 +98,9 @@ class Survey:
     traced: dict[str, TracedStep] = field(default_factory=dict)
     share: float = 1.0
     shared: set[int] = field(default_factory=set)
+    alive: list[list[Callable[[], bool]]] = field(default_factory=list)
+    released: dict[CapturedGraph, frozenset[int]] = field(default_factory=dict)
+    tracing: CapturedGraph | None = None
 
     def visit(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
         """Run a graph without gradients, in place of planning it."""
@@ -105,7 +116,15 @@ class Survey:
             outputs = tuple(map(_as_in_training, known.module(*args), known.differentiable))
         if self.recorder is not None:
             self.recorder.leave(outputs)
+        else:
+            self.alive.append([_reference(each) for each in outputs])
         return outputs
+
+    def _note_released(self) -> None:
+        """Note which outputs are gone where the caller alone is left: in each run of their graph."""
+        for graph, outputs in zip(self.ran, self.alive, strict=True):
+            gone = frozenset(place for place, is_there in enumerate(outputs) if not is_there())
+            self.released[graph] = gone & self.released.get(graph, gone)
 
     def _plan_graphs(self) -> None:
         """Compute the frontiers of the graphs that are new.
@@ -122,8 +141,14 @@ class Survey:
     def _trace(self, graph: CapturedGraph) -> None:
         if not graph.key:
             graph.keep_gradients_of(self.shared)
+            self.tracing = graph
             graph.plan()  # asks choose, and gets no schedule
-            graph.key = self.latest
+            graph.key, self.tracing = self.latest, None
+
+    @property
+    def released_outputs(self) -> dict[str, frozenset[int]]:
+        """By fingerprint, the values of outputs that are gone on this path when their backward runs."""
+        return {key: step.graph.released_outputs for key, step in self.traced.items()}
 
     @property
     def order(self) -> list[str]:
@@ -146,11 +171,20 @@ class Survey:
             if self.recorder is not None:
                 raise NewPathError("another path")
             step, timings = costed(step, self.context)
-            self.traced[key] = step
+            self.traced[key] = step = self._releasing(step)
             if key not in self.frontiers:
                 self._plan(key, timings)
         self.latest = key
         raise CaptureComplete
+
+    def _releasing(self, step: TracedStep) -> TracedStep:
+        """The step without the outputs that are gone in its backward, unless it has others than the model."""
+        graph = self.tracing
+        if graph is None or graph.unplanned is None:
+            return step
+        if step.num_outputs != len(graph.unplanned.differentiable):
+            return step
+        return releasing(step, self.released.get(graph, ()))
 
     @property
     def by_chunks(self) -> bool:
@@ -175,7 +209,11 @@ class Survey:
             self._forget_path()
             before = num_graph_breaks()
             with trial() as run:
-                run()
+                outputs = outputs_in_backward(run(), self.context.settings)
+                kept = [each.detach() for each in outputs]
+                del outputs
+                self._note_released()
+                del kept
             self.broken = num_graph_breaks() > before
             if not self.has_breaks:
                 return
@@ -195,13 +233,16 @@ class Survey:
     def _forget_path(self) -> None:
         self.ran.clear()
         self.breaks.clear()
+        self.alive.clear()
 
     def _measure(self, run: Callable[[], Any], device: str) -> None:
         """Run once more; the survey keeps the path of this run."""
         self._forget_path()
         self.recorder = EagerCodeRecorder(device)
         try:
-            self.eager_code, passing = measure_eager_code(self.recorder, run)
+            self.eager_code, passing = measure_eager_code(
+                self.recorder, lambda: outputs_in_backward(run(), self.context.settings)
+            )
             self.joined_bytes = self.recorder.joined_bytes
             every: dict[str, set[int]] = {}
             for key, places in zip(self.order, passing, strict=True):
@@ -242,6 +283,10 @@ def path_frontier(
         share=share,
         searched=not given,
     )
+
+
+def _reference(output: object) -> Callable[[], bool]:
+    return storage_reference(output) if isinstance(output, torch.Tensor) else lambda: True
 
 
 def _as_in_training(output: Any, differentiable: bool) -> Any:
