@@ -61,7 +61,7 @@ class StepGraphs:
         self._given_points: tuple[SchedulePoint, ...] = ()
 
     def add(self, frontiers: Mapping[str, GraphFrontier], steps: Mapping[str, TracedStep]) -> None:
-        """Add the graphs of a path; what a survey knows of one replaces what is known, until it is planned."""
+        """Add the graphs of a path; of those that are not planned, a survey knows best."""
         new = [key for key in frontiers if key not in self.variants]
         self.frontiers.update({key: frontiers[key] for key in new})
         self.steps.update({key: steps[key] for key in new if key in steps})
