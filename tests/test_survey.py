@@ -182,6 +182,61 @@ class EagerWide(nn.Module):
         return total.pow(2)
 
 
+class Solved(torch.autograd.Function):
+    """Runs a module, a graph, without gradients, and saves much after it for a backward that runs it again."""
+
+    @staticmethod
+    def forward(ctx, module, x, *parameters):
+        y = module(x)
+        ctx.save_for_backward(x, y.repeat(1, 64))
+        ctx.module, ctx.parameters = module, parameters
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, wide = ctx.saved_tensors
+        scale = wide.sin().cos().mean()
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = ctx.module(x)
+        return None, *torch.autograd.grad(y, [x, *ctx.parameters], gradient * scale)
+
+
+class Solving(nn.Module):
+    """As a solver of differential equations with an adjoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    @torch.compiler.disable(recursive=False)
+    def solved(self, x):
+        return Solved.apply(self.inner, x, *self.inner.parameters())
+
+    def forward(self, x):
+        return self.last(self.solved(self.first(x).sin())).pow(2).mean()
+
+
+class Asking(nn.Module):
+    """Hands a graph a view of a view that was made without gradients of what requires one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.read = nn.Linear(16, 16), EagerWide.Read()
+
+    @torch.no_grad()
+    def asked(self, x):
+        for row in range(1):
+            part = x[row][:, None]
+            torch._dynamo.graph_break()
+            total = self.read(part)
+        return total
+
+    def forward(self, x):
+        x = self.first(x)
+        return (x * self.asked(x)).pow(2).mean()
+
+
 class Inside(nn.Module):
     def __init__(self, inner) -> None:
         super().__init__()
@@ -199,6 +254,8 @@ class Inside(nn.Module):
         pytest.param(lambda: Inside(EagerWide(reads="gp")), id="graph, then plain"),
         pytest.param(lambda: Inside(EagerWide(reads="gg")), id="two graphs"),
         pytest.param(lambda: Inside(EagerWide(reads="pg")), id="plain, then graph"),
+        pytest.param(Solving, id="graph in an autograd.Function"),
+        pytest.param(Asking, id="view without gradients"),
     ],
 )
 def test_bit_equal_at_the_least_limit(make):

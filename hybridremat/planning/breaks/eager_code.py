@@ -80,11 +80,12 @@ class EagerCodeRecorder:
         self._open(())
 
     def enter(self, args: Sequence[object]) -> None:
-        """A graph starts."""
-        edges = self._close(args)
+        """A graph starts; one without gradients makes none of its inputs."""
+        under_autograd = torch.is_grad_enabled()
+        edges = self._close(args, under_autograd=under_autograd)
         self.uses.update(edge for edge in edges if _ends(edge[0]))
         made, handed = {}, {}
-        for place, tensor in enumerate(args):
+        for place, tensor in enumerate(args if under_autograd else ()):
             for edge in _edges([tensor]):
                 if edge in self.handed[-1]:
                     handed[place] = edge
@@ -99,6 +100,8 @@ class EagerCodeRecorder:
         uses = Counter(map(_storage, [*inputs.values(), *made]))
         self.held.append(outputs)
         self._open([each for each in made if uses[_storage(each)] == 1])
+        if not torch.is_grad_enabled():
+            self._take_over()
 
     def end(self, outputs: Sequence[object]) -> None:
         """The model returns."""
@@ -113,10 +116,20 @@ class EagerCodeRecorder:
         self.waiting.append(set())
         self.mark(f"forward {len(self.starts) - 1}")
 
-    def _close(self, args: Sequence[object]) -> set[Edge]:
+    def _take_over(self) -> None:
+        """Let this section run the backward of the one before it as well.
+
+        The graph between them ran without gradients, perhaps in the forward of an ``autograd.Function``, whose
+        node is older than what it saves at its end.
+        """
+        self.starts[-1] = self.starts[-2]
+        self.results[-1], self.results[-2] = self.results[-2], {}
+        self.handed[-1], self.handed[-2] = self.handed[-2] | self.handed[-1], set()
+
+    def _close(self, args: Sequence[object], *, under_autograd: bool = True) -> set[Edge]:
         self.mark("")
         self.held.append(args)
-        taken = _edges(args)
+        taken = _edges(args) if under_autograd else {}
         self.every_use.update(taken.keys())
         for edge, tensor in taken.items():
             self._note_root(edge, tensor)
@@ -170,13 +183,20 @@ class EagerCodeRecorder:
 
 
 def _edges(values: Iterable[object]) -> dict[Edge, torch.Tensor]:
-    """The tensors that require a gradient, each by the result that it is."""
+    """The tensors that require a gradient, each by the result that it is.
+
+    A view that is made without gradients says that it requires one, and has no history.
+    """
     found = {}
     for tensor in values:
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not _has_lost_its_history(tensor):
             node, index, *_ = get_gradient_edge(tensor)
             found[node, index] = tensor
     return found
+
+
+def _has_lost_its_history(tensor: torch.Tensor) -> bool:
+    return tensor.grad_fn is None and tensor._is_view()
 
 
 def _gradient_of(output: Node) -> torch.Tensor | None:
