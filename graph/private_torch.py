@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, _neg_view
 from torch._C import (
     DispatchKey,
+    _current_graph_task_id,
     _dispatch_tls_local_exclude_set,
     _dispatch_tls_local_include_set,
     _ForceDispatchKeyGuard,
@@ -132,6 +133,7 @@ __all__ = [
     "_profiler_enabled",
     "allow_second_backward",
     "allows_second_backward",
+    "backward_number",
     "arg_tree_leaves",
     "as_in_eager",
     "boxed_nop",
@@ -323,6 +325,11 @@ def _donated() -> list[int] | None:
 def graph_is_retained() -> bool:
     """Called in a backward: whether it was started with ``retain_graph=True``."""
     return bool(_get_current_graph_task_keep_graph())
+
+
+def backward_number() -> int:
+    """Called in a backward: a number that it has alone."""
+    return int(_current_graph_task_id())
 
 
 _AUTOGRAD = [
