@@ -80,7 +80,9 @@ def test_parts_beside_a_break_are_units_that_can_be_planned():
 
 def test_a_line_that_differentiates_is_told_what_to_leave_out():
     model, x = Differentiating(), torch.randn(4, 16)
-    with pytest.raises(hybridremat.CaptureError, match=r"differentiate.*wrap_each\(model, \['critic', 'other'\]"):
+    with pytest.raises(
+        hybridremat.CaptureError, match=r"differentiate.*wrap_each\(model, \['critic', 'other'\]"
+    ):
         hybridremat.plan(model, args=(x,), graph_breaks="plan", **HOW)
     with pytest.raises(hybridremat.CaptureError, match=r"leave out of units= what that line differentiates"):
         hybridremat.plan(model, args=(x,), units=["critic", "other"], **HOW)

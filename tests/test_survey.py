@@ -12,7 +12,7 @@ from torch.nn import functional
 import hybridremat
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, ModelError
-from support.training import train, train_plain
+from support.training import allocated_peak, train, train_plain
 from support.wrapping import assert_untouched, state_of
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False, "graph_breaks": "plan"}
@@ -309,7 +309,7 @@ def test_a_model_with_a_new_path_in_every_run_says_what_to_do():
 
 
 class PlainDeep(nn.Module):
-    """A graph, then layers of plain PyTorch, whose backward frees an activation for each gradient of a weight."""
+    """A graph, then plain PyTorch, whose backward frees an activation for each gradient of a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,3 +334,31 @@ def test_what_plain_code_frees_in_its_backward_makes_room_for_its_gradients():
     assert train(model, inputs).differences(trained) == []
     predicted = hybridremat.get_plan(wrapped).predicted_peak
     assert max(trained.peaks) <= predicted <= 1.05 * max(trained.peaks)
+
+
+class SparsePlain(nn.Module):
+    """Looks up rows, with a sparse gradient, in plain PyTorch before a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(500, 16, sparse=True), nn.Linear(16, 16)
+
+    @torch.compiler.disable
+    def looked_up(self, tokens):
+        return self.embedding(tokens)
+
+    def forward(self, tokens):
+        return self.linear(self.looked_up(tokens)).tanh().pow(2).mean()
+
+
+def test_sparse_gradients_of_plain_code_are_counted():
+    torch.manual_seed(0)
+    model, inputs = SparsePlain(), {"tokens": torch.randint(0, 500, (64,))}
+    plain = copy.deepcopy(model)
+    planned(model, inputs)
+    peak = allocated_peak(lambda: model(**inputs).backward())
+    plain(**inputs).backward()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad.to_dense(), theirs.grad.to_dense())
+    predicted = hybridremat.get_plan(model).predicted_peak
+    assert peak <= predicted <= 1.2 * peak

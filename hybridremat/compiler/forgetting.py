@@ -1,8 +1,8 @@
 """When Dynamo may forget what it compiled for a step that is gone: not while it looks code up.
 
-A step is gone when Python frees it, which a garbage collection does anywhere, also while guards run. What Dynamo
-compiled of a model's own functions is in lists that models of a class share; to take entries out of such a list
-while Dynamo walks it crashes the process.
+A step is gone when Python frees it, which a garbage collection does anywhere, also while guards run. What
+Dynamo compiled of a model's own functions is in lists that models of a class share; to take entries out of
+such a list while Dynamo walks it crashes the process.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ def _has_several_ops(module: nn.Module) -> bool:
 def _frames(error: BaseException | None) -> Iterator[tuple[str, str, int]]:
     """File, function and line of the frames that led to an error and to what it came from."""
     while error is not None:
-        stack = list(getattr(error, "real_stack", None) or ()) + list(traceback.extract_tb(error.__traceback__))
+        stack = list(getattr(error, "real_stack", None) or ()) + list(
+            traceback.extract_tb(error.__traceback__)
+        )
         for frame in stack:
             resumed = _RESUMED.fullmatch(frame.name)
             yield frame.filename, resumed[1] if resumed else frame.name, frame.lineno or 0
@@ -84,7 +86,7 @@ def _without(module: nn.Module, name: str, kinds: set[type]) -> list[str]:
 
 
 def _alike(name: str, found: list[str], named: dict[str, nn.Module]) -> str:
-    """The name with ``*`` for its numbers, if that names nothing but parts that were found, or what is in them."""
+    """The name with ``*`` for its numbers, if that names only parts that were found, or what is in them."""
     pattern = re.sub(r"\.\d+(?=\.|$)", ".*", name)
     inside = {each for each in named if any(each == part or each.startswith(part + ".") for part in found)}
     return pattern if all(each in inside for each in named if fnmatchcase(each, pattern)) else name

@@ -1,4 +1,4 @@
-"""Warn when more forwards wait for their backward than planned, or one waits for two: what is saved adds up."""
+"""Warn when more forwards wait for their backward than planned, or one for two: what is saved adds up."""
 
 from __future__ import annotations
 
@@ -73,10 +73,11 @@ class ForwardsInFlight:
         if plan is not None and not plan.saved_bytes:
             return
         raise DoubleBackwardError(
-            "a second backward reached the same forward of a planned step, whose graph is one for all losses: "
-            "the first backward has freed what is saved. Run one, (first + second).backward(), pass "
+            "a second backward reached the same forward of a planned step, whose graph is one for all "
+            "losses: the first backward has freed what is saved. Run one, (first + second).backward(), pass "
             "retain_graph=True to the first (what is saved is then there longer than planned), or plan the "
-            "parts that each loss reads by themselves: hybridremat.wrap_each(model, ['generator', 'discriminator'], …), for one."
+            "parts that each loss reads by themselves, as in "
+            "hybridremat.wrap_each(model, ['generator', 'discriminator'], …)."
         )
 
     def _warn_again(self) -> None:
@@ -85,9 +86,9 @@ class ForwardsInFlight:
             return
         self._warned_again = True
         warnings.warn(
-            "a second backward ran through one forward: what the graphs that it alone reaches have saved was "
-            "there while the first one ran, and the plan takes the backward for one. Wrap with forwards=2, which "
-            "counts what is saved twice, or run one backward, (first + second).backward().",
+            "a second backward ran through one forward: what the graphs that it alone reaches have saved "
+            "was there while the first one ran, and the plan takes the backward for one. Wrap with "
+            "forwards=2, which counts what is saved twice, or run one backward, (first + second).backward().",
             OutstandingForwardWarning,
             stacklevel=2,
         )

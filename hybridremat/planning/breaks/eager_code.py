@@ -122,8 +122,8 @@ class EagerCodeRecorder:
     def _take_over(self) -> None:
         """Let this section run the backward of the one before it as well.
 
-        The graph between them ran without gradients, perhaps in the forward of an ``autograd.Function``, whose
-        node is older than what it saves at its end.
+        The graph between them ran without gradients, perhaps in the forward of an ``autograd.Function``,
+        whose node is older than what it saves at its end.
         """
         self.starts[-1] = self.starts[-2]
         self.results[-1], self.results[-2] = self.results[-2], {}
@@ -221,10 +221,13 @@ def _behind(nodes: Iterable[Node]) -> set[Edge]:
 def _run(edges: list[GradientEdge], ones: list[torch.Tensor], used: Iterable[Edge], *, retain: bool) -> int:
     """Run a backward from ``edges`` to what it depends on, ``used``, and no further.
 
-    What it reads is freed, unless some of ``used`` depends on others: what is between them runs then, too, and
-    runs again. Leaves get their gradients as autograd would give them; returns the bytes of those that are new.
+    What it reads is freed, unless some of ``used`` depends on others: what is between them runs then, too,
+    and runs again. Leaves get their gradients as autograd would give them; returns the bytes of those that
+    are new.
     """
     ends, given, new = list(used), {_storage(each) for each in ones}, 0
+    if not ends:
+        return 0
     inputs = [GradientEdge(*edge) for edge in ends]
     gradients = list(torch.autograd.grad(edges, inputs, ones, allow_unused=True, retain_graph=retain))
     for place, (node, _) in enumerate(ends):
@@ -234,6 +237,10 @@ def _run(edges: list[GradientEdge], ones: list[torch.Tensor], used: Iterable[Edg
             continue
         if leaf.grad is not None:
             leaf.grad += gradient
+            continue
+        if gradient.layout != torch.strided:
+            leaf.grad = gradient
+            new += sum(each.nbytes for each in (gradient._indices(), gradient._values()))
             continue
         shared = _storage(gradient) in given or gradient.stride() != leaf.stride()
         leaf.grad = gradient.clone() if shared and not is_non_leaf_source(node) else gradient

@@ -17,7 +17,10 @@ def boxes(count: int) -> list[dict[str, torch.Tensor]]:
     """Objects of four pictures."""
     corners = [torch.rand(count, 2) * 0.5 + 0.25 for _ in range(4)]
     return [
-        {"class_labels": torch.randint(0, 5, (count,)), "boxes": torch.cat([each, torch.full((count, 2), 0.2)], 1)}
+        {
+            "class_labels": torch.randint(0, 5, (count,)),
+            "boxes": torch.cat([each, torch.full((count, 2), 0.2)], 1),
+        }
         for each in corners
     ]
 
@@ -26,7 +29,11 @@ def detr() -> tuple[torch.nn.Module, dict[str, Any]]:
     from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
 
     backbone = ResNetConfig(
-        embedding_size=8, hidden_sizes=[32, 32, 32, 32], depths=[3, 2, 2, 2], layer_type="basic", out_features=["stage4"]
+        embedding_size=8,
+        hidden_sizes=[32, 32, 32, 32],
+        depths=[3, 2, 2, 2],
+        layer_type="basic",
+        out_features=["stage4"],
     )
     config = DetrConfig(
         use_timm_backbone=False,
@@ -103,7 +110,12 @@ def qwen_vl() -> tuple[torch.nn.Module, dict[str, Any]]:
         "fullatt_block_indexes": [1],
     }
     config = Qwen2_5_VLConfig(
-        text_config=text, vision_config=sight, image_token_id=2, video_token_id=3, vision_start_token_id=4, vision_end_token_id=5
+        text_config=text,
+        vision_config=sight,
+        image_token_id=2,
+        video_token_id=3,
+        vision_start_token_id=4,
+        vision_end_token_id=5,
     )
     tokens = torch.randint(6, 97, (2, 24))
     tokens[:, 1], tokens[:, 2:6], tokens[:, 6] = 4, 2, 5
@@ -192,7 +204,11 @@ def gan() -> tuple[torch.nn.Module, dict[str, Any]]:
 
 
 def penalty() -> tuple[torch.nn.Module, dict[str, Any]]:
-    return Penalized(), {"real": torch.randn(8, 3, 16, 16), "noise": torch.randn(8, 16), "mix": torch.rand(8, 1, 1, 1)}
+    return Penalized(), {
+        "real": torch.randn(8, 3, 16, 16),
+        "noise": torch.randn(8, 16),
+        "mix": torch.rand(8, 1, 1, 1),
+    }
 
 
 def gcn() -> tuple[torch.nn.Module, dict[str, Any]]:

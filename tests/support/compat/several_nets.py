@@ -19,7 +19,10 @@ class Dynamics(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(channels, channels, 3, padding=1), nn.Conv2d(channels, channels, 3, padding=1)
+        self.first, self.second = (
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
 
     def forward(self, time: Tensor, x: Tensor) -> Tensor:
         return self.second(functional.softplus(self.first(x))) * (1 - time)
@@ -39,7 +42,9 @@ class OdeNet(nn.Module):
         from torchdiffeq import odeint_adjoint
 
         x = self.before(x)
-        x = odeint_adjoint(self.dynamics, x, torch.tensor([0.0, 1.0]), method="rk4", options={"step_size": 0.5})[-1]
+        x = odeint_adjoint(
+            self.dynamics, x, torch.tensor([0.0, 1.0]), method="rk4", options={"step_size": 0.5}
+        )[-1]
         return functional.cross_entropy(self.head(self.after(x).mean((2, 3))), labels)
 
 
@@ -47,7 +52,9 @@ class Generator(nn.Module):
     def __init__(self, channels: int = 16) -> None:
         super().__init__()
         self.inner = nn.Linear(16, channels * 64)
-        self.stages = nn.Sequential(stage(channels, channels), nn.Upsample(scale_factor=2), stage(channels, channels))
+        self.stages = nn.Sequential(
+            stage(channels, channels), nn.Upsample(scale_factor=2), stage(channels, channels)
+        )
         self.last = nn.Conv2d(channels, 3, 3, padding=1)
 
     def forward(self, noise: Tensor) -> Tensor:
@@ -57,7 +64,9 @@ class Generator(nn.Module):
 class Discriminator(nn.Module):
     def __init__(self, channels: int = 16) -> None:
         super().__init__()
-        self.stages = nn.Sequential(stage(3, channels), stage(channels, channels, stride=2), stage(channels, channels))
+        self.stages = nn.Sequential(
+            stage(3, channels), stage(channels, channels, stride=2), stage(channels, channels)
+        )
         self.head = nn.Linear(channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
