@@ -122,7 +122,8 @@ compat: $(STAMP) $(EXTRA)/.installed ## try every model and habit of docs/compat
 # installed by the folder's name (site-packages), and else pickles all of pyarrow, which fails.
 $(EXTRA)/.installed: $(STAMP)
 	@$(PIP) install -qq -c constraints.txt --no-deps --upgrade --target $(EXTRA) torchvision timm \
-		trl datasets pyarrow dill multiprocess xxhash
+		trl datasets pyarrow dill multiprocess xxhash \
+		scipy torchdiffeq torch_geometric
 	@$(PIP) install -qq -c constraints.txt --no-deps --upgrade --target $(EXTRA)/quantized torchao bitsandbytes
 	@touch $@
 

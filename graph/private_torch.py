@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, _neg_view
 from torch._C import (
     DispatchKey,
+    _current_graph_task_id,
     _dispatch_tls_local_exclude_set,
     _dispatch_tls_local_include_set,
     _ForceDispatchKeyGuard,
@@ -135,6 +136,7 @@ __all__ = [
     "allows_second_backward",
     "arg_tree_leaves",
     "as_in_eager",
+    "backward_number",
     "boxed_nop",
     "change_count",
     "detect_fake_mode",
@@ -324,6 +326,11 @@ def _donated() -> list[int] | None:
 def graph_is_retained() -> bool:
     """Called in a backward: whether it was started with ``retain_graph=True``."""
     return bool(_get_current_graph_task_keep_graph())
+
+
+def backward_number() -> int:
+    """Called in a backward: a number that it has alone."""
+    return int(_current_graph_task_id())
 
 
 _AUTOGRAD = [

@@ -12,7 +12,7 @@ from torch.nn import functional
 import hybridremat
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, ModelError
-from support.training import train, train_plain
+from support.training import allocated_peak, train, train_plain
 from support.wrapping import assert_untouched, state_of
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False, "graph_breaks": "plan"}
@@ -182,6 +182,61 @@ class EagerWide(nn.Module):
         return total.pow(2)
 
 
+class Solved(torch.autograd.Function):
+    """Runs a module, a graph, without gradients; saves much after it for a backward that runs it again."""
+
+    @staticmethod
+    def forward(ctx, module, x, *parameters):
+        y = module(x)
+        ctx.save_for_backward(x, y.repeat(1, 64))
+        ctx.module, ctx.parameters = module, parameters
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, wide = ctx.saved_tensors
+        scale = wide.sin().cos().mean()
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = ctx.module(x)
+        return None, *torch.autograd.grad(y, [x, *ctx.parameters], gradient * scale)
+
+
+class Solving(nn.Module):
+    """As a solver of differential equations with an adjoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    @torch.compiler.disable(recursive=False)
+    def solved(self, x):
+        return Solved.apply(self.inner, x, *self.inner.parameters())
+
+    def forward(self, x):
+        return self.last(self.solved(self.first(x).sin())).pow(2).mean()
+
+
+class Asking(nn.Module):
+    """Hands a graph a view of a view that was made without gradients of what requires one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.read = nn.Linear(16, 16), EagerWide.Read()
+
+    @torch.no_grad()
+    def asked(self, x):
+        for row in range(1):
+            part = x[row][:, None]
+            torch._dynamo.graph_break()
+            total = self.read(part)
+        return total
+
+    def forward(self, x):
+        x = self.first(x)
+        return (x * self.asked(x)).pow(2).mean()
+
+
 class Inside(nn.Module):
     def __init__(self, inner) -> None:
         super().__init__()
@@ -199,6 +254,8 @@ class Inside(nn.Module):
         pytest.param(lambda: Inside(EagerWide(reads="gp")), id="graph, then plain"),
         pytest.param(lambda: Inside(EagerWide(reads="gg")), id="two graphs"),
         pytest.param(lambda: Inside(EagerWide(reads="pg")), id="plain, then graph"),
+        pytest.param(Solving, id="graph in an autograd.Function"),
+        pytest.param(Asking, id="view without gradients"),
     ],
 )
 def test_bit_equal_at_the_least_limit(make):
@@ -249,3 +306,59 @@ def test_the_path_that_is_measured_is_the_one_that_is_planned(paths):
 def test_a_model_with_a_new_path_in_every_run_says_what_to_do():
     with pytest.raises(CaptureError, match="another path"):
         planned(Turning(tuple(range(8))), {"x": torch.randn(32, 16)})
+
+
+class PlainDeep(nn.Module):
+    """A graph, then plain PyTorch, whose backward frees an activation for each gradient of a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.layers = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(6))
+
+    @torch.compiler.disable
+    def deep(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.pow(2).mean()
+
+    def forward(self, x):
+        return self.deep(self.first(x).relu())
+
+
+def test_what_plain_code_frees_in_its_backward_makes_room_for_its_gradients():
+    torch.manual_seed(0)
+    model, inputs = PlainDeep(), {"x": torch.randn(64, 64)}
+    wrapped = planned(copy.deepcopy(model), inputs)
+    trained = train(wrapped, inputs)
+    assert train(model, inputs).differences(trained) == []
+    predicted = hybridremat.get_plan(wrapped).predicted_peak
+    assert max(trained.peaks) <= predicted <= 1.05 * max(trained.peaks)
+
+
+class SparsePlain(nn.Module):
+    """Looks up rows, with a sparse gradient, in plain PyTorch before a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(500, 16, sparse=True), nn.Linear(16, 16)
+
+    @torch.compiler.disable
+    def looked_up(self, tokens):
+        return self.embedding(tokens)
+
+    def forward(self, tokens):
+        return self.linear(self.looked_up(tokens)).tanh().pow(2).mean()
+
+
+def test_sparse_gradients_of_plain_code_are_counted():
+    torch.manual_seed(0)
+    model, inputs = SparsePlain(), {"tokens": torch.randint(0, 500, (64,))}
+    plain = copy.deepcopy(model)
+    planned(model, inputs)
+    peak = allocated_peak(lambda: model(**inputs).backward())
+    plain(**inputs).backward()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad.to_dense(), theirs.grad.to_dense())
+    predicted = hybridremat.get_plan(model).predicted_peak
+    assert peak <= predicted <= 1.2 * peak

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from torch import nn
 from hybridremat.compiler.backend import Backend, CaptureComplete, CapturedGraph, GraphError
 from hybridremat.compiler.capture_errors import as_capture_error, first_lines, not_captured
 from hybridremat.compiler.first_calls import set_up_first_call
+from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.garbage import collected_seldom
@@ -123,8 +125,8 @@ def forget_with(call: Callable[..., Any], backend: Backend) -> None:
 
     Compiled code and the code object refer to each other, and would never be freed.
     """
-    weakref.finalize(call, reset_code, call.__code__).atexit = False
-    weakref.finalize(call, backend.forget).atexit = False
+    weakref.finalize(call, forget_soon, partial(reset_code, call.__code__)).atexit = False
+    weakref.finalize(call, forget_soon, backend.forget).atexit = False
 
 
 def capture(
@@ -200,7 +202,7 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     """Raise Dynamo's errors as ours, and errors of planning as they are."""
     backend.error = None
     try:
-        with dynamo_settings(), failures_unlogged(), noting_code(backend.codes):
+        with nothing_forgotten(), dynamo_settings(), failures_unlogged(), noting_code(backend.codes):
             yield
     except BackendCompilerFailed as error:
         inner = backend.error or error.inner_exception

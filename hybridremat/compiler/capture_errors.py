@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.backend import REMOVE_BREAK
+from hybridremat.compiler.parts_beside import parts_beside
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph import joint
 from hybridremat.graph.private_torch import GuardOnDataDependentSymNode
@@ -72,6 +74,7 @@ def as_capture_error(model: nn.Module, error: BaseException) -> HybridRematError
     return CaptureError(
         f"the graph of {name} breaks, so the memory of the whole step cannot be planned. "
         f"Nothing has been run. The break is{where}: {_reason(text)}\n{_advice(text)}"
+        f"{parts_beside(model, error)}"
     )
 
 
@@ -79,14 +82,18 @@ def not_captured(model: nn.Module, error: BaseException) -> CaptureError:
     """Our error for what the compiler itself raised behind Dynamo."""
     name, text = f"{type(model).__name__} could not be captured{_place(error)}", str(error)
     if _depends_on_data(error):
-        return CaptureError(f"{name}: {text.splitlines()[0]}\n{DATA_SIZE}")
+        return CaptureError(f"{name}: {text.splitlines()[0]}\n{DATA_SIZE}{parts_beside(model, error)}")
     return CaptureError(f"{name}: {first_lines(text)}")
 
 
-def without_gradients(model: nn.Module, error: BaseException) -> CaptureError:
-    """Our error for code between graphs that fails only in a survey."""
+def without_gradients(model: nn.Module, error: BaseException, units: Collection[str]) -> CaptureError:
+    """Our error for code between graphs that fails only in a survey; ``units``: their names, if there are."""
     said = first_lines(error)
     advice = NO_GRADIENTS if _NEEDS_GRADIENTS.search(said) else OTHERWISE
+    if units:
+        advice += " Or leave out of units= what that line differentiates through."
+    else:
+        advice += parts_beside(model, error)
     return CaptureError(
         f"{type(model).__name__} trains plainly, but its graph breaks cannot be surveyed: "
         f"{type(error).__name__}{_place(error)}: {said}. {advice}"

@@ -1,26 +1,36 @@
-"""Warn when more forwards wait for their backward than planned: their saved values add up."""
+"""Warn when more forwards wait for their backward than planned, or one for two: what is saved adds up."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 
 import torch
 
-from hybridremat.errors import OutstandingForwardWarning
-from hybridremat.graph.private_torch import tree_leaves
+from hybridremat.errors import DoubleBackwardError, OutstandingForwardWarning
+from hybridremat.graph.private_torch import backward_number, graph_is_retained, tree_leaves
 from hybridremat.planning.context import PlanContext
 from hybridremat.units import format_bytes
 
 
 class _Token:
-    """Lives as long as the autograd graph of a forward; ``spent`` once a backward has run through it."""
+    """Lives as long as the autograd graph of a forward; ``spent`` once a backward has run through it.
 
-    def __init__(self) -> None:
+    ``again`` is called when another backward reaches it that the first one did not leave the graph for.
+    """
+
+    def __init__(self, again: Callable[[], None]) -> None:
         self.spent = False
+        self._again = again
+        self._first = 0
+        self._kept = False
 
     def spend(self, _gradients: object) -> None:
-        self.spent = True
+        if not self.spent:
+            self.spent, self._first, self._kept = True, backward_number(), graph_is_retained()
+        elif not self._kept and backward_number() != self._first:
+            self._again()
 
 
 class ForwardsInFlight:
@@ -29,7 +39,7 @@ class ForwardsInFlight:
     def __init__(self, context: PlanContext) -> None:
         self.context = context
         self._tokens: weakref.WeakSet[_Token] = weakref.WeakSet()
-        self._warned = False
+        self._warned = self._warned_again = False
 
     def before_forward(self) -> None:
         """Warn, once, if this forward is one more than planned."""
@@ -49,10 +59,36 @@ class ForwardsInFlight:
             stacklevel=2,
         )
 
-    def after_forward(self, outputs: object) -> None:
+    def after_forward(self, outputs: object, *, several_graphs: bool) -> None:
         """Follow the autograd graph of a forward's outputs."""
-        token = _Token()
+        token = _Token(self._warn_again if several_graphs else self._refuse_again)
         for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor) and output.grad_fn is not None:
                 output.grad_fn.register_prehook(token.spend)
         self._tokens.add(token)
+
+    def _refuse_again(self) -> None:
+        """Say what helps, where a second backward finds nothing of what the first one read."""
+        plan = self.context.store.current
+        if plan is not None and not plan.saved_bytes:
+            return
+        raise DoubleBackwardError(
+            "a second backward reached the same forward of a planned step, whose graph is one for all "
+            "losses: the first backward has freed what is saved. Run one, (first + second).backward(), pass "
+            "retain_graph=True to the first (what is saved is then there longer than planned), or plan the "
+            "parts that each loss reads by themselves, as in "
+            "hybridremat.wrap_each(model, ['generator', 'discriminator'], …)."
+        )
+
+    def _warn_again(self) -> None:
+        """Warn, once, that graphs that only a later backward reaches were there in the first."""
+        if self._warned_again or self.context.settings.forwards > 1:
+            return
+        self._warned_again = True
+        warnings.warn(
+            "a second backward ran through one forward: what the graphs that it alone reaches have saved "
+            "was there while the first one ran, and the plan takes the backward for one. Wrap with "
+            "forwards=2, which counts what is saved twice, or run one backward, (first + second).backward().",
+            OutstandingForwardWarning,
+            stacklevel=2,
+        )

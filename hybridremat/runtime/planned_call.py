@@ -142,7 +142,7 @@ class PlannedCall:
         self.in_flight.before_forward()
         with self.around_forward():
             output = self._run(step, args, kwargs)
-        self.in_flight.after_forward(output)
+        self.in_flight.after_forward(output, several_graphs=step.breaks is not None)
         self._notice_captures(step.backend)
         return output
 

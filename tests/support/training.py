@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy
 import torch
 from torch import nn
 from torch.nn import functional
@@ -189,6 +190,7 @@ def train(model, batch, *, steps=3, measure=True, loss_in=loss_in, seed=1, betwe
     device = next(model.parameters()).device.type
     result = Trained({})
     torch.manual_seed(seed)
+    numpy.random.seed(seed)  # transformers' audio models draw what they mask from it
     for step in range(steps):
         optimizer.zero_grad()
 

@@ -59,6 +59,8 @@ class EagerCodeRecorder:
         For each section, its results that the model returns: their gradients come from outside.
     every_use
         In how many graphs and sections each result is used.
+    left
+        For each section, bytes of the gradients that its backward leaves in leaves.
     held
         Inputs and outputs of the graphs, kept alive.
     """
@@ -74,6 +76,7 @@ class EagerCodeRecorder:
     taken: dict[int, set[Edge]] = field(default_factory=dict)
     returned: defaultdict[int, set[Edge]] = field(default_factory=lambda: defaultdict(set))
     every_use: Counter[Edge] = field(default_factory=Counter)
+    left: dict[int, int] = field(default_factory=dict)
     held: list[Sequence[object]] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -81,11 +84,12 @@ class EagerCodeRecorder:
         self._open(())
 
     def enter(self, args: Sequence[object]) -> None:
-        """A graph starts."""
-        edges = self._close(args)
+        """A graph starts; one without gradients makes none of its inputs."""
+        under_autograd = torch.is_grad_enabled()
+        edges = self._close(args, under_autograd=under_autograd)
         self.uses.update(edge for edge in edges if _ends(edge[0]))
         made, handed = {}, {}
-        for place, tensor in enumerate(args):
+        for place, tensor in enumerate(args if under_autograd else ()):
             for edge in _edges([tensor]):
                 if edge in self.handed[-1]:
                     handed[place] = edge
@@ -100,6 +104,8 @@ class EagerCodeRecorder:
         uses = Counter(map(_storage, [*inputs.values(), *made]))
         self.held.append(outputs)
         self._open([each for each in made if uses[_storage(each)] == 1])
+        if not torch.is_grad_enabled():
+            self._take_over()
 
     def end(self, outputs: Sequence[object]) -> None:
         """The model returns."""
@@ -114,10 +120,20 @@ class EagerCodeRecorder:
         self.waiting.append(set())
         self.mark(f"forward {len(self.starts) - 1}")
 
-    def _close(self, args: Sequence[object]) -> set[Edge]:
+    def _take_over(self) -> None:
+        """Let this section run the backward of the one before it as well.
+
+        The graph between them ran without gradients, perhaps in the forward of an ``autograd.Function``,
+        whose node is older than what it saves at its end.
+        """
+        self.starts[-1] = self.starts[-2]
+        self.results[-1], self.results[-2] = self.results[-2], {}
+        self.handed[-1], self.handed[-2] = self.handed[-2] | self.handed[-1], set()
+
+    def _close(self, args: Sequence[object], *, under_autograd: bool = True) -> set[Edge]:
         self.mark("")
         self.held.append(args)
-        taken = _edges(args)
+        taken = _edges(args) if under_autograd else {}
         self.every_use.update(taken.keys())
         for edge, tensor in taken.items():
             self._note_root(edge, tensor)
@@ -144,8 +160,9 @@ class EagerCodeRecorder:
                 self._note_root(edge, None)
             edges = [GradientEdge(*edge) for edge in roots]
             ones = [ones_for_result(*e) if t is None else torch.ones_like(t) for e, t in roots.items()]
+            alone = used.isdisjoint(_behind(node for node, _ in used))
             self.mark(f"backward {index}")
-            torch.autograd.backward(edges, ones, retain_graph=True)
+            self.left[index] = _run(edges, ones, used, retain=not alone)
             self.mark("")
 
     def waiting_bytes(self, index: int) -> int:
@@ -171,19 +188,78 @@ class EagerCodeRecorder:
 
 
 def _edges(values: Iterable[object]) -> dict[Edge, torch.Tensor]:
-    """The tensors that require a gradient, each by the result that it is."""
+    """The tensors that require a gradient, each by the result that it is.
+
+    A view that is made without gradients says that it requires one, and has no history.
+    """
     found = {}
     for tensor in values:
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not _has_lost_its_history(tensor):
             node, index, *_ = get_gradient_edge(tensor)
             found[node, index] = tensor
     return found
 
 
+def _has_lost_its_history(tensor: torch.Tensor) -> bool:
+    return tensor.grad_fn is None and tensor._is_view()
+
+
+def _behind(nodes: Iterable[Node]) -> set[Edge]:
+    """All results that some nodes depend on, as far as the autograd graph goes."""
+    found: set[Edge] = set()
+    stack = [node for node in set(nodes) if not _ends(node)]
+    seen = set(stack)
+    while stack:
+        for node, index in stack.pop().next_functions:
+            if node is not None:
+                found.add((node, index))
+                if node not in seen and not _ends(node):
+                    seen.add(node)
+                    stack.append(node)
+    return found
+
+
+def _run(edges: list[GradientEdge], ones: list[torch.Tensor], used: Iterable[Edge], *, retain: bool) -> int:
+    """Run a backward from ``edges`` to what it depends on, ``used``, and no further.
+
+    What it reads is freed, unless some of ``used`` depends on others: what is between them runs then, too,
+    and runs again. Leaves get their gradients as autograd would give them; returns the bytes of those that
+    are new.
+    """
+    ends, given, new = list(used), {_storage(each) for each in ones}, 0
+    if not ends:
+        return 0
+    inputs = [GradientEdge(*edge) for edge in ends]
+    gradients = list(torch.autograd.grad(edges, inputs, ones, allow_unused=True, retain_graph=retain))
+    for place, (node, _) in enumerate(ends):
+        gradient, gradients[place] = gradients[place], None
+        leaf = _leaf_of(node) if _ends(node) else None
+        if gradient is None or leaf is None:
+            continue
+        if leaf.grad is not None:
+            leaf.grad += gradient
+            continue
+        if gradient.layout != torch.strided:
+            leaf.grad = gradient
+            new += sum(each.nbytes for each in (gradient._indices(), gradient._values()))
+            continue
+        shared = _storage(gradient) in given or gradient.stride() != leaf.stride()
+        leaf.grad = gradient.clone() if shared and not is_non_leaf_source(node) else gradient
+        new += 0 if _storage(leaf.grad) in given else leaf.grad.untyped_storage().nbytes()
+        given.add(_storage(leaf.grad))
+    return new
+
+
+def _leaf_of(node: Node) -> torch.Tensor | None:
+    """The leaf that a backward ends in; of an output of a graph, what it began as (``non_leaf``)."""
+    end: Any = node.next_functions[0][0] if is_non_leaf_source(node) else node
+    return getattr(end, "variable", None)
+
+
 def _gradient_of(output: Node) -> torch.Tensor | None:
-    """What a backward has left for an output of a graph, which began as a leaf (``non_leaf``)."""
-    leaf: Any = output.next_functions[0][0]
-    return None if leaf is None else leaf.variable.grad
+    """What a backward has left for an output of a graph."""
+    leaf = _leaf_of(output)
+    return None if leaf is None else leaf.grad
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -244,7 +320,7 @@ def measure_eager_code(
     for index in range(len(recorder.results)):
         waiting = recorder.waiting_bytes(index)
         forward_peak, saved = figures[f"forward {index}"]
-        above, gradients = figures.get(f"backward {index}", (0, 0))
+        above, _ = figures.get(f"backward {index}", (0, 0))
         saved = max(0, saved)
         if index == len(recorder.results) - 1:
             waiting += sum(held)
@@ -253,7 +329,7 @@ def measure_eager_code(
         arriving = {*made.values(), *recorder.returned[index]}
         above += sum(ones_for_result(*edge).nbytes for edge in arriving)
         point = PartPoint(forward_peak, saved + above, saved, time=0)
-        left = max(0, gradients - recorder.left_for_graph(index))
+        left = max(0, recorder.left.get(index, 0) - recorder.left_for_graph(index))
         parts.append(None if nothing else StepPart((point,), left + waiting))
         passing.append(recorder.once(handed if nothing else made))
     return parts, passing[: len(recorder.passed)]

@@ -86,7 +86,7 @@ def survey_step(
         raise
     except Exception as error:
         run_plainly(model, args, kwargs)
-        raise without_gradients(model, error) from error
+        raise without_gradients(model, error, units) from error
     finally:
         backend.visit = None
     if not survey.ran:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import hybridremat
+from hybridremat.compiler.units import find_units
 from support.training import Trained, loss_in, train, train_plain
 
 EQUAL, EQUAL_TO_JOINT = "bit-equal to plain eager", "bit-equal to the unplanned joint graph"
@@ -95,9 +96,15 @@ class _Through(nn.Module):
         return self.plain.named_buffers(*args, **kwargs)
 
 
-def train_joint(model: nn.Module, batch: dict[str, Any], **how: Any) -> Trained:
-    """Train a copy through AOTAutograd's own joint graph, unplanned."""
-    return train(_Through(copy.deepcopy(model)), batch, **how)
+def train_joint(model: nn.Module, batch: dict[str, Any], units: Sequence[str] = (), **how: Any) -> Trained:
+    """Train a copy through AOTAutograd's own joint graph, or that of each unit, unplanned."""
+    model = copy.deepcopy(model)
+    with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=4096):
+        if not units:
+            return train(_Through(model), batch, **how)
+        for unit in find_units(model, units).values():
+            unit.compile(backend="aot_eager", dynamic=False)
+        return train(model, batch, **how)
 
 
 def without_caches(model: nn.Module) -> nn.Module:
@@ -114,12 +121,17 @@ def without_caches(model: nn.Module) -> nn.Module:
 
 
 class Expected:
-    """What plain training makes, and AOTAutograd's own joint graph: made once each, when asked for."""
+    """What plain training makes, and AOTAutograd's own joint graph: made once each, when asked for.
 
-    def __init__(self, model: nn.Module, batch: dict[str, Any], **how: Any) -> None:
+    ``units``: the modules that are graphs of their own.
+    """
+
+    def __init__(
+        self, model: nn.Module, batch: dict[str, Any], *, units: Sequence[str] = (), **how: Any
+    ) -> None:
         model = without_caches(model)
         self.eager = train_plain(model, batch, **how)
-        self._train_joint = lambda: train_joint(model, batch, **how)
+        self._train_joint = lambda: train_joint(model, batch, units, **how)
 
     @cached_property
     def joint(self) -> Trained:
@@ -143,7 +155,7 @@ def hold_to_plain(case: Case, steps: int = 3) -> dict[str, Any]:
     model, batch = case.fresh()
     how = {**HOW, **case.how}
     learn = {"steps": steps, "loss_in": case.loss_in}
-    expected = Expected(model, batch, **learn)
+    expected = Expected(model, batch, units=how.get("units", ()), **learn)
     started = time.perf_counter()
     first = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **how)
     seconds = time.perf_counter() - started

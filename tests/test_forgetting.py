@@ -1,0 +1,53 @@
+"""What Dynamo compiled for a step that is gone is forgotten, and never while code is looked up."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import nn
+
+import hybridremat
+from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
+from support.broken_nets import HOW
+
+
+def test_what_is_to_be_forgotten_waits_for_the_last_call_that_runs():
+    done = []
+    with nothing_forgotten():
+        with nothing_forgotten():
+            forget_soon(lambda: done.append("first"))
+        assert done == []
+        forget_soon(lambda: forget_soon(lambda: done.append("second")))
+    assert sorted(done) == ["first", "second"]
+    forget_soon(lambda: done.append("third"))
+    assert done[-1] == "third"
+
+
+class Collecting(nn.Module):
+    """Collects garbage between its graphs, where Dynamo is at work on its functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def inner(self, x):
+        return self.second(x).relu()
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        gc.collect()
+        return self.inner(x).pow(2).mean()
+
+
+def test_models_of_a_class_are_wrapped_again_while_earlier_ones_are_collected():
+    x = torch.randn(4, 8)
+    peaks = []
+    for _ in range(4):
+        model = Collecting()
+        model.itself = [model]  # a cycle, which only a collection frees
+        hybridremat.wrap(model, kwargs={"x": x}, memory_limit="100%", **HOW)
+        model(x).backward()
+        peaks.append(hybridremat.get_plan(model).predicted_peak)
+    assert len(set(peaks)) == 1

@@ -1,0 +1,74 @@
+"""A forward with two losses, and a backward for each: what the second one reads waits for the first."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import hybridremat
+from support.training import allocated_peak
+
+HOW = {"cost_model": "flops", "workers": 1, "progress": False}
+
+
+class Two(nn.Module):
+    """A step of a generator and a critic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.critic = (
+            nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4))) for _ in range(2)
+        )
+
+    def forward(self, real, noise):
+        made = self.generator(noise)
+        told = (self.critic(made.detach()) - self.critic(real)).mean()
+        return told, -self.critic(made).mean()
+
+
+def two():
+    torch.manual_seed(0)
+    return Two(), {"real": torch.randn(256, 32), "noise": torch.randn(256, 32)}
+
+
+def step(model, batch, retain=False):
+    def run():
+        first, second = model(**batch)
+        first.backward(retain_graph=retain)
+        second.backward()
+
+    return run
+
+
+def gradients(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_one_graph_has_one_backward_unless_it_is_retained():
+    model, batch = two()
+    plain = copy.deepcopy(model)
+    step(plain, batch)()
+    hybridremat.wrap(model, kwargs=batch, memory_limit="60%", **HOW)
+    with pytest.raises(hybridremat.DoubleBackwardError, match=r"\(first \+ second\)\.backward.*wrap_each"):
+        step(model, batch)()
+    model.zero_grad()
+    step(model, batch, retain=True)()
+    assert all(map(torch.allclose, gradients(plain), gradients(model)))
+
+
+def test_units_of_two_backwards_are_counted_with_forwards_2():
+    model, batch = two()
+    plain = copy.deepcopy(model)
+    step(plain, batch)()
+    units = ["generator", "critic"]
+    single = hybridremat.wrap_each(copy.deepcopy(model), units, kwargs=batch, memory_limit="100%", **HOW)
+    with pytest.warns(hybridremat.OutstandingForwardWarning, match=r"forwards=2.*\(first \+ second\)"):
+        step(single, batch)()
+    assert all(map(torch.equal, gradients(plain), gradients(single)))
+    hybridremat.wrap_each(model, units, kwargs=batch, memory_limit="120%", forwards=2, **HOW)
+    plan = hybridremat.get_plan(model)
+    assert allocated_peak(step(model, batch)) <= plan.needed <= plan.memory_limit
+    assert all(map(torch.equal, gradients(plain), gradients(model)))
