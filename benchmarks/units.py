@@ -2,9 +2,9 @@
 
     python benchmarks/units.py [MODEL …] [--pages]
 
-Extra time under 80, 60 and 40 % of the whole graph's plain peak, the same bytes for all: of the plan by units;
-of what the whole graph's blocks are composed to, without searches across them; of the whole graph's plan. Each
-model in a process of its own, one thread. Rows go to ``data/units.csv``, the table from them to
+Extra time under 80, 60 and 40 % of the whole graph's plain peak, the same bytes for all: of the plan by
+units; of what the whole graph's blocks are composed to, without searches across them; of the whole graph's
+plan. Each model in a process of its own, one thread. Rows go to ``data/units.csv``, the table from them to
 docs/benchmarks.md; ``--pages`` does only that.
 """
 
