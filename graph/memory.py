@@ -47,12 +47,15 @@ class StepMemory:
         Bytes alive across the boundary between forward and backward (outputs that stay included).
     profile
         Bytes at every execution.
+    released
+        Bytes of outputs that the caller drops there, and the backward does not read.
     """
 
     peak: int
     peak_at: int
     saved: int
     profile: tuple[int, ...]
+    released: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,11 @@ class _Versions:
     keys: Integers
     returned: NDArray[np.bool_]
     leaving: Integers
+
+    @property
+    def first(self) -> NDArray[np.bool_]:
+        """Which are the first of their value."""
+        return np.diff(self.value, prepend=-1) != 0
 
     def read(self, value: Integers, now: Integers, end: int) -> Integers:
         """The versions that reads see: of each the last one born before it."""
@@ -177,6 +185,7 @@ class MemorySimulator:
         # what the first execution of the backward writes over is saved as well
         first = takeovers.version[takeovers.now == split]
         saved += int(self._bytes[versions.value[first]][versions.birth[first] < split].sum())
+        released = versions.first & self._released[versions.value] & (versions.death < split)
         change -= gone
         change[split] += self._tangent_bytes
         level = np.cumsum(change[:end])
@@ -187,7 +196,13 @@ class MemorySimulator:
         after[takeovers.now - 1] += self._bytes[versions.value[takeovers.version]]
         self._deliver(profile, after, versions)
         peak_at = int(np.argmax(profile))
-        memory = StepMemory(int(profile[peak_at]), peak_at, saved, tuple(profile.tolist()))
+        memory = StepMemory(
+            int(profile[peak_at]),
+            peak_at,
+            saved,
+            tuple(profile.tolist()),
+            int(self._bytes[versions.value[released]].sum()),
+        )
         return memory, self._by_execution(takeovers, versions)
 
     def _marks(self, values: frozenset[int]) -> NDArray[np.bool_]:

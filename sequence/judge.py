@@ -105,7 +105,7 @@ class Judge:
         return PhasePeaks(
             forward=max(memory.profile[:split], default=0),
             backward=max(memory.profile[split:], default=0),
-            between=self._between(memory),
+            between=memory.saved + memory.released,
         )
 
     def needs(self, schedule: Schedule, memory: StepMemory | None = None) -> int:
@@ -121,7 +121,7 @@ class Judge:
     def profile(self, schedule: Schedule, memory: StepMemory | None = None) -> NDArray[np.int64]:
         """Bytes at every execution, with what is alive around the step."""
         memory = memory or self.simulate(schedule)
-        beside = self._beside(self._between(memory))
+        beside = self._beside(memory.saved + memory.released)
         profile = np.array(memory.profile, np.int64)
         profile[: schedule.num_forward] += beside.forward
         profile[schedule.num_forward :] += beside.backward
@@ -151,7 +151,3 @@ class Judge:
             for phase in ("forward", "backward")
         )
         return PhasePeaks(forward, backward, 0)
-
-    def _between(self, memory: StepMemory) -> int:
-        """Bytes alive between the phases, outputs included."""
-        return memory.saved + sum(self.graph.values[value].bytes for value in self.graph.released_outputs)

@@ -22,7 +22,9 @@ def alive_around(graph: JointGraph, schedule, reserve: int, forwards: int) -> li
     """Bytes at each execution, then between the phases: written down from what users are told."""
     profile, split = naive_profile(graph, schedule), schedule.num_forward
     nothing_more = replace(graph, released_outputs=frozenset())
-    released = sum(graph.values[value].bytes for value in graph.released_outputs)
+    outputs = graph.released_outputs - graph.held_outputs
+    dropped = (v for v in outputs if not is_read_in_backward(graph, schedule, v))
+    released = sum(graph.values[value].bytes for value in dropped)
     saved = Judge(nothing_more).simulate(schedule).saved + released
     gradients = [graph.values[value].bytes for value in graph.gradients]
     tangents = sum(value.bytes for value in graph.values if value.tangent)
@@ -33,6 +35,14 @@ def alive_around(graph: JointGraph, schedule, reserve: int, forwards: int) -> li
         bytes_ + waiting + (held + again if now >= split else 0) for now, bytes_ in enumerate(profile)
     ]
     return [*inside, saved + waiting + reserve]
+
+
+def is_read_in_backward(graph: JointGraph, schedule, value: int) -> bool:
+    """Whether the backward reads what the forward has made of an output, which is saved then."""
+    steps = [graph.ops[op] for op in schedule.steps]
+    births = [now for now, op in enumerate(steps) if value in op.writes]
+    until = births[1] if births[1:] else len(steps) - 1
+    return any(value in op.reads for op in steps[schedule.num_forward : until + 1])
 
 
 @given(joint_graphs(), st.integers(0, 1000), st.sampled_from((0, 3, 700)), st.sampled_from((1, 2, 3)))

@@ -64,7 +64,7 @@ def plan_of_point(
 ) -> Plan:
     """The plan of a point of the frontier."""
     graph, counted, outside = frontier.graph_of(chosen), frontier.counted, frontier.outside
-    released = sum(graph.values[value].bytes for value in graph.released_outputs)
+    released = 0 if chosen.code != "none" else counted.judge.simulate(chosen.schedule).released
     asked_for = request or Request(reserve=outside.reserve, forwards=outside.forwards)
     return Plan(
         memory_limit=limit,
@@ -77,7 +77,7 @@ def plan_of_point(
         composed_overhead=_composed_overhead(frontier, chosen),
         strategy_gap=_strategy_gap(chosen),
         extra_flops=frontier.extra_flops(chosen),
-        saved_bytes=chosen.phases.between - (released if chosen.code == "none" else 0),
+        saved_bytes=chosen.phases.between - released,
         blocks=_blocks(frontier, chosen),
         cost_model=cost_model,
         fingerprint=graph.fingerprint,
