@@ -104,7 +104,8 @@ class _Versions:
     @property
     def first(self) -> NDArray[np.bool_]:
         """Which are the first of their value."""
-        return np.diff(self.value, prepend=-1) != 0
+        new: NDArray[np.bool_] = np.diff(self.value, prepend=-1) != 0
+        return new
 
     def read(self, value: Integers, now: Integers, end: int) -> Integers:
         """The versions that reads see: of each the last one born before it."""

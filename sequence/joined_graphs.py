@@ -5,7 +5,10 @@ recomputed across a break, so the parts meet in memory alone. With F, B and S th
 and saved bytes of a part's point, and G its gradients, the step's peak is the most of
 
 - forward of part i: F_i + Σ_{j<i} S_j
-- backward of part i: B_i + Σ_{j<i} S_j + Σ_{j>i} G_j
+- backward of part i: B_i + Σ_{j<i} (S_j − D_j) + Σ_{j>i} G_j
+
+where D are those of the saved bytes that are gone once the forward has returned: what its frames held, which
+is counted where it was allocated. A part may free what earlier ones have left (S below 0, D as well).
 
 With k forwards that wait for their backward at a time, k − 1 sets of saved bytes are there besides, and in
 the backward the gradients of earlier ones, the largest once more while it is added up (as for one graph in
@@ -46,10 +49,14 @@ class PartPoint:
 
 @dataclass(frozen=True)
 class StepPart:
-    """A distinct graph of the step: its points, and the bytes of the gradients that its backward leaves."""
+    """A distinct graph of the step: its points, and the bytes of the gradients that its backward leaves.
+
+    ``dropped`` are those of the saved bytes that are gone when the forward has returned.
+    """
 
     points: tuple[PartPoint, ...]
     gradient_bytes: int
+    dropped: int = 0
 
 
 def largest_part(parts: Sequence[StepPart]) -> StepPart:
@@ -61,7 +68,8 @@ def largest_part(parts: Sequence[StepPart]) -> StepPart:
         max(point.saved for point in points),
         time=0,
     )
-    return StepPart((most,), max(part.gradient_bytes for part in parts))
+    least = min(part.dropped for part in parts)
+    return StepPart((most,), max(part.gradient_bytes for part in parts), min(0, least))
 
 
 @dataclass(frozen=True)
@@ -86,13 +94,20 @@ class MultiGraphStep:
         """Bytes that the step takes at most with ``chosen[g]`` the point of distinct graph g."""
         points = [self.parts[g].points[chosen[g]] for g in self.order]
         later, highest = sum(self.parts[g].gradient_bytes for g in self.order), 0
-        before, earlier = (self.forwards - 1) * sum(point.saved for point in points), self.earlier_gradients
+        waiting = (self.forwards - 1) * (sum(point.saved for point in points) - self.dropped)
+        before, kept, earlier = waiting, waiting, self.earlier_gradients
         for g, point in zip(self.order, points, strict=True):
             later -= self.parts[g].gradient_bytes
-            backward = point.backward_peak + later + self.joined_bytes + earlier
-            highest = max(highest, before + max(point.forward_peak, backward))
+            backward = kept + point.backward_peak + later + self.joined_bytes + earlier
+            highest = max(highest, before + point.forward_peak, backward)
             before += point.saved
+            kept += point.saved - self.parts[g].dropped
         return highest
+
+    @property
+    def dropped(self) -> int:
+        """Bytes that are gone when the forward has returned, of all that was saved."""
+        return sum(self.parts[g].dropped for g in self.order)
 
     def moments_of(self, graph: int, chosen: Sequence[int]) -> tuple[Moment, ...]:
         """What a distinct graph sees of the step, where the others run as chosen."""
@@ -100,19 +115,22 @@ class MultiGraphStep:
         later = sum(self.parts[g].gradient_bytes for g in self.order)
         waiting = self.forwards - 1
         saved = waiting * sum(g == graph for g in self.order)
-        before = waiting * sum(point.saved for g, point in others if g != graph)
+        left = sum(point.saved for g, point in others if g != graph) - self.dropped
+        before = kept = waiting * left
         found: dict[Moment, None] = {}
         for g, point in others:
             later -= self.parts[g].gradient_bytes
-            backward = later + self.joined_bytes + self.earlier_gradients
+            backward = kept + later + self.joined_bytes + self.earlier_gradients
             if g == graph:
                 found[Moment("forward", saved, before)] = None
-                found[Moment("backward", saved, before + backward)] = None
+                found[Moment("backward", saved, backward)] = None
                 saved += 1
             else:
-                highest = max(point.forward_peak, point.backward_peak + backward)
-                found[Moment("other", saved, before + highest)] = None
+                highest = max(before + point.forward_peak, point.backward_peak + backward)
+                found[Moment("other", saved, highest)] = None
                 before += point.saved
+                kept += point.saved
+            kept -= self.parts[g].dropped
         return tuple(found)
 
     @property
@@ -125,7 +143,11 @@ class MultiGraphStep:
     def peak_bound(self) -> int:
         """Bytes that no choice of points can pass."""
         used, runs = [self.parts[g] for g in self.order], self.forwards
-        peaks = [max(p.forward_peak, p.backward_peak) + runs * p.saved for part in used for p in part.points]
+        peaks = [
+            max(p.forward_peak, p.backward_peak) + runs * (abs(p.saved) + abs(part.dropped))
+            for part in used
+            for p in part.points
+        ]
         gradients = sum(part.gradient_bytes for part in used)
         return sum(peaks) + gradients + self.joined_bytes + self.earlier_gradients
 
@@ -242,11 +264,13 @@ def _bound_memory(model: CpModel, step: MultiGraphStep, taken: list[list[IntVar]
     later = sum(step.parts[g].gradient_bytes for g in step.order)
     waiting = [(step.forwards - 1) * total(g, lambda point: point.saved) for g in step.order]
     before: LinearExpr | IntVar = LinearExpr.sum(waiting)
+    gone = dropped = (step.forwards - 1) * step.dropped
     for g in step.order:
         later -= step.parts[g].gradient_bytes
         held = later + step.joined_bytes + step.earlier_gradients
-        model.add(before + total(g, lambda point: point.forward_peak) <= memory)
-        model.add(before + total(g, lambda point: point.backward_peak) + held <= memory)
-        after = model.new_int_var(0, most, "")
+        model.add(before + total(g, lambda point: point.forward_peak) - gone <= memory)
+        model.add(before + total(g, lambda point: point.backward_peak) + held - dropped <= memory)
+        after = model.new_int_var(-most, most, "")
         model.add(after >= before + total(g, lambda point: point.saved))
         before = after
+        dropped += step.parts[g].dropped

@@ -21,7 +21,7 @@ BYTES = st.integers(0, 12)
 @st.composite
 def steps(draw):
     point = st.builds(PartPoint, BYTES, BYTES, BYTES, st.integers(0, 9))
-    part = st.builds(StepPart, st.lists(point, min_size=1, max_size=4).map(tuple), BYTES)
+    part = st.builds(StepPart, st.lists(point, min_size=1, max_size=4).map(tuple), BYTES, st.integers(-4, 4))
     parts = draw(st.lists(part, min_size=1, max_size=3))
     rest = draw(st.lists(st.integers(0, len(parts) - 1), max_size=3))
     order = draw(st.permutations([*range(len(parts)), *rest]))
@@ -35,9 +35,10 @@ def replayed_peak(step, chosen):
         point = step.parts[g].points[chosen[g]]
         levels.append(level + point.forward_peak)
         level += point.saved
+    level -= sum(step.parts[g].dropped for g in step.order)
     for g in reversed(step.order):
         point = step.parts[g].points[chosen[g]]
-        level -= point.saved
+        level -= point.saved - step.parts[g].dropped
         levels.append(level + point.backward_peak + step.joined_bytes)
         level += step.parts[g].gradient_bytes
     return max(levels)

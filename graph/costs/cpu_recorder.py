@@ -9,6 +9,8 @@ import os
 import sys
 import tempfile
 import warnings
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +78,12 @@ class CpuRecorder:
             return None
         assert stopped.profiler is not None and stopped.profiler.kineto_results is not None
         records, marks = _records(stopped.profiler.kineto_results.experimental_event_tree())
-        return Recording(tuple(_segments(records, marks)), peak_of_new((r.address, r.size) for r in records))
+        return Recording(
+            tuple(_segments(records, marks)),
+            peak_of_new((r.address, r.size) for r in records),
+            tuple(_segments(list(_of_new(records)), marks)),
+            _moved(records, [when for when, _ in marks]),
+        )
 
     def give_up(self) -> None:
         """See the protocol."""
@@ -130,6 +137,34 @@ def _segments(records: Sequence[_Record], marks: Sequence[tuple[int, str]]) -> I
             peak = max(peak, level)
             position += 1
         yield Segment(name, start, peak, level)
+
+
+def _of_new(records: Sequence[_Record]) -> Iterator[_Record]:
+    """The records without those that free what was there before, which may be known or not."""
+    alive: set[int] = set()
+    for record in records:
+        if record.size > 0:
+            alive.add(record.address)
+        elif record.address not in alive:
+            continue
+        else:
+            alive.remove(record.address)
+        yield record
+
+
+def _moved(records: Sequence[_Record], marks: Sequence[int]) -> dict[tuple[int, int], int]:
+    """Bytes by the segments in which they were allocated and freed, where these are two."""
+    alive: dict[int, tuple[int, int]] = {}
+    moved: Counter[tuple[int, int]] = Counter()
+    for record in records:
+        segment = bisect_right(marks, record.when)
+        if record.size > 0:
+            alive[record.address] = segment, record.size
+        elif record.address in alive:
+            since, size = alive.pop(record.address)
+            if since != segment:
+                moved[since, segment] += size
+    return dict(moved)
 
 
 @contextmanager

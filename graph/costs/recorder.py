@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,10 +37,15 @@ class Recording:
     ``new_peak`` is the most bytes that were allocated since the start and alive at one time. What was there
     before does not count when it is freed: on CPU wherever it is, on CUDA in segments named
     :data:`FREEING`.
+
+    Where addresses are known, ``new_segments`` are the same without what was there before, and ``moved`` the
+    bytes allocated in one segment and freed in another, by the numbers of both.
     """
 
     segments: tuple[Segment, ...]
     new_peak: int
+    new_segments: tuple[Segment, ...] | None = None
+    moved: Mapping[tuple[int, int], int] | None = None
 
     @property
     def peak(self) -> int:

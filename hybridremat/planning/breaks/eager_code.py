@@ -18,7 +18,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hybridremat.graph.costs.allocations import record
-from hybridremat.graph.costs.recorder import Mark
+from hybridremat.graph.costs.recorder import Mark, Recording
 from hybridremat.graph.private_torch import new_node_number, node_number, ones_for_result
 from hybridremat.graph.tracing.non_leaf import is_non_leaf_source
 from hybridremat.sequence.joined_graphs import PartPoint, StepPart
@@ -63,6 +63,8 @@ class EagerCodeRecorder:
         For each section, bytes of the gradients that its backward leaves in leaves.
     held
         Inputs and outputs of the graphs, kept alive.
+    outputs
+        The storages of the graphs' outputs.
     """
 
     device: str
@@ -78,6 +80,7 @@ class EagerCodeRecorder:
     every_use: Counter[Edge] = field(default_factory=Counter)
     left: dict[int, int] = field(default_factory=dict)
     held: list[Sequence[object]] = field(default_factory=list)
+    outputs: set[int] = field(default_factory=set)
 
     def begin(self) -> None:
         """The forward starts."""
@@ -103,6 +106,7 @@ class EagerCodeRecorder:
         made = [each for each in outputs if isinstance(each, torch.Tensor)]
         uses = Counter(map(_storage, [*inputs.values(), *made]))
         self.held.append(outputs)
+        self.outputs.update(map(_storage, made))
         self._open([each for each in made if uses[_storage(each)] == 1])
         if not torch.is_grad_enabled():
             self._take_over()
@@ -230,7 +234,9 @@ def _run(edges: list[GradientEdge], ones: list[torch.Tensor], used: Iterable[Edg
     if not ends:
         return 0
     inputs = [GradientEdge(*edge) for edge in ends]
-    gradients = list(torch.autograd.grad(edges, inputs, ones, allow_unused=True, retain_graph=retain))
+    made = torch.autograd.grad(edges, inputs, ones, allow_unused=True, retain_graph=retain)
+    gradients: list[torch.Tensor | None] = [*made]
+    del made
     for place, (node, _) in enumerate(ends):
         gradient, gradients[place] = gradients[place], None
         leaf = _leaf_of(node) if _ends(node) else None
@@ -310,26 +316,45 @@ def measure_eager_code(
         recorder.begin()
         outputs = forward()
         recorder.end(outputs)
-        held.append(_bytes(outputs) + sum(each.nbytes for each in _edges(outputs).values()))
+        own = [each for each in outputs if _storage(each) not in recorder.outputs]
+        held.append(_bytes(own) + sum(each.nbytes for each in _edges(outputs).values()))
         recorder.backward()
 
-    segments = record(recorder.device, run).segments
+    recording = record(recorder.device, run)
+    segments = recording.new_segments or recording.segments
     figures = {segment.name: segment.above_start for segment in segments}
+    lasting = _lasting(recording)
     parts: list[StepPart | None] = []
     passing: list[set[int]] = []
     for index in range(len(recorder.results)):
         waiting = recorder.waiting_bytes(index)
         forward_peak, saved = figures[f"forward {index}"]
         above, _ = figures.get(f"backward {index}", (0, 0))
-        saved = max(0, saved)
+        kept = saved = max(0, saved) if lasting is None else saved
+        if lasting is not None:
+            kept = lasting[f"forward {index}"]
         if index == len(recorder.results) - 1:
             waiting += sum(held)
-        nothing = not (forward_peak or saved or above or waiting)
+        nothing = not (forward_peak or saved or kept or above or waiting)
         made, handed = recorder.passed[index] if index < len(recorder.passed) else ({}, {})
         arriving = {*made.values(), *recorder.returned[index]}
         above += sum(ones_for_result(*edge).nbytes for edge in arriving)
-        point = PartPoint(forward_peak, saved + above, saved, time=0)
+        point = PartPoint(forward_peak, kept + above, saved, time=0)
         left = max(0, recorder.left.get(index, 0) - recorder.left_for_graph(index))
-        parts.append(None if nothing else StepPart((point,), left + waiting))
-        passing.append(recorder.once(handed if nothing else made))
+        parts.append(None if nothing else StepPart((point,), left + waiting, saved - kept))
+        runs_backward = f"backward {index}" in figures
+        passing.append(recorder.once(made if runs_backward else {**made, **handed}))
     return parts, passing[: len(recorder.passed)]
+
+
+def _lasting(recording: Recording) -> dict[str, int] | None:
+    """Bytes allocated in each segment that are there when the forward is over; None if they are not known."""
+    if recording.moved is None or recording.new_segments is None:
+        return None
+    names = [segment.name for segment in recording.new_segments]
+    over = next((n for n, name in enumerate(names) if name.startswith("backward")), len(names))
+    lasting = [segment.end - segment.start for segment in recording.new_segments]
+    for (since, until), size in recording.moved.items():
+        lasting[until] += size  # it was not allocated here
+        lasting[since] -= size if until < over else 0
+    return dict(zip(names, lasting, strict=True))

@@ -22,6 +22,7 @@ class SurveyedPath:
     eager_code: tuple[StepPart | None, ...] = ()
     joined_bytes: int = 0
     passing: Mapping[str, int] = field(default_factory=dict)
+    staying: Mapping[str, int] = field(default_factory=dict)
     released_outputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @staticmethod
@@ -33,6 +34,7 @@ class SurveyedPath:
             tuple(survey.eager_code),
             survey.joined_bytes,
             dict(survey.passing),
+            dict(survey.staying),
             survey.released_outputs,
         )
 
@@ -70,8 +72,12 @@ class Paths:
         return ((largest_part(found),) * (len(order) + 1) if found else ()), None
 
     def passing(self, order: GraphPath, key: str) -> int:
-        """Bytes of gradients that a graph makes for the next one in the backward; 0 if they are not known."""
-        return next((path.passing.get(key, 0) for path in self.surveyed if path.order == order), 0)
+        """Bytes of gradients that a graph makes for the next one in the backward; 0 if they are not known.
+
+        Without those of its outputs that stay.
+        """
+        found = next((path for path in self.surveyed if path.order == order), SurveyedPath(()))
+        return found.passing.get(key, 0) - found.staying.get(key, 0)
 
     def held_outputs(self, order: GraphPath, key: str, released: frozenset[int]) -> frozenset[int]:
         """Of outputs that a graph releases on other paths, those that are held on this one, or may be."""

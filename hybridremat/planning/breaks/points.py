@@ -43,7 +43,8 @@ class PathProblem:
     joined_bytes
         As in :class:`~hybridremat.sequence.joined_graphs.MultiGraphStep`.
     passing
-        Bytes of the gradients of each part that are gone after the next backward.
+        Bytes of the gradients of each part that are gone after the next backward, without its outputs that
+        stay.
     forwards
         How many forwards of the step wait for their backward at a time.
     fixed

@@ -59,6 +59,9 @@ class Survey:
         Memory of the eager code before each graph of ``order`` and after the last one, if measured.
     passing
         By fingerprint, the bytes of gradients that a graph's backward makes and the one after it takes.
+    staying
+        By fingerprint, the bytes of outputs that are held after the backward of their graph, where that is
+        known.
     joined_bytes
         The largest gradient that several graphs make and autograd adds up.
     broken
@@ -91,6 +94,7 @@ class Survey:
     eager_code: list[StepPart | None] = field(default_factory=list)
     joined_bytes: int = 0
     passing: dict[str, int] = field(default_factory=dict)
+    staying: dict[str, int] = field(default_factory=dict)
     broken: bool = False
     refused: PolicyError | None = None
     latest: str = ""
@@ -184,7 +188,10 @@ class Survey:
             return step
         if step.num_outputs != len(graph.unplanned.differentiable):
             return step
-        return releasing(step, self.released.get(graph, ()))
+        step = releasing(step, self.released.get(graph, ()))
+        held = sum(step.graph.values[value].bytes for value in step.graph.held_outputs)
+        self.staying[step.graph.fingerprint] = held
+        return step
 
     @property
     def by_chunks(self) -> bool:

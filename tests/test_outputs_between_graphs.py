@@ -1,0 +1,147 @@
+"""What graphs and the code between them hand on is counted as long as somebody holds it, to the byte."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import hybridremat
+from hybridremat.errors import HeldOutputWarning, PlanMismatchError
+from hybridremat.graph.costs.allocations import record
+from support.training import allocated_peak, train
+from support.wrapping import HOW
+
+
+class Layer(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.dropout(self.down(functional.gelu(self.up(x))))
+
+
+class Net(nn.Module):
+    """``inputs`` and ``doubled`` are there until the forward returns, and no longer."""
+
+    keeps = False
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(32, 32), nn.Linear(32, 48)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.kept = []
+
+    def forward(self, x, labels):
+        inputs = x.detach() * 3
+        x = self.embed(inputs)
+        self.kept.clear()
+        for layer in self.layers:
+            doubled = x.detach() * 2
+            x = layer(x)
+            if self.keeps:
+                self.kept.append(x.detach())
+        logits = self.head(x)
+        loss = functional.cross_entropy(logits, labels) + doubled.mean() * inputs.mean()
+        return self.returned(loss, logits)
+
+    def returned(self, loss, logits):
+        del logits
+        return loss
+
+
+class WithLogits(Net):
+    def returned(self, loss, logits):
+        return {"loss": loss, "logits": logits}
+
+
+class Outside(Net):
+    def returned(self, loss, logits):
+        del loss
+        return logits
+
+
+def batch():
+    return {"x": torch.randn(64, 32), "labels": torch.randint(0, 48, (64,))}
+
+
+def units(model, given, limit, **how):
+    return hybridremat.wrap_each(model, "layers.*", kwargs=given, memory_limit=limit, **HOW, **how)
+
+
+@pytest.mark.parametrize("limit", ["100%", "80%", "75%"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_is_predicted_is_measured_to_the_byte(limit, keeps):
+    torch.manual_seed(0)
+    model, given = Net(), batch()
+    model.keeps = keeps
+    plain = copy.deepcopy(model)
+    units(model, given, limit)
+    model.kept.clear()
+    plan, found = hybridremat.get_plan(model), train(model, given, between=model.kept.clear)
+    assert train(plain, given).differences(found) == []
+    assert found.peaks == [plan.predicted_peak] * 3
+    assert plan.predicted_peak <= plan.memory_limit
+
+
+def test_outputs_beside_a_loss_are_those_of_one_graph():
+    torch.manual_seed(0)
+    given = batch()
+    model, holding = units(WithLogits(), given, "90%"), units(WithLogits(), given, "95%", hold_outputs=True)
+    with pytest.raises(PlanMismatchError, match="a gradient reached output 1"):
+        model(**given)["logits"].sum().backward()
+
+    def step(model):
+        found = model(**given)
+        found["loss"].backward()  # what else it returned is held
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HeldOutputWarning)
+        model(**given)["loss"].backward()
+        step(holding)
+    holding.zero_grad()
+    assert allocated_peak(lambda: step(holding)) <= hybridremat.get_plan(holding).predicted_peak
+    with pytest.warns(HeldOutputWarning, match=r"12\.0 KiB of model outputs"):
+        step(model)
+    model.zero_grad()
+    peak = allocated_peak(lambda: model(**given)["loss"].backward())
+    assert peak <= hybridremat.get_plan(model).predicted_peak
+
+
+@pytest.mark.parametrize("how", [{}, {"grad_outputs": "all"}], ids=str)
+def test_outputs_that_gradients_flow_into_are_held(how):
+    torch.manual_seed(0)
+    given = batch()
+    model = units(WithLogits() if how else Outside(), given, "95%", **how)
+
+    def step():
+        found = model(**given)
+        every = list(found.values()) if how else [found]
+        torch.autograd.backward(every, [torch.ones_like(each) for each in every])
+
+    step()
+    model.zero_grad()
+    assert allocated_peak(step) <= hybridremat.get_plan(model).predicted_peak
+
+
+def test_a_recording_knows_what_is_freed_in_another_segment():
+    def run(mark):
+        mark("first")
+        long, short = torch.zeros(100), torch.zeros(50)
+        mark("second")
+        del short
+        passing = torch.zeros(10)
+        del passing
+        mark("third")
+        del long
+        mark("")
+
+    recording = record("cpu", run)
+    assert [segment.name for segment in recording.segments] == ["", "first", "second", "third", ""]
+    assert recording.moved == {(1, 2): 50 * 4, (1, 3): 100 * 4}
