@@ -229,7 +229,9 @@ def _run(edges: list[GradientEdge], ones: list[torch.Tensor], used: Iterable[Edg
     if not ends:
         return 0
     inputs = [GradientEdge(*edge) for edge in ends]
-    gradients = list(torch.autograd.grad(edges, inputs, ones, allow_unused=True, retain_graph=retain))
+    made = torch.autograd.grad(edges, inputs, ones, allow_unused=True, retain_graph=retain)
+    gradients: list[torch.Tensor | None] = [*made]
+    del made
     for place, (node, _) in enumerate(ends):
         gradient, gradients[place] = gradients[place], None
         leaf = _leaf_of(node) if _ends(node) else None
