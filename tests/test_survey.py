@@ -246,14 +246,13 @@ class Inside(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(InPlace, id="in place"),
-        pytest.param(lambda: Inside(EagerWide(reads="gp")), id="graph, then plain"),
-        pytest.param(lambda: Inside(EagerWide(reads="gg")), id="two graphs"),
-        pytest.param(lambda: Inside(EagerWide(reads="pg")), id="plain, then graph"),
+        pytest.param(InPlace, id="in place", marks=pytest.mark.slow),
+        pytest.param(lambda: Inside(EagerWide(reads="gp")), id="graph, then plain", marks=pytest.mark.slow),
+        pytest.param(lambda: Inside(EagerWide(reads="gg")), id="two graphs", marks=pytest.mark.slow),
+        pytest.param(lambda: Inside(EagerWide(reads="pg")), id="plain, then graph", marks=pytest.mark.slow),
         pytest.param(Solving, id="graph in an autograd.Function"),
         pytest.param(Asking, id="view without gradients"),
     ],

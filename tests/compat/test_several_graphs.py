@@ -17,7 +17,9 @@ def test_several_graphs(case, line):
         figures[share]["predicted"] / figures[share]["measured"] - 1 for share in ("half-way", "least")
     )
     remark = f"{case.remark}; " if case.remark else ""
-    remark += f"predicted up to {above:.1%} above measured, planned in {figures['planning_seconds']:.1f} s"
+    remark += (
+        f"predicted up to {100 * above:.1f} % above measured, planned in {figures['planning_seconds']:.1f} s"
+    )
     line(case.group, case.name, figures.pop("outcome"), remark=remark, **figures)
 
 

@@ -107,21 +107,28 @@ def trained(make, folder, callbacks):
     return [entry["loss"] for entry in logs if "loss" in entry], weights, logs
 
 
+WAYS = [
+    *((name, {}) for name in TRAINERS),
+    *((n, {"units": "*layers.*"}) for n in ("DPOTrainer", "GRPOTrainer")),
+]
+
+
 @pytest.mark.compat
-@pytest.mark.parametrize("name", TRAINERS)
-def test_trl(name, tmp_path, line, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "how"), WAYS, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
+def test_trl(name, how, tmp_path, line, monkeypatch):
     for package in ("trl", "datasets", "peft"):
         pytest.importorskip(package)
     # several tiles for the vocabulary, as for a real one: else one buffer is most of the step's memory
     monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 32)
     losses, weights, _ = trained(TRAINERS[name], tmp_path / "plain", [])
-    callback = HybridRematTrainerCallback(
-        memory_limit="80%", cost_model="flops", measure_every=1
-    )
+    callback = HybridRematTrainerCallback(memory_limit="80%", cost_model="flops", measure_every=1, **how)
     same, planned, logs = trained(TRAINERS[name], tmp_path / "planned", [callback])
     assert losses == same
     assert [each for each in weights if not torch.equal(weights[each], planned[each])] == []
     peaks = [(e.get(KEY.format("measured"), 0), e["hybridremat/limit_bytes"]) for e in logs if "loss" in e]
     assert all(measured <= limit for measured, limit in peaks), peaks
     assert max(peaks)[0] > 0
-    line(GROUP, f"TRL {name}, Llama", EQUAL, remark=REMARK.format(*max(peaks)))
+    units = f", units `{how['units']}`" if how else ""
+    line(GROUP, f"TRL {name}, Llama{units}", EQUAL, remark=REMARK.format(*max(peaks)))

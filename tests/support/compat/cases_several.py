@@ -228,7 +228,7 @@ HUGGING, OBJECTS = ("transformers",), ("transformers", "scipy")
 def case(name: str, build: Any, needs: tuple[str, ...], *units: str, **more: Any) -> Case:
     """A case of this page: its units, or else the graphs between its breaks."""
     how = {**({"units": units} if units else PLAN), **more.pop("how", {})}
-    text = f"units {', '.join(units)}" if units else 'graph_breaks="plan"'
+    text = f"units {', '.join(f'`{unit}`' for unit in units)}" if units else '`graph_breaks="plan"`'
     return Case(GROUP, f"{name}; {text}", build, needs=needs, how=how, **more)
 
 
