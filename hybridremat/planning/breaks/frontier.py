@@ -93,7 +93,10 @@ class PathFrontier:
         most = None if max_overhead is None else int(self.plain_time * (1 + max_overhead))
         points = choose_points(self._step, most_time=most)
         assert points is not None, "plain graphs take no more time than the plain step"
-        return self._step.peak(points) + self._limits.reserve
+        least = self._step.peak(points) + self._limits.reserve
+        if max_overhead is not None:
+            return least
+        return min(least, self._plan(least, None).needed)  # searches may find a little less
 
     def points(self) -> tuple[FrontierPoint, ...]:
         """The figures of what is the fastest under each of some limits, by rising peak."""
