@@ -192,6 +192,45 @@ def test_a_unit_that_shares_a_parameter_with_another_and_is_changed_outside():
         assert train(copy.deepcopy(plain), given).differences(train(made, given)) == []
 
 
+class Cache:
+    """As generation passes from layer to layer."""
+
+    def __init__(self):
+        self.items = []
+
+
+class Caching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Layer()
+
+    def forward(self, x, cache):
+        x = self.layer(x)
+        cache.items.append(x * 2)
+        return x, cache
+
+
+def test_a_unit_may_take_change_and_return_an_object():
+    class Caches(Tower):
+        def __init__(self):
+            super().__init__(0)
+            self.layers = nn.ModuleList(Caching() for _ in range(3))
+
+        def forward(self, x, labels):
+            cache = Cache()
+            for layer in self.layers:
+                x, cache = layer(x, cache)
+            return functional.cross_entropy(self.head(x + sum(cache.items)), labels)
+
+    torch.manual_seed(0)
+    model, given = Caches(), batch()
+    plain = copy.deepcopy(model)
+    each(model, given, limit="80%")
+    found = train(model, given)
+    assert train(plain, given).differences(found) == []
+    assert max(found.peaks) <= hybridremat.get_plan(model).predicted_peak
+
+
 def test_other_shapes_are_planned_when_they_come():
     torch.manual_seed(0)
     model, given = Tower(), batch()
