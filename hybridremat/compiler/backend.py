@@ -233,10 +233,11 @@ class Backend:
                 graph.parameters = {n: id(original(e)) for n, e in given if isinstance(e, nn.Parameter)}
             return graph
 
-    def settle(self) -> None:
-        """Compile no more variants of the graphs that have been captured."""
+    def settle(self, has_variants: Callable[[str], bool]) -> None:
+        """Let go of what further variants are compiled from, of graphs that have none, by fingerprint."""
         for graph in list(self._captured_graphs):
-            graph.settle()
+            if graph.key and not has_variants(graph.key):
+                graph.settle()
 
     def forget(self) -> None:
         """Let go of what was compiled once the step is gone: Dynamo keeps graphs in the model's modules."""
@@ -289,7 +290,7 @@ class CapturedGraph:
         """``leaving``: the inputs whose gradients may leave early."""
         self._backend, self._roles = backend, roles
         self._captured: Captured | None = captured
-        self._again: Callable[[], Captured] | None = captured.again
+        self._again: Callable[[], Captured] | None = captured.again if backend.several_graphs else None
         self._hold_outputs = backend.hold_outputs or not roles.loss_inside
         self._held, self._undefined = HeldOutputs(expected=self._hold_outputs), UndefinedGradients()
         self._early = EarlyGradients(leaving)
@@ -311,7 +312,7 @@ class CapturedGraph:
         if number == self.number:
             return self
         if number not in self._variants:
-            assert self._again is not None, "all variants are compiled in the run that builds the step"
+            assert self._again is not None, "a graph with variants is not settled"
             with self._backend.lock, collected_seldom(), self._backend.noting_errors():
                 other = CapturedGraph(self._backend, self._again(), self._roles, self._early.leaving)
             other.parameters, other.key, other.number = self.parameters, self.key, number
@@ -320,7 +321,7 @@ class CapturedGraph:
         return self._variants[number]
 
     def settle(self) -> None:
-        """Compile no more variants."""
+        """Let go of what variants are compiled from: there are none."""
         self._again = None
 
     def plan(self) -> None:

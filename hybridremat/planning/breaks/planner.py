@@ -92,6 +92,10 @@ class PathPlanner:
         self._run.entered = True
         return graph.variant(self._variant)
 
+    def has_variants(self, key: str) -> bool:
+        """Whether a graph runs in several ways."""
+        return len(self._graphs.variants.get(key, ())) > 1
+
     @property
     def _variant(self) -> int:
         """That of the graph that has been called last."""
@@ -136,7 +140,7 @@ class PathPlanner:
         self._run.entered = True
         if (graph := self._calling) is not None:
             graph.key, graph.number = key, self._variant
-            if len(self._graphs.variants[key]) == 1:
+            if not self.has_variants(key):
                 graph.settle()
         return self._variant
 

@@ -52,7 +52,7 @@ def plan_path(
             given, named = copied((args, kwargs), model)
             run_once(model, compiled, backend, given, named)
         breaks.ended()
-    backend.settle()
+    backend.settle(breaks.has_variants)
     return backend, compiled, breaks
 
 
