@@ -23,11 +23,12 @@ import scale
 import search
 import step_times
 import strategies
+import units
 
 WHEN = {"load": "0.5", "date": "2026-11-23", "torch": "2.13.0"}
 PARTS = [
     *((script, script.PAGE, script.part) for script in (planning, chains, scale, search, step_times)),
-    *((script, script.PAGE, script.part) for script in (gaps, strategies, demo)),
+    *((script, script.PAGE, script.part) for script in (gaps, strategies, demo, units)),
     (demo, demo.README, demo.readme_part),
     (compare_marks, compare_marks.PAGE, compare_marks.frontiers_part),
 ]
