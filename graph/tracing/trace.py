@@ -264,12 +264,17 @@ def gradient_bytes_at(step: TracedStep, places: Collection[int]) -> int:
     return sum(step.graph.values[value].bytes for value in values)
 
 
-def releasing(step: TracedStep, places: Collection[int]) -> TracedStep:
-    """The step, some outputs of whose forward nobody holds any more when its backward runs."""
+def values_of_outputs(step: TracedStep, places: Collection[int]) -> set[int]:
+    """The values of some outputs of the forward that are not values of others."""
     outputs = joint_outputs(step.module)[: step.num_outputs]
     values = [step.node_values[each] if isinstance(each, fx.Node) else () for each in outputs]
     stay = {value for place, group in enumerate(values) if place not in places for value in group}
-    gone = {value for place in places for value in values[place]} & step.graph.held_outputs - stay
+    return {value for place in places for value in values[place]} - stay
+
+
+def releasing(step: TracedStep, places: Collection[int]) -> TracedStep:
+    """The step, some outputs of whose forward nobody holds any more when its backward runs."""
+    gone = values_of_outputs(step, places) & step.graph.held_outputs
     graph = replace(
         step.graph,
         held_outputs=step.graph.held_outputs - gone,

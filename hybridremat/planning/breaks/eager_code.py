@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.costs.recorder import Mark, Recording
-from hybridremat.graph.private_torch import new_node_number, node_number, ones_for_result
+from hybridremat.graph.private_torch import new_node_number, node_number, ones_for_result, tree_leaves
 from hybridremat.graph.tracing.non_leaf import is_non_leaf_source
 from hybridremat.sequence.joined_graphs import PartPoint, StepPart
 
@@ -63,8 +63,12 @@ class EagerCodeRecorder:
         For each section, bytes of the gradients that its backward leaves in leaves.
     held
         Inputs and outputs of the graphs, kept alive.
+    read
+        The storages of what graphs read under autograd, and of what the model returns.
     outputs
-        The storages of the graphs' outputs.
+        For each graph, the storages of its outputs by place.
+    unsaved
+        For each graph, the places of outputs that no graph reads under autograd, and no code saves.
     """
 
     device: str
@@ -80,7 +84,9 @@ class EagerCodeRecorder:
     every_use: Counter[Edge] = field(default_factory=Counter)
     left: dict[int, int] = field(default_factory=dict)
     held: list[Sequence[object]] = field(default_factory=list)
-    outputs: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
+    outputs: list[dict[int, int]] = field(default_factory=list)
+    unsaved: list[set[int]] = field(default_factory=list)
 
     def begin(self) -> None:
         """The forward starts."""
@@ -106,7 +112,8 @@ class EagerCodeRecorder:
         made = [each for each in outputs if isinstance(each, torch.Tensor)]
         uses = Counter(map(_storage, [*inputs.values(), *made]))
         self.held.append(outputs)
-        self.outputs.update(map(_storage, made))
+        tensors = {n: each for n, each in enumerate(outputs) if isinstance(each, torch.Tensor)}
+        self.outputs.append({n: _storage(each) for n, each in tensors.items()})
         self._open([each for each in made if uses[_storage(each)] == 1])
         if not torch.is_grad_enabled():
             self._take_over()
@@ -137,6 +144,8 @@ class EagerCodeRecorder:
     def _close(self, args: Sequence[object], *, under_autograd: bool = True) -> set[Edge]:
         self.mark("")
         self.held.append(args)
+        if under_autograd:
+            self.read.update(_storage(each) for each in args if isinstance(each, torch.Tensor))
         taken = _edges(args) if under_autograd else {}
         self.every_use.update(taken.keys())
         for edge, tensor in taken.items():
@@ -151,6 +160,10 @@ class EagerCodeRecorder:
 
     def backward(self) -> None:
         """Run the backward of each section, the last first."""
+        saved = _saved_storages(edge[0] for roots in self.results for edge in roots)
+        gone = [made.items() if saved is not None else () for made in self.outputs]
+        kept = self.read | (saved or set())
+        self.unsaved = [{n for n, each in made if each not in kept} for made in gone]
         for index in reversed(range(len(self.results))):
             roots = self.results[index]
             if not roots:
@@ -206,6 +219,26 @@ def _edges(values: Iterable[object]) -> dict[Edge, torch.Tensor]:
 
 def _has_lost_its_history(tensor: torch.Tensor) -> bool:
     return tensor.grad_fn is None and tensor._is_view()
+
+
+def _saved_storages(roots: Iterable[Node]) -> set[int] | None:
+    """The storages of all that autograd has saved; None where it does not say (it was changed in place)."""
+    found: set[int] = set()
+    stack = list(set(roots))
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        try:
+            saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+            saved.append(getattr(node, "saved_tensors", ()))  # of an autograd.Function
+        except RuntimeError:
+            return None
+        found.update(_storage(each) for each in tree_leaves(saved) if isinstance(each, torch.Tensor))
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                stack.append(after)
+    return found
 
 
 def _behind(nodes: Iterable[Node]) -> set[Edge]:
@@ -316,7 +349,8 @@ def measure_eager_code(
         recorder.begin()
         outputs = forward()
         recorder.end(outputs)
-        own = [each for each in outputs if _storage(each) not in recorder.outputs]
+        handed = {storage for made in recorder.outputs for storage in made.values()}
+        own = [each for each in outputs if _storage(each) not in handed]
         held.append(_bytes(own) + sum(each.nbytes for each in _edges(outputs).values()))
         recorder.backward()
 

@@ -186,6 +186,7 @@ class StepGraphs:
             eager_code,
             joined,
             tuple(paths.passing(order, key) for key in keys),
+            tuple(paths.dropped(order, key) for key in keys),
             self._context.settings.forwards,
             frozenset(self.variants),
         )

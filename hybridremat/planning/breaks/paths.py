@@ -23,6 +23,7 @@ class SurveyedPath:
     joined_bytes: int = 0
     passing: Mapping[str, int] = field(default_factory=dict)
     staying: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
     released_outputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @staticmethod
@@ -35,6 +36,7 @@ class SurveyedPath:
             survey.joined_bytes,
             dict(survey.passing),
             dict(survey.staying),
+            dict(survey.dropped),
             survey.released_outputs,
         )
 
@@ -78,6 +80,10 @@ class Paths:
         """
         found = next((path for path in self.surveyed if path.order == order), SurveyedPath(()))
         return found.passing.get(key, 0) - found.staying.get(key, 0)
+
+    def dropped(self, order: GraphPath, key: str) -> int:
+        """Bytes of outputs of a graph that are gone when the forward has returned; 0 if not known."""
+        return next((path.dropped.get(key, 0) for path in self.surveyed if path.order == order), 0)
 
     def held_outputs(self, order: GraphPath, key: str, released: frozenset[int]) -> frozenset[int]:
         """Of outputs that a graph releases on other paths, those that are held on this one, or may be."""

@@ -45,6 +45,8 @@ class PathProblem:
     passing
         Bytes of the gradients of each part that are gone after the next backward, without its outputs that
         stay.
+    dropped
+        Bytes of outputs of each part that are gone when the forward has returned.
     forwards
         How many forwards of the step wait for their backward at a time.
     fixed
@@ -58,6 +60,7 @@ class PathProblem:
     eager_code: tuple[StepPart | None, ...]
     joined_bytes: int
     passing: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
     forwards: int = 1
     fixed: frozenset[str] = frozenset()
 
@@ -105,6 +108,7 @@ class PathProblem:
             frontiers=tuple(self.frontiers[part] for part in parts),
             offered=tuple(self.offered[part] for part in parts),
             passing=tuple(self.passing[part] for part in parts),
+            dropped=tuple(self.dropped[part] for part in parts),
         )
 
     def step(self, offered: Sequence[Sequence[SchedulePoint]], *, plain: bool = False) -> MultiGraphStep:
@@ -113,8 +117,10 @@ class PathProblem:
         ``plain``: all gradients are there at the end of the step.
         """
         parts = [
-            StepPart(tuple(map(_figures, points)), gradient_bytes(frontier, plain=plain) - passing)
-            for frontier, points, passing in zip(self.frontiers, offered, self.passing, strict=True)
+            StepPart(tuple(map(_figures, points)), gradient_bytes(frontier, plain=plain) - passing, dropped)
+            for frontier, points, passing, dropped in zip(
+                self.frontiers, offered, self.passing, self.dropped, strict=True
+            )
         ]
         order = list(self.order)
         for place, code in reversed(list(enumerate(self.eager_code[: len(order) + 1]))):

@@ -8,7 +8,7 @@ changed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from hybridremat.compiler.output_hooks import outputs_in_backward
 from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.private_torch import num_graph_breaks, storage_reference
 from hybridremat.graph.tracing.non_leaf import non_leaf
-from hybridremat.graph.tracing.trace import TracedStep, gradient_bytes_at, releasing
+from hybridremat.graph.tracing.trace import TracedStep, gradient_bytes_at, releasing, values_of_outputs
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
 from hybridremat.planning.chosen import Chosen
@@ -62,6 +62,8 @@ class Survey:
     staying
         By fingerprint, the bytes of outputs that are held after the backward of their graph, where that is
         known.
+    dropped
+        By fingerprint, the bytes of outputs that are gone when the forward has returned.
     joined_bytes
         The largest gradient that several graphs make and autograd adds up.
     broken
@@ -95,6 +97,7 @@ class Survey:
     joined_bytes: int = 0
     passing: dict[str, int] = field(default_factory=dict)
     staying: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
     broken: bool = False
     refused: PolicyError | None = None
     latest: str = ""
@@ -255,8 +258,20 @@ class Survey:
             for key, places in zip(self.order, passing, strict=True):
                 every[key] = every.get(key, places) & places
             self.passing = {key: gradient_bytes_at(self.traced[key], every[key]) for key in every}
+            self._note_dropped(self.recorder.unsaved)
         finally:
             self.recorder = None
+
+    def _note_dropped(self, unsaved: Sequence[Collection[int]]) -> None:
+        """Note the released outputs that are gone with the forward: nothing has saved them."""
+        places: dict[str, set[int]] = {}
+        for graph, gone in zip(self.ran, unsaved, strict=True):
+            here = set(gone) & self.released.get(graph, frozenset())
+            places[graph.key] = places.get(graph.key, here) & here
+        for key, gone in places.items():
+            step = self.traced[key]
+            values = values_of_outputs(step, gone) & step.graph.released_outputs if gone else ()
+            self.dropped[key] = sum(step.graph.values[value].bytes for value in values)
 
     @property
     def has_breaks(self) -> bool:
