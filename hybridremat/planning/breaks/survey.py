@@ -18,6 +18,7 @@ import torch
 from hybridremat.compiler.backend import CaptureComplete, CapturedGraph
 from hybridremat.compiler.output_hooks import outputs_in_backward
 from hybridremat.errors import CaptureError, PolicyError
+from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.private_torch import num_graph_breaks, storage_reference
 from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.graph.tracing.trace import TracedStep, gradient_bytes_at, releasing, values_of_outputs
@@ -28,6 +29,7 @@ from hybridremat.planning.context import PlanContext
 from hybridremat.planning.planner import step_frontier
 from hybridremat.planning.progress import Timings
 from hybridremat.planning.step_costs import costed
+from hybridremat.plans.policy import resolve_policy
 from hybridremat.sequence.joined_graphs import StepPart
 
 if TYPE_CHECKING:
@@ -178,9 +180,9 @@ class Survey:
             if self.recorder is not None:
                 raise NewPathError("another path")
             step, timings = costed(step, self.context)
-            self.traced[key] = step = self._releasing(step)
+            self.traced[key] = self._releasing(step)
             if key not in self.frontiers:
-                self._plan(key, timings)
+                self._plan(key, timings, step.graph)
         self.latest = key
         raise CaptureComplete
 
@@ -201,8 +203,10 @@ class Survey:
         """Whether a loss is made by chunks of rows."""
         return any(step.originals.whole is not None for step in self.traced.values())
 
-    def _plan(self, key: str, timings: Timings) -> None:
+    def _plan(self, key: str, timings: Timings, holding: JointGraph) -> None:
+        """``holding``: the graph with all outputs held, as others read what it hands out."""
         try:
+            resolve_policy(holding, self.context.settings.policy)
             self.frontiers[key] = path_frontier(self.traced[key], timings, self.context, share=self.share)
         except PolicyError as error:  # matters only if there are breaks: one graph holds fewer outputs
             self.refused = self.refused or error
