@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from torch import nn
 
 from hybridremat.compiler.model_checks import require_matching_inputs
-from hybridremat.errors import ModelError
+from hybridremat.errors import LimitError, ModelError
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import (
     FrontierSettings,
@@ -209,6 +209,8 @@ def wrap_each(
 
     Raises
     ------
+    LimitError
+        If ``units`` names none.
     ModelError
         If a pattern matches no module, only modules inside of units, or a container that is never called.
     CaptureError
@@ -221,6 +223,8 @@ def wrap_each(
     >>> model = hybridremat.unwrap(model)
     >>> model = hybridremat.wrap_each(model, "layers.*", kwargs=batch, memory_limit="90%", cost_model="flops")
     """
+    if not units:
+        raise LimitError(f'units={units!r} name no modules; pass units="layers.*", for one, or call wrap')
     goal = {"memory_limit": memory_limit, "max_overhead": max_overhead, "units": units}
     return wrap(model, args, kwargs, **{**settings, **goal})
 

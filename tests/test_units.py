@@ -265,8 +265,12 @@ def test_what_cannot_be_planned_by_units_is_said():
     around = lambda layer, x: checkpoint(layer, x, use_reentrant=False)  # noqa: E731
     with pytest.raises(CaptureError, match=r"'layers\.0' runs inside of torch\.utils\.checkpoint"):
         each(Tower(around=around), given)
-    with pytest.raises(LimitError, match="no names of modules"):
-        each(Tower(), given, units=[3])
+    for units in ([3], 3, b"layers.*", nn.Linear(2, 2)):
+        with pytest.raises(LimitError, match="no names of modules"):
+            each(Tower(), given, units=units)
+    for units in ([], (), None, ""):
+        with pytest.raises(LimitError, match="name no modules"):
+            each(Tower(), given, units=units)
     with pytest.raises(LimitError, match="cannot be combined"):
         hybridremat.plan(Tower(), kwargs=given, memory_limit="60%", units="layers.*", device_spec="h100")
     with pytest.raises(hybridremat.InfeasibleLimitError, match="make the units larger"):

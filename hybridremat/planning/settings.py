@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -100,7 +100,8 @@ class Settings(Request):
         if isinstance(self.policy, Mapping):  # later shapes use this copy
             object.__setattr__(self, "policy", dict(self.policy))
         units: Any = self.units  # as a caller writes them
-        units = (units,) if isinstance(units, str) else tuple(units or ())
+        several = isinstance(units, Iterable) and not isinstance(units, (str, bytes))
+        units = () if units is None else tuple(units) if several else (units,)
         object.__setattr__(self, "units", units)
         for item in fields(self):  # numbers of numpy, for one, are no JSON
             number = getattr(self, item.name)
