@@ -177,15 +177,14 @@ class HeldOutputs:
             self._follow(results, inputs)
         return type(outputs)(results) if isinstance(outputs, tuple) else results
 
-    def watch(self, outputs: Any, inputs: Iterable[object]) -> None:
-        """Follow what a step of several graphs returns, other than scalars, if there is a loss in it."""
-        found = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor)]
-        losses = list(filter(_is_loss, found))
-        if self._warned or not losses:
+    def watch(self, outputs: Any, inputs: Iterable[object], settings: OutputSettings) -> None:
+        """Follow what a step of several graphs returns, other than scalars, if gradients flow from losses."""
+        if self._warned or not _has_losses(outputs, settings):
             return
+        found = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor)]
         given = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
         self._alive = [weakref.ref(each) for each in found if each.dim() and _address(each) not in given]
-        for loss in losses:
+        for loss in filter(_is_loss, found):
             loss.register_hook(lambda _: self.warn_once())
 
     def _follow(self, outputs: Sequence[Any], inputs: Sequence[object]) -> None:

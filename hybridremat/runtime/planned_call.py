@@ -204,7 +204,7 @@ class PlannedCall:
         if step.breaks is not None:
             step.breaks.ended()
             output = returned_outputs(output, self.context.settings)
-            self._held.watch(output, tree_leaves((args, kwargs)))
+            self._held.watch(output, tree_leaves((args, kwargs)), self.context.settings)
         return output
 
     def _surveyed_again(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
