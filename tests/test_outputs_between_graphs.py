@@ -108,6 +108,30 @@ def test_an_output_that_nobody_saves_is_gone_with_the_forward(limit):
     assert train(model, given).peaks == [hybridremat.get_plan(model).predicted_peak] * 3
 
 
+class TwoPaths(Net):
+    """The last layer runs on one path alone, where the outputs of all are kept."""
+
+    def forward(self, x, labels):
+        x = self.embed(x)
+        self.kept.clear()
+        for layer in self.layers if self.keeps else self.layers[:2]:
+            x = layer(x)
+            if self.keeps:
+                self.kept.append(x.detach())
+        return functional.cross_entropy(self.head(x), labels)
+
+
+def test_outputs_that_another_path_holds_are_counted_there():
+    torch.manual_seed(0)
+    model, given = TwoPaths(), batch()
+    units(model, given, 400_000)
+    model.keeps = True
+    hybridremat.prepare(model, kwargs=given)
+    model.kept.clear()
+    found = train(model, given, between=model.kept.clear)
+    assert max(found.peaks) <= hybridremat.get_plan(model).predicted_peak
+
+
 def test_outputs_beside_a_loss_are_those_of_one_graph():
     torch.manual_seed(0)
     given = batch()
