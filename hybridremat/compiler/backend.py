@@ -6,13 +6,14 @@ Dynamo hands over a graph; it is captured, and nothing else happens below Dynamo
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 import torch
@@ -29,7 +30,9 @@ from hybridremat.compiler.output_hooks import (
     UndefinedGradients,
     assign_roles,
     delivered_sources,
+    detach_outputs,
     gradient_sources,
+    refused,
     sparing_saved,
 )
 from hybridremat.compiler.recurrent import make_recurrent_opaque
@@ -55,6 +58,9 @@ class SurveyNeededError(HybridRematError):
     An error is the only way out of the running forward.
     """
 
+
+UNIT: Final = "a unit of a planned step"
+"""Why Dynamo does not look into a unit: no graph break that anyone could remove."""
 
 REMOVE_BREAK = (
     "Remove the break (often a print, a call of .item(), or a branch on a tensor's value), wrap the part of "
@@ -153,6 +159,10 @@ class Backend:
         The name of the unit that runs (``units.py``); empty where there are none.
     codes
         The code objects that Dynamo compiled for it: the model's own where graphs break.
+    refused
+        By the text of a graph: the outputs for which there is no gradient, once that is decided.
+    captures_rest
+        Of a step with units: whether what runs between them is captured as well.
     """
 
     def __init__(
@@ -184,6 +194,8 @@ class Backend:
         self.compile_seconds = 0.0
         self.unit = ""
         self.codes: set[CodeType] = set()
+        self.refused: dict[str, tuple[int, ...]] = {}
+        self.captures_rest = True
         self._captured_graphs: WeakSet[CapturedGraph] = WeakSet()
         self.lock = threading.RLock()
 
@@ -223,11 +235,14 @@ class Backend:
                 name_modules(module, self.unit)
                 roles = assign_roles(module, all_outputs=self.all_outputs, loss_only=self.loss_only)
             differentiable = tuple(_requires_grad(node) for node in joint_outputs(module))
+            text = graph_text(module, example_inputs) if self.several_graphs else ""
+            detach_outputs(module, self.refused.get(text, ()))
             leaving = leaving_inputs(example_inputs, self.workspaces) if self.early_gradients else {}
             with collected_seldom():
                 graph = CapturedGraph(self, self.inner(module, example_inputs), roles, leaving)
             self._captured_graphs.add(graph)
             if self.several_graphs:
+                graph.text, graph.refused = text, self.refused.get(text, ())
                 graph.unplanned = Unplanned(module, break_after(module), differentiable)
                 given = enumerate(example_inputs)
                 graph.parameters = {n: id(original(e)) for n, e in given if isinstance(e, nn.Parameter)}
@@ -282,6 +297,10 @@ class CapturedGraph:
         Of a step with graph breaks: the identity of each parameter among its inputs.
     key, number
         Of a step with graph breaks: the fingerprint, once it is known, and in which variant it runs.
+    text
+        Of a step with graph breaks: identifies the graph as Dynamo hands it over.
+    refused
+        Places of outputs for which there is no gradient.
     """
 
     def __init__(
@@ -303,6 +322,8 @@ class CapturedGraph:
         self.parameters: dict[int, int] = {}
         self.key = ""
         self.number: int | None = None
+        self.text = ""
+        self.refused: tuple[int, ...] = ()
         self._variants: dict[int, CapturedGraph] = {}
 
     def variant(self, number: int) -> CapturedGraph:
@@ -316,9 +337,20 @@ class CapturedGraph:
             with self._backend.lock, collected_seldom(), self._backend.noting_errors():
                 other = CapturedGraph(self._backend, self._again(), self._roles, self._early.leaving)
             other.parameters, other.key, other.number = self.parameters, self.key, number
+            other.text, other.refused = self.text, self.refused
             other.settle()
             self._variants[number] = other
         return self._variants[number]
+
+    def refuse_gradients(self, places: tuple[int, ...]) -> None:
+        """Let some outputs have no gradient, before the graph is planned; one that reaches them raises."""
+        self._backend.refused[self.text] = places
+        if not places or self._captured is None or self.unplanned is None:
+            return
+        detach_outputs(self.unplanned.module, places)
+        with self._backend.lock, collected_seldom(), self._backend.noting_errors():
+            self._captured = self._captured.again()
+        self._again, self.refused = self._captured.again, places
 
     def settle(self) -> None:
         """Let go of what variants are compiled from: there are none."""
@@ -357,6 +389,8 @@ class CapturedGraph:
         outputs = self._run(*self._early.aliases(args))
         self._undefined.register(outputs)
         self._early.watch(outputs)
+        if self.refused:
+            outputs = refused(outputs, self.refused)
         if not self._roles.loss_inside:
             return outputs
         return self._held.guard(outputs, self._roles.detached, args)
@@ -450,10 +484,21 @@ def _requires_grad(node: object) -> bool:
     return isinstance(example, torch.Tensor) and example.requires_grad
 
 
+def graph_text(module: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Identifies one of Dynamo's graphs and the shapes, types and gradients of its inputs."""
+    text = [module.code]
+    for each in inputs:
+        if isinstance(each, torch.Tensor):
+            text.append(f"{each.dtype} {tuple(each.shape)} {each.device} {each.requires_grad}")
+        else:
+            text.append(repr(each))
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
 def break_after(module: fx.GraphModule) -> tuple[str, str] | None:
     """Place and reason of the graph break that ends one of Dynamo's graphs, if any."""
     reason = getattr(module, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break:
+    if reason is None or not reason.graph_break or UNIT in str(reason.reason):
         return None
     place = reason.user_stack[-1] if reason.user_stack else None
     return (f"{place.filename}:{place.lineno}" if place is not None else "", str(reason.reason))

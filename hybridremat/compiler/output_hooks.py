@@ -30,6 +30,7 @@ from hybridremat.graph.private_torch import (
     tree_leaves,
     tree_map,
 )
+from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.units import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -70,11 +71,7 @@ def assign_roles(module: fx.GraphModule, *, all_outputs: bool, loss_only: bool =
         output.args = (tuple(None if i in detached else item for i, item in enumerate(results)),)
         module.recompile()  # what only they need is dead, and goes when the graph has become functional
         return OutputRoles((), loss_inside=True)
-    for index in detached:
-        with module.graph.inserting_before(output):
-            results[index] = module.graph.call_method("detach", (results[index],))
-    output.args = (tuple(results),)
-    module.recompile()
+    detach_outputs(module, detached)
     return OutputRoles(detached, loss_inside=True)
 
 
@@ -133,8 +130,33 @@ def outputs_in_backward(outputs: Any, settings: OutputSettings) -> list[torch.Te
     return [each for each in tensors if not dropped or _is_loss(each)]
 
 
+def losses_among(outputs: Any, settings: OutputSettings) -> list[torch.Tensor]:
+    """The losses among outputs, if gradients flow from these alone."""
+    return list(filter(_is_loss, tree_leaves(outputs))) if _has_losses(outputs, settings) else []
+
+
 def _has_losses(outputs: Any, settings: OutputSettings) -> bool:
     return settings.grad_outputs != "all" and any(map(_is_loss, tree_leaves(outputs)))
+
+
+def detach_outputs(module: fx.GraphModule, places: Iterable[int]) -> None:
+    """Return some outputs of Dynamo's graph detached."""
+    output = next(iter(module.graph.find_nodes(op="output")))
+    results = list(output.args[0])
+    for place in places:
+        with module.graph.inserting_before(output):
+            results[place] = module.graph.call_method("detach", (results[place],))
+    output.args = (tuple(results),)
+    module.recompile()
+
+
+def refused(outputs: Sequence[Any], places: Iterable[int]) -> Sequence[Any]:
+    """Outputs of a graph, some of which raise when a gradient reaches them."""
+    results = list(outputs)
+    for place in places:
+        results[place] = non_leaf(results[place])
+        results[place].register_hook(_refuse_gradient_of_graph)
+    return type(outputs)(results) if isinstance(outputs, tuple) else results
 
 
 def refusing_gradients(output: torch.Tensor, index: int) -> torch.Tensor:
@@ -151,7 +173,7 @@ def _is_loss(value: object) -> bool:
 def _no_loss() -> ModelError:
     return ModelError(
         'outputs="loss" returns the loss alone, and no output of this model is a scalar with a gradient. '
-        'Give it its labels, so that it computes the loss, or leave outputs= out.'
+        "Give it its labels, so that it computes the loss, or leave outputs= out."
     )
 
 
@@ -235,6 +257,15 @@ def _refuse_gradient(index: int, shape: tuple[int, ...]) -> Callable[[torch.Tens
         )
 
     return hook
+
+
+def _refuse_gradient_of_graph(gradient: torch.Tensor | None) -> None:
+    if gradient is not None:
+        raise PlanMismatchError(
+            f"a gradient of shape {tuple(gradient.shape)} reached an output of a graph that was planned "
+            "without: on the sample inputs the model returned it beside a loss that was not made of it. "
+            'Wrap with grad_outputs="all", which plans gradients for all outputs.'
+        )
 
 
 _INSTEAD = (

@@ -1,7 +1,8 @@
-"""Units of a step: submodules whose calls are captured and planned; the model around them runs as it is.
+"""Units of a step: submodules whose calls are captured one by one, and what runs between them.
 
 One function runs all of them, and takes the module as an argument: Dynamo captures it once for modules that
-are alike, with their parameters as inputs, so equal layers share capture and plan.
+are alike, with their parameters as inputs, so equal layers share capture and plan. What runs between them
+(embeddings, a head, a loss) Dynamo captures as of a model whose graph breaks at each unit.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hybridremat.compiler.backend import Backend
-from hybridremat.compiler.capture import SLOT, forget_with
+from hybridremat.compiler.backend import UNIT, Backend
+from hybridremat.compiler.capture import compile_step, forget_with
 from hybridremat.errors import CaptureError, ModelError
 from hybridremat.graph.private_torch import saved_tensor_hooks_are_set
 
 logger = logging.getLogger(__name__)
 
+_FORWARD: Final = "forward"
 _SHOWN: Final = 5  # names that an error shows
 
 
@@ -71,73 +73,94 @@ def _near(pattern: str, names: dict[str, nn.Module]) -> str:
 
 
 def compile_units(
-    model: nn.Module, units: dict[str, nn.Module], backend: Backend, *, shared: bool
+    model: nn.Module, units: dict[str, nn.Module], backend: Backend, *, shared: bool, rest: bool
 ) -> Callable[..., Any]:
     """The model's call with its units compiled by ``backend``, which takes several graphs.
 
-    ``shared``: whether those that are alike share a capture, in which modules have the names of the first.
+    Parameters
+    ----------
+    shared
+        Whether those that are alike share a capture, in which modules have the names of the first.
+    rest
+        Whether what runs between the units is captured as well, as far as Dynamo can; else it runs as it is.
     """
     one = _compiled(model, backend)
-    compiled = {name: one if shared else _compiled(model, backend) for name in units}
+    ran: set[str] = set()
     told: set[str] = set()
+    calls: dict[str, Callable[..., Any]] = {}
+    for name, unit in units.items():
+        own = vars(unit).get(_FORWARD)
+        compiled = one if shared and own is None else _compiled(model, backend, own)
+        calls[name] = _opaque(name, unit, compiled, backend, ran)
+    backend.captures_rest = rest
+    call = compile_step(model, backend) if rest else model._call_impl
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        ran: set[str] = set()
-        with _calls(units, compiled, backend, ran):
-            output = model._call_impl(*args, **kwargs)
+        ran.clear()
+        with _running(units, calls):
+            output = call(*args, **kwargs)
         _notice(model, units, ran, told)
         return output
 
     return run
 
 
-def _compiled(model: nn.Module, backend: Backend) -> Callable[..., Any]:
-    """Runs a module with its arguments, compiled."""
+def _compiled(
+    model: nn.Module, backend: Backend, forward: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """Runs a module's forward with its arguments, compiled; ``forward``: that of an instance alone."""
 
     def run_unit(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
+        return type(module).forward(module, *args, **kwargs)
 
-    code = run_unit.__code__.replace(co_name=f"run_unit_of_{type(model).__name__}")
-    fresh = FunctionType(code, run_unit.__globals__)  # code that Dynamo compiled is kept by code object
+    def run_own(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return forward(*args, **kwargs)  # type: ignore[misc]
+
+    run = run_unit if forward is None else run_own
+    code = run.__code__.replace(co_name=f"run_unit_of_{type(model).__name__}")
+    fresh = FunctionType(code, run.__globals__, closure=run.__closure__)  # Dynamo keeps code by code object
     forget_with(fresh, backend)
     compiled: Callable[..., Any] = torch.compile(fresh, backend=backend, dynamic=False, fullgraph=False)
     return compiled
 
 
+def _opaque(
+    name: str, unit: nn.Module, compiled: Callable[..., Any], backend: Backend, ran: set[str]
+) -> Callable[..., Any]:
+    """The forward of a unit, which Dynamo does not look into; ``ran``: the names of those that have run."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if saved_tensor_hooks_are_set():
+            raise CaptureError(
+                f"the unit {name!r} runs inside of torch.utils.checkpoint, or of other hooks on what is "
+                "saved for the backward, which would run it again or move what it saves. Turn that off "
+                "(model.gradient_checkpointing_disable(), for one): the plan decides what is recomputed."
+            )
+        ran.add(name)
+        backend.unit = name
+        try:
+            return compiled(unit, args, kwargs)
+        finally:
+            backend.unit = ""
+
+    opaque: Callable[..., Any] = torch.compiler.disable(forward, reason=UNIT)
+    return opaque
+
+
 @contextmanager
-def _calls(
-    units: dict[str, nn.Module],
-    compiled: dict[str, Callable[..., Any]],
-    backend: Backend,
-    ran: set[str],
-) -> Iterator[None]:
-    """Let the units run compiled; ``ran``: the names of those that do."""
-
-    def call_of(name: str, unit: nn.Module) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if saved_tensor_hooks_are_set():
-                raise CaptureError(
-                    f"the unit {name!r} runs inside of torch.utils.checkpoint, or of other hooks on what is "
-                    "saved for the backward, which would run it again or move what it saves. Turn that off "
-                    "(model.gradient_checkpointing_disable(), for one): the plan decides what is recomputed."
-                )
-            ran.add(name)
-            backend.unit = name
-            return compiled[name](unit, args, kwargs)
-
-        return call
-
-    before = {name: getattr(unit, SLOT) for name, unit in units.items()}
+def _running(units: dict[str, nn.Module], calls: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Let the units run compiled."""
+    before = {name: vars(unit).get(_FORWARD) for name, unit in units.items()}
     for name, unit in units.items():
-        setattr(unit, SLOT, call_of(name, unit))
+        setattr(unit, _FORWARD, calls[name])
     try:
         yield
     finally:
         for name, unit in units.items():
             if before[name] is None:
-                delattr(unit, SLOT)
+                delattr(unit, _FORWARD)
             else:
-                setattr(unit, SLOT, before[name])
+                setattr(unit, _FORWARD, before[name])
 
 
 def _notice(model: nn.Module, units: dict[str, nn.Module], ran: set[str], told: set[str]) -> None:
@@ -145,8 +168,7 @@ def _notice(model: nn.Module, units: dict[str, nn.Module], ran: set[str], told: 
     if not ran:
         raise CaptureError(
             f"none of the {len(units)} units of {type(model).__name__} was called in its forward "
-            f"({next(iter(units))!r}, for one). Name modules that are called: model.layer(x), not "
-            "model.layer.forward(x)."
+            f"({next(iter(units))!r}, for one). Name modules whose forward runs."
         )
     missing = units.keys() - ran - told
     if missing:

@@ -211,7 +211,7 @@ class PlannedCall:
         """The step with the path of these inputs added, or a new one if that does not fit."""
         if step.breaks is not None:
             with suppress(InfeasibleLimitError):
-                survey = self._path(args, kwargs)
+                survey = self._path(step, args, kwargs)
                 step.backend.shared |= survey.shared if survey is not None else set()
                 step.breaks.add_path(survey, on_infeasible="error")
                 return step
@@ -223,13 +223,13 @@ class PlannedCall:
         return anew
 
     @prompt_interrupts()
-    def _path(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
-        """A survey of the path that these inputs take; None if the step has no graph breaks."""
+    def _path(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Survey | None:
+        """A survey of the path on which a step takes these inputs; None if it has no graph breaks."""
         from hybridremat.planning.breaks.step import survey_step
 
         with at_step(self.model, args, kwargs, self.context, show=self._show) as context:
             several = partial(backend_for, context.settings, several=True)
-            surveyed = survey_step(self.model, args, kwargs, context, several)
+            surveyed = survey_step(self.model, args, kwargs, context, several, known=step.backend)
         return None if surveyed is None else surveyed[0]
 
     def _raise_as_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -249,7 +249,7 @@ class PlannedCall:
         with without_caches(self._caching):
             known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
-            if known and step.breaks is not None and (survey := self._path(args, kwargs)) is not None:
+            if known and step.breaks is not None and (survey := self._path(step, args, kwargs)) is not None:
                 step.backend.shared |= survey.shared
                 step.breaks.add_path(survey, self.context.settings.on_infeasible)
         if not step.backend.captured:

@@ -10,7 +10,7 @@ from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning.breaks.graphs import StepGraphs
 from hybridremat.planning.breaks.limits import StepLimits
 from hybridremat.planning.breaks.paths import Paths, SurveyedPath
-from hybridremat.planning.breaks.points import PathProblem
+from hybridremat.planning.breaks.problem import PathProblem
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import Progress

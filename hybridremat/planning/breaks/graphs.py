@@ -11,7 +11,8 @@ from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.breaks.paths import GraphPath, Paths
-from hybridremat.planning.breaks.points import PathProblem, choose_path, largest_gradient
+from hybridremat.planning.breaks.points import choose_path
+from hybridremat.planning.breaks.problem import PathProblem, largest_gradient
 from hybridremat.planning.breaks.survey import path_frontier
 from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.context import PlanContext

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +20,14 @@ from hybridremat.compiler.first_calls import set_up
 from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.compiler.units import compile_units, find_units
-from hybridremat.errors import HybridRematError
+from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.planning.accept import require_policy
 from hybridremat.planning.breaks.planner import PathPlanner
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
+
+logger = logging.getLogger(__name__)
 
 BackendFor = Callable[[Choose], Backend]
 """Makes the backend of a step whose schedules a function gives."""
@@ -62,48 +67,94 @@ def survey_step(
     kwargs: Mapping[str, Any],
     context: PlanContext,
     backend_for: BackendFor,
+    *,
+    known: Backend | None = None,
 ) -> tuple[Survey, Backend, Callable[..., Any]] | None:
-    """A survey of a step and what it captured; None if it is one graph."""
-    survey = Survey(context)
-    backend = backend_for(survey.choose)
-    backend.visit = survey.visit
-    backend.workspaces = {id(each): hook_workspace(each) for each in model.parameters()}
-    if units := find_units(model, context.settings.units):
-        compiled = compile_units(model, units, backend, shared=not context.settings.policy)
-    else:
-        compiled = compile_step(model, backend)
-    ready = set_up(model)
+    """A survey of a step and what it captured; None if it is one graph.
+
+    With units, what runs between them is captured too, unless that fails or is captured anew in each run.
+    ``known``: of the step, where this is another path of it.
+    """
+    units = find_units(model, context.settings.units)
+    surveyed = _Step(model, args, kwargs, context, backend_for, units, known)
+    if not units:
+        return surveyed.survey(lambda backend: compile_step(model, backend))
+    compiled = partial(compile_units, model, units, shared=not context.settings.policy)
+    if known is None or known.captures_rest:
+        try:
+            return surveyed.survey(partial(compiled, rest=True), stable=known is None)
+        except CaptureError as error:
+            if known is not None:
+                raise
+            logger.info("what runs between the units of %s runs as it is: %s", type(model).__name__, error)
+    return surveyed.survey(partial(compiled, rest=False))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step to be surveyed, with its ``units`` by name, if it has any; ``known``: what has other paths."""
+
+    model: nn.Module
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    context: PlanContext
+    backend_for: BackendFor
+    units: dict[str, nn.Module]
+    known: Backend | None
+
+    def survey(
+        self, compiled_by: Callable[[Backend], Callable[..., Any]], *, stable: bool = False
+    ) -> tuple[Survey, Backend, Callable[..., Any]] | None:
+        """A survey of the call that ``compiled_by`` makes for a backend.
+
+        ``stable``: it is refused if a second run on the same inputs captures anything.
+
+        Raises
+        ------
+        HybridRematError
+        """
+        survey = Survey(self.context, stable=stable)
+        backend = self.backend_for(survey.choose)
+        backend.visit = survey.visit
+        if self.known is not None:
+            backend.refused = self.known.refused
+        backend.workspaces = {id(each): hook_workspace(each) for each in self.model.parameters()}
+        compiled = compiled_by(backend)
+        ready = set_up(self.model)
+        try:
+            survey.run(partial(self._trial, backend, compiled), model_device(self.model), backend)
+        except HybridRematError:
+            raise
+        except Exception as error:
+            run_plainly(self.model, self.args, self.kwargs)
+            raise without_gradients(self.model, error, self.units) from error
+        finally:
+            backend.visit = None
+        if not survey.ran:
+            raise nothing_captured(self.model)
+        if not survey.has_breaks:
+            survey.ran.clear()  # PyTorch keeps every backend, and so what chooses for it
+            return None
+        if set_up(self.model) > ready:  # the first run broke at what no later one does
+            return self.survey(compiled_by, stable=stable)
+        self._require_kept(survey)
+        return survey, backend, compiled
 
     @contextmanager
-    def trial() -> Iterator[Callable[[], Any]]:
-        with preserve_state_and_parameters(model):
-            given, named = copied((args, kwargs), model)
-            yield lambda: run_once(model, compiled, backend, given, named)
+    def _trial(self, backend: Backend, compiled: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+        with preserve_state_and_parameters(self.model):
+            given, named = copied((self.args, self.kwargs), self.model)
+            yield lambda: run_once(self.model, compiled, backend, given, named)
 
-    try:
-        survey.run(trial, model_device(model))
-    except HybridRematError:
-        raise
-    except Exception as error:
-        run_plainly(model, args, kwargs)
-        raise without_gradients(model, error, units) from error
-    finally:
-        backend.visit = None
-    if not survey.ran:
-        raise nothing_captured(model)
-    if not survey.has_breaks:
-        survey.ran.clear()  # PyTorch keeps every backend, and so what chooses for it
-        return None
-    if set_up(model) > ready:  # the first run broke at what no later one does
-        return survey_step(model, args, kwargs, context, backend_for)
-    require_policy([step.graph for step in survey.traced.values()], context)
-    if survey.refused is not None:
-        raise survey.refused
-    if context.settings.rewrites == "chunked" and not survey.by_chunks:
-        from hybridremat.graph.rewrites.loss_chunks import no_loss_in_any
+    def _require_kept(self, survey: Survey) -> None:
+        """Refuse settings that no graph of the step can keep."""
+        require_policy([step.graph for step in survey.traced.values()], self.context)
+        if survey.refused is not None:
+            raise survey.refused
+        if self.context.settings.rewrites == "chunked" and not survey.by_chunks:
+            from hybridremat.graph.rewrites.loss_chunks import no_loss_in_any
 
-        raise no_loss_in_any(len(survey.traced))
-    return survey, backend, compiled
+            raise no_loss_in_any(len(survey.traced))
 
 
 def run_plainly(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

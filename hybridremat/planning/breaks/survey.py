@@ -7,6 +7,7 @@ changed.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hybridremat.compiler.backend import CaptureComplete, CapturedGraph
+from hybridremat.compiler.backend import Backend, CaptureComplete, CapturedGraph
 from hybridremat.compiler.output_hooks import outputs_in_backward
 from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.joint import JointGraph
@@ -24,6 +25,7 @@ from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.graph.tracing.trace import TracedStep, gradient_bytes_at, releasing, values_of_outputs
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
+from hybridremat.planning.breaks.unread import OutputUse
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.planner import step_frontier
@@ -89,6 +91,10 @@ class Survey:
         its own by then.
     tracing
         The graph that is traced now.
+    stable
+        Whether a run that captures anything after the first is refused.
+    use
+        Which outputs have gradients, as found in the run that captures.
     """
 
     context: PlanContext
@@ -110,6 +116,8 @@ class Survey:
     alive: list[list[Callable[[], bool]]] = field(default_factory=list)
     released: dict[CapturedGraph, frozenset[int]] = field(default_factory=dict)
     tracing: CapturedGraph | None = None
+    stable: bool = False
+    use: OutputUse = field(default_factory=OutputUse)
 
     def visit(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
         """Run a graph without gradients, in place of planning it."""
@@ -121,16 +129,24 @@ class Survey:
         self.breaks.append(known.ending)
         if self.recorder is not None:
             self.recorder.enter(args)
+        else:
+            self.use.enter(args)
         with torch.no_grad():
             outputs = tuple(map(_as_in_training, known.module(*args), known.differentiable))
         if self.recorder is not None:
             self.recorder.leave(outputs)
         else:
             self.alive.append([_reference(each) for each in outputs])
+            self.use.leave(graph, outputs)
         return outputs
 
     def _note_released(self) -> None:
-        """Note which outputs are gone where the caller alone is left: in each run of their graph."""
+        """Note which outputs are gone where the caller alone is left: in each run of their graph.
+
+        What capturing has left in cycles is garbage, and holds nothing in training.
+        """
+        if any(is_there() for outputs in self.alive for is_there in outputs):
+            gc.collect()
         for graph, outputs in zip(self.ran, self.alive, strict=True):
             gone = frozenset(place for place, is_there in enumerate(outputs) if not is_there())
             self.released[graph] = gone & self.released.get(graph, gone)
@@ -211,8 +227,8 @@ class Survey:
         except PolicyError as error:  # matters only if there are breaks: one graph holds fewer outputs
             self.refused = self.refused or error
 
-    def run(self, trial: Callable[[], Trial], device: str) -> None:
-        """Trace the graphs and, if there are breaks, measure the eager code between them.
+    def run(self, trial: Callable[[], Trial], device: str, backend: Backend) -> None:
+        """Trace the graphs that a backend captures and, if there are breaks, measure the code between them.
 
         Raises
         ------
@@ -223,21 +239,28 @@ class Survey:
             self._forget_path()
             before = num_graph_breaks()
             with trial() as run:
-                outputs = outputs_in_backward(run(), self.context.settings)
-                kept = [each.detach() for each in outputs]
-                del outputs
+                returned = run()
+                unread = self.use.unread(returned, self.context.settings)
+                kept = [each.detach() for each in outputs_in_backward(returned, self.context.settings)]
+                del returned
                 self._note_released()
                 del kept
             self.broken = num_graph_breaks() > before
             if not self.has_breaks:
                 return
+            for graph in dict.fromkeys(self.ran):
+                if graph.text not in backend.refused:
+                    graph.refuse_gradients(unread.get(graph, ()))
             self._plan_graphs()
+            captured = backend.graphs
             try:
                 with trial() as run:
                     self._measure(run, device)
-                return
             except NewPathError:
                 continue
+            if self.stable and backend.graphs > captured:
+                raise CaptureError("it is captured again in a second run on the same inputs")
+            return
         raise CaptureError(
             f"the forward took another path in each of {2 * _TRIALS} runs on the same inputs, with graphs "
             "that had not come before, so it cannot be planned. Keep what changes with every call (a "
@@ -248,6 +271,7 @@ class Survey:
         self.ran.clear()
         self.breaks.clear()
         self.alive.clear()
+        self.use = OutputUse()
 
     def _measure(self, run: Callable[[], Any], device: str) -> None:
         """Run once more; the survey keeps the path of this run."""

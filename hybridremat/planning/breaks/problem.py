@@ -1,0 +1,147 @@
+"""What is to be chosen for a step of several graphs: its parts, and the points that each may take."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hybridremat.graph.joint import as_plain
+from hybridremat.planning.graph_frontier import GraphFrontier
+from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart
+from hybridremat.sequence.pool import SchedulePoint
+
+
+@dataclass(frozen=True)
+class PathProblem:
+    """The parts of a step with the points that each may take.
+
+    A part is a graph wherever it runs, or where it takes one of several points.
+
+    Attributes
+    ----------
+    keys
+        Fingerprints of the graphs of the parts.
+    order
+        Indices into ``keys``, in the order of the forward.
+    frontiers
+        Of the graph of each part.
+    offered
+        The points that each part may take: the frontier of its graph, or those that this has already.
+    eager_code
+        Memory of the eager code before each graph of ``order`` and after the last one.
+    joined_bytes
+        As in :class:`~hybridremat.sequence.joined_graphs.MultiGraphStep`.
+    passing
+        Bytes of the gradients of each part that are gone after the next backward, without its outputs that
+        stay.
+    dropped
+        Bytes of outputs of each part that are gone when the forward has returned.
+    forwards
+        How many forwards of the step wait for their backward at a time.
+    fixed
+        Fingerprints of the graphs that are compiled already: they have no other points.
+    """
+
+    keys: tuple[str, ...]
+    order: tuple[int, ...]
+    frontiers: tuple[GraphFrontier, ...]
+    offered: tuple[Sequence[SchedulePoint], ...]
+    eager_code: tuple[StepPart | None, ...]
+    joined_bytes: int
+    passing: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
+    forwards: int = 1
+    fixed: frozenset[str] = frozenset()
+
+    @property
+    def graphs(self) -> tuple[GraphFrontier, ...]:
+        """The frontiers of the distinct graphs."""
+        return tuple(dict(zip(self.keys, self.frontiers, strict=True)).values())
+
+    @property
+    def alike(self) -> tuple[tuple[int, ...], ...]:
+        """The parts of each graph that has several."""
+        groups: dict[str, list[int]] = {}
+        for part, key in enumerate(self.keys):
+            groups.setdefault(key, []).append(part)
+        return tuple(tuple(group) for group in groups.values() if group[1:])
+
+    def apart(self) -> PathProblem:
+        """The same with each run of a graph as a part of its own."""
+        return self._with_parts(self.order, tuple(range(len(self.order))))
+
+    def joined(self, points: Sequence[int]) -> tuple[PathProblem, tuple[int, ...]]:
+        """Parts of the same graph with the same point as one, and these points."""
+        groups = list(dict.fromkeys((self.keys[part], points[part]) for part in self.order))
+        places = tuple(groups.index((self.keys[part], points[part])) for part in self.order)
+        parts = tuple(self.order[places.index(number)] for number in range(len(groups)))
+        left = points[len(self.keys) :]  # of the eager code
+        return self._with_parts(parts, places), (*(points[part] for part in parts), *left)
+
+    def united(self) -> PathProblem:
+        """Each graph as one part, with the points of all its parts."""
+        keys = list(dict.fromkeys(self.keys))
+        parts = tuple(self.keys.index(key) for key in keys)
+        every: dict[str, dict[SchedulePoint, None]] = {key: {} for key in keys}
+        for key, points in zip(self.keys, self.offered, strict=True):
+            every[key].update(dict.fromkeys(points))
+        together = self._with_parts(parts, tuple(keys.index(self.keys[part]) for part in self.order))
+        return replace(together, offered=tuple(tuple(every[key]) for key in keys))
+
+    def _with_parts(self, parts: tuple[int, ...], order: tuple[int, ...]) -> PathProblem:
+        """Other parts, each as one of these."""
+        return replace(
+            self,
+            keys=tuple(self.keys[part] for part in parts),
+            order=order,
+            frontiers=tuple(self.frontiers[part] for part in parts),
+            offered=tuple(self.offered[part] for part in parts),
+            passing=tuple(self.passing[part] for part in parts),
+            dropped=tuple(self.dropped[part] for part in parts),
+        )
+
+    def step(self, offered: Sequence[Sequence[SchedulePoint]], *, plain: bool = False) -> MultiGraphStep:
+        """The problem as integers, for some points of each part; these are its first parts.
+
+        ``plain``: all gradients are there at the end of the step.
+        """
+        parts = [
+            StepPart(tuple(map(_figures, points)), gradient_bytes(frontier, plain=plain) - passing, dropped)
+            for frontier, points, passing, dropped in zip(
+                self.frontiers, offered, self.passing, self.dropped, strict=True
+            )
+        ]
+        order = list(self.order)
+        for place, code in reversed(list(enumerate(self.eager_code[: len(order) + 1]))):
+            if code is not None:
+                order.insert(place, len(parts))
+                parts.append(code)
+        largest = max(map(largest_gradient, self.frontiers))
+        return MultiGraphStep(tuple(parts), tuple(order), self.joined_bytes, self.forwards, largest)
+
+    def plain(self) -> MultiGraphStep:
+        """One step, as it is with each graph plain: all gradients are there at its end."""
+        points = [[each.plain] for each in self.frontiers]
+        return replace(self, forwards=1).step(points, plain=True)
+
+    def fingerprint(self) -> str:
+        """Identifies the step: its graphs in order."""
+        text = ",".join(self.keys[index] for index in self.order)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def gradient_bytes(frontier: GraphFrontier, *, plain: bool) -> int:
+    """Bytes of the gradients that a graph's backward leaves, or would leave in the plain step."""
+    graph = as_plain(frontier.graph) if plain else frontier.graph
+    return sum(graph.values[value].bytes for value in graph.gradients)
+
+
+def largest_gradient(frontier: GraphFrontier) -> int:
+    """Bytes of the largest gradient that a graph makes."""
+    graph = frontier.graph
+    return max((graph.values[value].bytes for value in graph.gradients), default=0)
+
+
+def _figures(point: SchedulePoint) -> PartPoint:
+    return PartPoint(point.phases.forward, point.phases.backward, point.phases.between, point.time)
