@@ -86,9 +86,10 @@ def wrap(
         and the full one (``aten.gelu.default``). The outputs of a ``must_save`` op are saved by the forward,
         and the op runs once; those of a ``must_recompute`` op are recomputed if the backward reads them.
     graph_breaks, units, max_plans
-        **Graphs and shapes.** ``graph_breaks``: what to do if the model's graph breaks: ``"error"``, or
-        ``"plan"`` the graphs between the breaks together. To find them, the forward then runs twice or more
-        on copies of the sample inputs, without saving anything for a backward.
+        **Graphs and shapes.** ``graph_breaks``: what to do if the model's graph breaks: ``"plan"`` the graphs
+        between the breaks together, or ``"error"``; ``"auto"`` plans them with a
+        :class:`~hybridremat.GraphBreakWarning`, which names the line. To find them, the forward then runs
+        twice or more on copies of the sample inputs, without saving anything for a backward.
 
         ``units``: submodules that are planned each as a graph of its own (:func:`hybridremat.wrap_each`).
 

@@ -61,7 +61,15 @@ class GraphSizeError(HybridRematError, ValueError):
 
 
 class CaptureError(HybridRematError):
-    """The model's joint graph could not be captured: a graph break, or a model that cannot be traced."""
+    """The model's joint graph could not be captured: a graph break, or a model that cannot be traced.
+
+    ``place``: where and why the graph breaks, as the rest of a sentence; empty if that is not known.
+    ``units``: patterns for submodules that can be captured one by one, if these are known.
+    """
+
+    def __init__(self, message: str, *, place: str = "", units: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.place, self.units = place, units
 
 
 class GeneratedCodeError(HybridRematError):
@@ -120,6 +128,10 @@ class MissingPackageError(HybridRematError, ImportError):
 
 class RankError(HybridRematError):
     """Ranks that wrap together could not exchange plans, or another rank failed with a foreign error."""
+
+
+class GraphBreakWarning(UserWarning):
+    """A step is several graphs, which are planned together; nobody said what to do then."""
 
 
 class HeldOutputWarning(UserWarning):

@@ -12,6 +12,7 @@ from hybridremat.analysis.sample_step import SampleStep, sample_step
 from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import code_needs
+from hybridremat.planning.auto_breaks import with_breaks
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.graph_frontier import GraphFrontier
@@ -65,6 +66,13 @@ class BatchStep:
         made: SampleStep, settings: Settings, batch: int = 0, *, show: bool
     ) -> BatchStep | BatchPath:
         """The step of a model and its inputs; ``batch`` names it in the progress bar, unless it is 0."""
+        def with_settings(settings: Settings) -> BatchStep | BatchPath:
+            return BatchStep._captured(made, settings, batch, show=show)
+
+        return with_breaks(made.model, settings, with_settings)
+
+    @staticmethod
+    def _captured(made: SampleStep, settings: Settings, batch: int, *, show: bool) -> BatchStep | BatchPath:
         model, args, kwargs = with_memory(made.model, made.args, made.kwargs, settings)
         context = PlanContext.of(settings).at(origin_of(model, args, kwargs, settings.spec))
         inputs = resident_bytes((args, kwargs), rounding(model, settings.spec))

@@ -97,7 +97,7 @@ def _planning_options() -> Parser:
         "--gradients", metavar="NAME", default="at_end", help="at_end (default), or in_backward"
     )
     group.add_argument("--outputs", metavar="NAME", default="all", help="all (default), or loss")
-    group.add_argument("--graph-breaks", metavar="WHAT", default="error", help="error (default), or plan")
+    group.add_argument("--graph-breaks", metavar="WHAT", default="auto", help="auto (default), plan or error")
     group.add_argument(
         "--units", metavar="PATTERN", action="append", default=[], help="plan these modules each by itself"
     )

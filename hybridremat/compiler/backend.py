@@ -400,6 +400,11 @@ class CapturedGraph:
         self._backend.shared |= set(shared)
 
     @property
+    def unit(self) -> str:
+        """The name of the unit that runs."""
+        return self._backend.unit
+
+    @property
     def _how(self) -> dict[str, Any]:
         """How the graph is split."""
         kept = {place for place, number in self.parameters.items() if number in self._backend.shared}

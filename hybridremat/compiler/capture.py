@@ -179,13 +179,16 @@ def run_once(
     return call()
 
 
-def nothing_captured(model: nn.Module) -> CaptureError:
-    """The error for a graph break that makes Dynamo skip the forward."""
+def nothing_captured(model: nn.Module, units: tuple[str, ...] = ()) -> CaptureError:
+    """The error for a graph break that makes Dynamo skip the forward; ``units`` can be captured."""
+    instead = f", or plan parts of it: hybridremat.wrap_each(model, {list(units)}, …)" if units else ""
     return CaptureError(
         f"nothing of {type(model).__name__}.forward could be captured: a graph break inside a loop (or a "
         "with or try statement) makes PyTorch give up on the function that holds it. Move the body of the "
-        "loop into a submodule with a forward of its own, or the break out of the loop. The forward has been "
-        "run once on these inputs; parameters, gradients, buffers and random state are as they were."
+        f"loop into a submodule with a forward of its own, or the break out of the loop{instead}. The "
+        "forward has been run on these inputs; parameters, gradients, buffers and random state are as they "
+        "were.",
+        units=units,
     )
 
 

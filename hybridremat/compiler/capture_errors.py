@@ -74,16 +74,19 @@ def as_capture_error(model: nn.Module, error: BaseException) -> HybridRematError
     return CaptureError(
         f"the graph of {name} breaks, so the memory of the whole step cannot be planned. "
         f"Nothing has been run. The break is{where}: {_reason(text)}\n{_advice(text)}"
-        f"{parts_beside(model, error)}"
+        f"{parts_beside(model, error)}",
+        place=f" (it breaks{where}: {_reason(text).rstrip('.')})",
     )
 
 
 def not_captured(model: nn.Module, error: BaseException) -> CaptureError:
     """Our error for what the compiler itself raised behind Dynamo."""
-    name, text = f"{type(model).__name__} could not be captured{_place(error)}", str(error)
+    place, text = _place(error), str(error)
+    name, short = f"{type(model).__name__} could not be captured{place}", f" (it breaks{place})"
     if _depends_on_data(error):
-        return CaptureError(f"{name}: {text.splitlines()[0]}\n{DATA_SIZE}{parts_beside(model, error)}")
-    return CaptureError(f"{name}: {first_lines(text)}")
+        said = f"{name}: {text.splitlines()[0]}\n{DATA_SIZE}{parts_beside(model, error)}"
+        return CaptureError(said, place=short)
+    return CaptureError(f"{name}: {first_lines(text)}", place=short)
 
 
 def without_gradients(model: nn.Module, error: BaseException, units: Collection[str]) -> CaptureError:

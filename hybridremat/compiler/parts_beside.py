@@ -37,6 +37,12 @@ def parts_beside(model: nn.Module, error: BaseException) -> str:
     )
 
 
+def patterns_of(model: nn.Module, names: list[str]) -> tuple[str, ...]:
+    """Patterns for some of a model's submodules, and no others: ``layers.*`` for all that a list has."""
+    named = dict(model.named_modules())
+    return tuple(dict.fromkeys(_alike(name, names, named) for name in names))
+
+
 def _has_several_ops(module: nn.Module) -> bool:
     """Whether there is something to plan: a linear layer alone saves what it is given."""
     return sum(bool(each._parameters) for each in module.modules()) > 1

@@ -59,6 +59,17 @@ def find_units(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module
     return {name: names[name] for name in names if name in outermost}
 
 
+def units_in(model: nn.Module) -> dict[str, nn.Module]:
+    """The submodules that a module may call itself: in place of containers what is in them."""
+    found: dict[str, nn.Module] = {}
+    for name, child in model.named_children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            found |= {f"{name}.{inner}": each for inner, each in units_in(child).items()}
+        else:
+            found[name] = child
+    return found
+
+
 def _is_inside(name: str, others: set[str]) -> bool:
     parts = name.split(".")
     return any(".".join(parts[:count]) in others for count in range(1, len(parts)))

@@ -84,7 +84,7 @@ def read_options(
     on_plan, show = given.pop("on_plan", None), bool(given.pop("progress", True))
     if on_plan is not None and not callable(on_plan):
         raise OptionsError(f"option on_plan={on_plan!r} is no function; it is called with the plan")
-    if given.get("graph_breaks", "error") != "error":
+    if given.get("graph_breaks") == "plan":
         raise OptionsError(
             'graph_breaks="plan" needs hybridremat.wrap: torch.compile hands over one graph at a time, and '
             "the graphs of a step are planned together"

@@ -17,7 +17,7 @@ from hybridremat.units import parse_bytes
 
 GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
-GraphBreaks = Literal["error", "plan"]
+GraphBreaks = Literal["auto", "error", "plan"]
 Compiler = Literal["eager", "inductor"]
 Rewrites = Literal["exact", "chunked", "none"]
 Outputs = Literal["all", "loss"]
@@ -53,7 +53,7 @@ class Request:
     grad_outputs: GradOutputs = field(default="auto", metadata=_SAME)
     forwards: int = field(default=1, metadata=_SAME)
     on_infeasible: OnInfeasible = "error"
-    graph_breaks: GraphBreaks = field(default="error", metadata=_FOLLOWS)
+    graph_breaks: GraphBreaks = field(default="auto", metadata=_FOLLOWS)
     units: tuple[str, ...] = field(default=(), metadata=_SAME)
     reckoning: str = field(default="", metadata=_FOLLOWS)
     granted: int = 0

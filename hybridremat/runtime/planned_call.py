@@ -23,11 +23,13 @@ from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, M
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_torch import inside_transform, tree_leaves
 from hybridremat.interrupts import prompt_interrupts
+from hybridremat.planning.auto_breaks import with_breaks
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import conditions, input_key, shape_text
 from hybridremat.planning.pipeline import Step, at_step, backend_for, plan_step
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import say
+from hybridremat.planning.settings import Settings
 from hybridremat.runtime.in_flight import ForwardsInFlight
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
 from hybridremat.units import format_bytes
@@ -267,17 +269,28 @@ class PlannedCall:
         asked = key, conditions(self.model), self.context.store.granted
         self._require_not_refused(asked)
         try:
-            step = plan_step(self.model, args, kwargs, self.context, show=self._show)
+            step = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
         except InfeasibleLimitError as error:
             kept = InfeasibleLimitError(str(error), limit=error.limit, least=error.least)
             settings = self.context.settings
             if settings.budget_seconds() is None and settings.gradients == "at_end":  # else more may change
                 self._refused = dict([*self._refused.items(), (asked, kept)][-MOST_REFUSED:])
             raise
+        key = self._key(args, kwargs)  # with breaks it is another
         self._make_room()  # not earlier: a shape that cannot be planned must not cost another its plan
         self._steps[key] = step
         if len(self._steps) > 1:
             self._say_new_shape(args, kwargs, time.perf_counter() - started)
+        return step
+
+    def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any], settings: Settings) -> Step:
+        """The step with these settings, which are those of the model from then on."""
+        context = replace(self.context, settings=settings)
+        step = plan_step(self.model, args, kwargs, context, show=self._show)
+        if settings is not self.context.settings:
+            how = {"graph_breaks": settings.graph_breaks, "units": settings.units}
+            self._asked = replace(self._asked, **how)
+            self.context = self.in_flight.context = context
         return step
 
     def _require_not_refused(self, asked: Hashable) -> None:

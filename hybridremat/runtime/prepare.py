@@ -18,6 +18,7 @@ from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.accept import under_checked_policy
+from hybridremat.planning.auto_breaks import with_breaks
 from hybridremat.planning.chosen import Choose, Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.origin import origin_of
@@ -108,6 +109,12 @@ def model_frontier(
     """
     settings = settings.validated(need_limit=False)
     model, args, kwargs = with_memory(model, args, {} if kwargs is None else kwargs, settings)
+    return with_breaks(model, settings, partial(_frontier, model, args, kwargs, progress))
+
+
+def _frontier(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], progress: bool, settings: Settings
+) -> tuple[AnyFrontier, Settings, Origin]:
     found: list[AnyFrontier] = []
     with planning_progress(show=progress) as shown:
         origin = origin_of(model, args, kwargs, settings.spec)

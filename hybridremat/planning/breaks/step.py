@@ -22,6 +22,7 @@ from hybridremat.compiler.sample_inputs import copied
 from hybridremat.compiler.units import compile_units, find_units
 from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.planning.accept import require_policy
+from hybridremat.planning.breaks.own_units import own_units
 from hybridremat.planning.breaks.planner import PathPlanner
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.chosen import Choose
@@ -131,7 +132,7 @@ class _Step:
         finally:
             backend.visit = None
         if not survey.ran:
-            raise nothing_captured(self.model)
+            raise nothing_captured(self.model, () if self.units else self._own_units())
         if not survey.has_breaks:
             survey.ran.clear()  # PyTorch keeps every backend, and so what chooses for it
             return None
@@ -145,6 +146,17 @@ class _Step:
         with preserve_state_and_parameters(self.model):
             given, named = copied((self.args, self.kwargs), self.model)
             yield lambda: run_once(self.model, compiled, backend, given, named)
+
+    def _own_units(self) -> tuple[str, ...]:
+        """Submodules of which something can be captured."""
+
+        def survey() -> tuple[Survey, Backend]:
+            made = Survey(self.context)
+            backend = self.backend_for(made.choose)
+            backend.visit = made.visit
+            return made, backend
+
+        return own_units(self.model, survey, self._trial)
 
     def _require_kept(self, survey: Survey) -> None:
         """Refuse settings that no graph of the step can keep."""

@@ -91,6 +91,8 @@ class Survey:
         its own by then.
     tracing
         The graph that is traced now.
+    units
+        Names of the units of which graphs have run.
     stable
         Whether a run that captures nothing is waited for.
     use
@@ -116,6 +118,7 @@ class Survey:
     alive: list[list[Callable[[], bool]]] = field(default_factory=list)
     released: dict[CapturedGraph, frozenset[int]] = field(default_factory=dict)
     tracing: CapturedGraph | None = None
+    units: set[str] = field(default_factory=set)
     stable: bool = False
     use: OutputUse = field(default_factory=OutputUse)
 
@@ -123,6 +126,7 @@ class Survey:
         """Run a graph without gradients, in place of planning it."""
         known = graph.unplanned
         assert known is not None
+        self.units.add(graph.unit)
         if self.recorder is not None:
             self._trace(graph)
         self.ran.append(graph)

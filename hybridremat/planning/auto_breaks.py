@@ -1,0 +1,60 @@
+"""Steps that cannot be captured as one graph, where nobody has said what to do then."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from torch import nn
+
+from hybridremat.errors import CaptureError, GraphBreakWarning
+from hybridremat.planning.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+def with_breaks(model: nn.Module, settings: Settings, run: Callable[[Settings], _T]) -> _T:
+    """Call ``run`` with settings for one graph, and where that cannot be captured, for several.
+
+    Where nothing of the model's own forward can be captured, these are those of its largest parts.
+
+    Raises
+    ------
+    CaptureError
+        If several graphs cannot be captured either: why one cannot.
+    """
+    if settings.graph_breaks != "auto" or settings.units or settings.spec is not None:
+        return _with_own_units(settings, run)
+    try:
+        return run(settings)
+    except CaptureError as error:
+        whole = error
+    try:
+        found = _with_own_units(replace(settings, graph_breaks="plan"), run)
+    except CaptureError:
+        raise whole from whole.__cause__
+    warnings.warn(
+        f"{type(model).__name__} is not one graph{whole.place}: its graphs are planned together. What "
+        "crosses from one to the next is kept, and code between them is measured on these inputs, with the "
+        "forward run on copies. Removing the break makes better plans; graph_breaks=\"plan\" says that this "
+        'is meant, and graph_breaks="error" refuses it.',
+        GraphBreakWarning,
+        stacklevel=2,
+    )
+    return found
+
+
+def _with_own_units(settings: Settings, run: Callable[[Settings], _T]) -> _T:
+    try:
+        return run(settings)
+    except CaptureError as error:
+        if not error.units or settings.units:
+            raise
+        units = error.units
+    logger.info("planned by units: %s", ", ".join(units))
+    return run(replace(settings, units=units))
