@@ -476,7 +476,7 @@ def test_more_turns_than_surveyed_are_refused_before_they_pass_the_limit():
     model(**inputs).backward()
 
 
-def test_a_break_inside_a_loop_says_what_to_do():
+def test_a_break_inside_a_loop_is_planned_by_what_is_in_the_loop_or_says_what_to_do():
     class Loop(nn.Module):
         def __init__(self):
             super().__init__()
@@ -489,8 +489,24 @@ def test_a_break_inside_a_loop_says_what_to_do():
                     x = torch.tanh(x)
             return x.pow(2).mean()
 
+    x = {"x": torch.randn(4, 8)}
+    found = hybridremat.plan(Loop(), kwargs=x, memory_limit="100%", graph_breaks="plan", **HOW)
+    assert found.request.units == ("layers.*",)
+
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x):
+            for _ in range(2):
+                x = x @ self.weight
+                if x.sum() > 0:
+                    x = torch.tanh(x)
+            return x.pow(2).mean()
+
     with pytest.raises(CaptureError, match="into a submodule") as caught:
-        hybridremat.plan(Loop(), kwargs={"x": torch.randn(4, 8)}, memory_limit="100%", **HOW)
+        hybridremat.plan(Bare(), kwargs=x, memory_limit="100%", graph_breaks="plan", **HOW)
     assert "Nothing has been run" not in str(caught.value)
 
 

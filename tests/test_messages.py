@@ -179,7 +179,7 @@ def test_what_depends_on_data_has_its_line_and_the_option_that_helps(net):
     lines = Path(__file__).read_text().splitlines()
     here = [number for number, line in enumerate(lines, 1) if line.endswith("  # here")]
     with pytest.raises(CaptureError) as caught:
-        hybridremat.wrap(net(), args=(rows(),), **HOW)
+        hybridremat.wrap(net(), args=(rows(),), graph_breaks="error", **HOW)
     said = str(caught.value)
     assert f"{__file__}:{here[DATA.index(net)]}" in said
     assert 'graph_breaks="plan"' in said.splitlines()[-1] and len(said) < 1200

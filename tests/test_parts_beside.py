@@ -71,7 +71,7 @@ class Differentiating(nn.Module):
 def test_parts_beside_a_break_are_units_that_can_be_planned():
     model, x = Model(), torch.randn(4, 16)
     with pytest.raises(hybridremat.CaptureError, match="reading") as caught:
-        hybridremat.plan(model, args=(x,), **HOW)
+        hybridremat.plan(model, args=(x,), graph_breaks="error", **HOW)
     found = re.search(r"let it run as it is: hybridremat\.wrap_each\(model, (\[.*\]), …\)", str(caught.value))
     assert found is not None and found[1] == "['layers.*.mlp', 'stem', 'layers.*.reading.inner']"
     units = ["layers.*.mlp", "stem", "layers.*.reading.inner"]
@@ -92,6 +92,6 @@ def test_a_line_that_differentiates_is_told_what_to_leave_out():
 def test_what_a_sequential_of_the_line_holds_is_named_and_nothing_where_the_line_is_in_all():
     model, x = Reading(), torch.randn(4, 16)
     with pytest.raises(hybridremat.CaptureError) as caught:
-        hybridremat.plan(nn.Sequential(model, nn.Linear(16, 4)), args=(x,), **HOW)
+        hybridremat.plan(nn.Sequential(model, nn.Linear(16, 4)), args=(x,), graph_breaks="error", **HOW)
     assert "wrap_each(model, ['0.inner'], …)" in str(caught.value)
     assert parts_beside(nn.Linear(2, 2), ValueError("text")) == ""

@@ -181,7 +181,9 @@ def test_packed_sequences_are_refused_with_a_way_out():
     with pytest.raises(
         CaptureError, match=r"test_recurrent\.py:\d+(.|\n)*padded tensors.*graph_breaks=\"plan\""
     ):
-        hybridremat.wrap(Packed(nn.GRU), kwargs=batch, memory_limit="100%", **HOW)
+        hybridremat.wrap(
+            Packed(nn.GRU), kwargs=batch, memory_limit="100%", graph_breaks="error", **HOW
+        )
 
 
 @pytest.mark.quick_cases(1)

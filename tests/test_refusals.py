@@ -178,14 +178,16 @@ def test_a_wrong_shape_is_said_once(op, caplog, capfd):
 
 
 def test_a_graph_break():
-    refuse(hybridremat.CaptureError, "the graph of Broken breaks", Broken(), {"x": torch.ones(2, 8)})
+    refuse(hybridremat.CaptureError, "the graph of Broken breaks", Broken(), {"x": torch.ones(2, 8)},
+           graph_breaks="error")  # fmt: skip
 
 
 def test_a_graph_break_below_many_calls_is_named_with_its_line():
     model = Broken()
     for _ in range(5):
         model = nn.Sequential(model)
-    refuse(hybridremat.CaptureError, r"refusals\.py:\d+ \(if x\.sum\(\)", model, args=(torch.ones(2, 8),))
+    where = r"refusals\.py:\d+ \(if x\.sum\(\)"
+    refuse(hybridremat.CaptureError, where, model, args=(torch.ones(2, 8),), graph_breaks="error")
 
 
 def test_an_output_without_gradient():

@@ -69,7 +69,7 @@ def test_every_field_is_stored_and_distinguishes_plans(name):
 
 def test_a_given_plan_brings_what_it_was_asked_for_where_nothing_else_is_given():
     plan = a_plan(Request(**OTHER))
-    followed = Settings(graph_breaks="error", untried="error", cost_model="flops", workers=3).following(plan)
+    followed = Settings(graph_breaks="auto", untried="error", cost_model="flops", workers=3).following(plan)
     own = {"cost_model", "on_infeasible", "granted", "device_spec"}
     own |= {"block_solver", "planning_budget", "untried"}
     brought = {name for name, other in OTHER.items() if getattr(followed, name) == other}

@@ -65,6 +65,7 @@ def dynamo_settings() -> Iterator[None]:
             # planned again if a hook is registered, or a parameter frozen (2.11 does not look by itself)
             skip_nnmodule_hook_guards=False,
             skip_tensor_guards_with_matching_dict_tags=False,
+            use_numpy_random_stream=True,  # numpy's own numbers, in a graph break, and not PyTorch's
             optimize_ddp=False,  # DistributedDataParallel does not split the graph at gradient buckets
             fail_on_recompile_limit_hit=True,  # the step would then run unplanned
             recompile_limit=MOST_CAPTURES,

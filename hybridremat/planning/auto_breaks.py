@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from hybridremat.errors import CaptureError, GraphBreakWarning
+from hybridremat.errors import CaptureError, GraphBreakWarning, InfeasibleLimitError
 from hybridremat.planning.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -34,12 +34,16 @@ def with_breaks(model: nn.Module, settings: Settings, run: Callable[[Settings], 
         return run(settings)
     except CaptureError as error:
         whole = error
+    name = type(model).__name__
     try:
         found = _with_own_units(replace(settings, graph_breaks="plan"), run)
     except CaptureError:
         raise whole from whole.__cause__
+    except InfeasibleLimitError as error:
+        text = f"{error} {name} is not one graph{whole.place}."
+        raise InfeasibleLimitError(text, limit=error.limit, least=error.least) from None
     warnings.warn(
-        f"{type(model).__name__} is not one graph{whole.place}: its graphs are planned together. What "
+        f"{name} is not one graph{whole.place}: its graphs are planned together. What "
         "crosses from one to the next is kept, and code between them is measured on these inputs, with the "
         "forward run on copies. Removing the break makes better plans; graph_breaks=\"plan\" says that this "
         'is meant, and graph_breaks="error" refuses it.',

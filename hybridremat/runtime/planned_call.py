@@ -288,8 +288,9 @@ class PlannedCall:
         context = replace(self.context, settings=settings)
         step = plan_step(self.model, args, kwargs, context, show=self._show)
         if settings is not self.context.settings:
-            how = {"graph_breaks": settings.graph_breaks, "units": settings.units}
-            self._asked = replace(self._asked, **how)
+            self._asked = replace(
+                self._asked, graph_breaks=settings.graph_breaks, units=settings.units
+            )
             self.context = self.in_flight.context = context
         return step
 
