@@ -247,7 +247,7 @@ CASES = [
         "HuBERT-CTC",
         hubert_ctc,
         HUGGING,
-        remark=f"{NO_LAYERDROP}; Dynamo draws what numpy would mask by PyTorch's generator",
+        remark=NO_LAYERDROP,
     ),
     case(
         "HuBERT-CTC",

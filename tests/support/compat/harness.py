@@ -99,7 +99,8 @@ class _Through(nn.Module):
 def train_joint(model: nn.Module, batch: dict[str, Any], units: Sequence[str] = (), **how: Any) -> Trained:
     """Train a copy through AOTAutograd's own joint graph, or those of each unit and between, unplanned."""
     model = copy.deepcopy(model)
-    with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=4096):
+    limits = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
+    with torch._dynamo.config.patch(**limits, use_numpy_random_stream=True):
         for unit in find_units(model, units).values() if units else ():
             compiled = torch.compile(unit.forward, backend="aot_eager", dynamic=False)
             unit.forward = torch.compiler.disable(compiled)
