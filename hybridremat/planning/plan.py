@@ -45,6 +45,9 @@ class Plan(PlanData):
         The numbers of the parts in the order of the forward; none in plan files of schema 6 and earlier.
     breaks
         The graph breaks between them, in the order of the forward.
+    composition
+        For a step of several graphs, what its memory is added up from; None in plan files that were written
+        before it was kept.
     pins
         What each pattern of ``policy=`` pins.
     timings

@@ -10,6 +10,7 @@ from functools import partial
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.breaks.composition import placed
 from hybridremat.planning.breaks.paths import GraphPath, Paths
 from hybridremat.planning.breaks.points import PathProblem, choose_path, largest_gradient
 from hybridremat.planning.breaks.survey import path_frontier
@@ -131,7 +132,8 @@ class StepGraphs:
             origin=self._context.origin,
             request=asked,
             parts=tuple(self.variants[key][number].plan for key, number in taken),
-            places=tuple(taken.index(each) for each in zip(order, places, strict=True)),
+            places=(numbers := tuple(taken.index(each) for each in zip(order, places, strict=True))),
+            composition=placed(whole.composition, numbers),
             breaks=self._breaks(order, paths),
             blocks=self._blocks(order),
         )
@@ -186,9 +188,11 @@ class StepGraphs:
             eager_code,
             joined,
             tuple(paths.passing(order, key) for key in keys),
+            tuple(paths.staying(order, key) for key in keys),
             tuple(paths.dropped(order, key) for key in keys),
             self._context.settings.forwards,
             frozenset(self.variants),
+            paths.units(order),
         )
         if self._given is None:
             return problem

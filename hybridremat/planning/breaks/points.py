@@ -11,6 +11,7 @@ from typing import Final
 
 from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule, as_plain
+from hybridremat.planning.breaks.composition import composed
 from hybridremat.planning.breaks.limits import StepLimits, infeasible_error
 from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.plan import Plan
@@ -43,14 +44,17 @@ class PathProblem:
     joined_bytes
         As in :class:`~hybridremat.sequence.joined_graphs.MultiGraphStep`.
     passing
-        Bytes of the gradients of each part that are gone after the next backward, without its outputs that
-        stay.
+        The gradients of each part that are gone after the next backward, as values of its graph.
+    staying
+        Bytes of outputs of each part that are held after its backward.
     dropped
         Bytes of outputs of each part that are gone when the forward has returned.
     forwards
         How many forwards of the step wait for their backward at a time.
     fixed
         Fingerprints of the graphs that are compiled already: they have no other points.
+    units
+        The module that each graph of ``order`` is of; empty where none was named.
     """
 
     keys: tuple[str, ...]
@@ -59,10 +63,12 @@ class PathProblem:
     offered: tuple[Sequence[SchedulePoint], ...]
     eager_code: tuple[StepPart | None, ...]
     joined_bytes: int
-    passing: tuple[int, ...] = ()
+    passing: tuple[frozenset[int], ...] = ()
+    staying: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
     forwards: int = 1
     fixed: frozenset[str] = frozenset()
+    units: tuple[str, ...] = ()
 
     @property
     def graphs(self) -> tuple[GraphFrontier, ...]:
@@ -108,6 +114,7 @@ class PathProblem:
             frontiers=tuple(self.frontiers[part] for part in parts),
             offered=tuple(self.offered[part] for part in parts),
             passing=tuple(self.passing[part] for part in parts),
+            staying=tuple(self.staying[part] for part in parts),
             dropped=tuple(self.dropped[part] for part in parts),
         )
 
@@ -117,10 +124,8 @@ class PathProblem:
         ``plain``: all gradients are there at the end of the step.
         """
         parts = [
-            StepPart(tuple(map(_figures, points)), gradient_bytes(frontier, plain=plain) - passing, dropped)
-            for frontier, points, passing, dropped in zip(
-                self.frontiers, offered, self.passing, self.dropped, strict=True
-            )
+            StepPart(tuple(map(_figures, points)), self._left(part, plain=plain), self.dropped[part])
+            for part, points in enumerate(offered)
         ]
         order = list(self.order)
         for place, code in reversed(list(enumerate(self.eager_code[: len(order) + 1]))):
@@ -129,6 +134,12 @@ class PathProblem:
                 parts.append(code)
         largest = max(map(largest_gradient, self.frontiers))
         return MultiGraphStep(tuple(parts), tuple(order), self.joined_bytes, self.forwards, largest)
+
+    def _left(self, part: int, *, plain: bool) -> int:
+        """Bytes that the backward of a part leaves to the end of the step."""
+        frontier = self.frontiers[part]
+        passing = sum(frontier.graph.values[value].bytes for value in self.passing[part])
+        return gradient_bytes(frontier, plain=plain) - passing + self.staying[part]
 
     def plain(self) -> MultiGraphStep:
         """One step, as it is with each graph plain: all gradients are there at its end."""
@@ -181,6 +192,7 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[tuple[Schedul
         least_peak=min(choice.least, step.peak(choice.points) + asked.reserve),
         overhead=asked.overhead_of(step, choice.points),
         extra_flops=_extra_flops(problem, chosen),
+        composition=composed(step, choice.points, problem.passing, problem.units),
         saved_bytes=sum(step.parts[g].points[choice.points[g]].saved for g in step.order),
         blocks=(),
         cost_model=settings.costs().name,

@@ -66,7 +66,7 @@ def survey_step(
     """A survey of a step and what it captured; None if it is one graph."""
     survey = Survey(context)
     backend = backend_for(survey.choose)
-    backend.visit = survey.visit
+    backend.visit, survey.running_unit = survey.visit, lambda: backend.unit
     backend.workspaces = {id(each): hook_workspace(each) for each in model.parameters()}
     if units := find_units(model, context.settings.units):
         compiled = compile_units(model, units, backend, shared=not context.settings.policy)

@@ -21,7 +21,7 @@ from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.private_torch import num_graph_breaks, storage_reference
 from hybridremat.graph.tracing.non_leaf import non_leaf
-from hybridremat.graph.tracing.trace import TracedStep, gradient_bytes_at, releasing, values_of_outputs
+from hybridremat.graph.tracing.trace import TracedStep, gradients_at, releasing, values_of_outputs
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
 from hybridremat.planning.chosen import Chosen
@@ -55,12 +55,14 @@ class Survey:
         Those of the distinct graphs, by fingerprint.
     ran
         The graphs, in the order in which they ran.
+    units
+        The module that each of these is of, if modules were named; else empty.
     breaks
         Place and reason of the break after each of these, None without a break.
     eager_code
         Memory of the eager code before each graph of ``order`` and after the last one, if measured.
     passing
-        By fingerprint, the bytes of gradients that a graph's backward makes and the one after it takes.
+        By fingerprint, the gradients that a graph's backward makes and the one after it takes.
     staying
         By fingerprint, the bytes of outputs that are held after the backward of their graph, where that is
         known.
@@ -89,15 +91,18 @@ class Survey:
         its own by then.
     tracing
         The graph that is traced now.
+    running_unit
+        Tells the name of the module that runs.
     """
 
     context: PlanContext
     frontiers: dict[str, GraphFrontier] = field(default_factory=dict)
     ran: list[CapturedGraph] = field(default_factory=list)
+    units: list[str] = field(default_factory=list)
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     eager_code: list[StepPart | None] = field(default_factory=list)
     joined_bytes: int = 0
-    passing: dict[str, int] = field(default_factory=dict)
+    passing: dict[str, frozenset[int]] = field(default_factory=dict)
     staying: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     broken: bool = False
@@ -110,6 +115,7 @@ class Survey:
     alive: list[list[Callable[[], bool]]] = field(default_factory=list)
     released: dict[CapturedGraph, frozenset[int]] = field(default_factory=dict)
     tracing: CapturedGraph | None = None
+    running_unit: Callable[[], str] = str
 
     def visit(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
         """Run a graph without gradients, in place of planning it."""
@@ -118,6 +124,7 @@ class Survey:
         if self.recorder is not None:
             self._trace(graph)
         self.ran.append(graph)
+        self.units.append(self.running_unit())
         self.breaks.append(known.ending)
         if self.recorder is not None:
             self.recorder.enter(args)
@@ -246,6 +253,7 @@ class Survey:
 
     def _forget_path(self) -> None:
         self.ran.clear()
+        self.units.clear()
         self.breaks.clear()
         self.alive.clear()
 
@@ -261,7 +269,7 @@ class Survey:
             every: dict[str, set[int]] = {}
             for key, places in zip(self.order, passing, strict=True):
                 every[key] = every.get(key, places) & places
-            self.passing = {key: gradient_bytes_at(self.traced[key], every[key]) for key in every}
+            self.passing = {key: gradients_at(self.traced[key], every[key]) for key in every}
             self._note_dropped(self.recorder.unsaved)
         finally:
             self.recorder = None
