@@ -132,7 +132,7 @@ class Plan(PlanData):
         Raises
         ------
         PlotError
-            If the step is compiled, is several graphs, or has no backward.
+            If the step is several graphs that are compiled, or has no backward.
         OutputError
             If it cannot be written.
         """
@@ -148,7 +148,7 @@ class Plan(PlanData):
         Raises
         ------
         PlotError
-            If the step is compiled, is several graphs, or has no backward.
+            If the step is several graphs that are compiled, or has no backward.
         OutputError
             If it cannot be written.
         """

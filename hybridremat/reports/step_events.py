@@ -13,8 +13,8 @@ from hybridremat.reports.whole_step import Holding, WholeStep
 class MemoryEvent:
     """Bytes that are allocated, or freed (``alloc`` false), at an execution.
 
-    ``key`` joins the two events of one allocation; ``held`` is None for the workspace of a kernel, and for all
-    that a section takes which is one execution.
+    ``key`` joins the two events of one allocation; ``held`` is None for the workspace of a kernel, and for
+    all that a section takes which is one execution.
     """
 
     alloc: bool
@@ -59,7 +59,7 @@ def place(source: str) -> tuple[str, int]:
 
 
 def role(step: WholeStep, execution: int) -> str:
-    """What an execution is to the step: ``forward of block 2``, ``recomputed for block 2``; of which graph."""
+    """What an execution is to the step: ``forward of block 2``, ``recomputed for block 2``, and where."""
     at = step.executions[execution]
     timeline, name = step.timelines[at.section], step.names[at.section]
     if timeline is None or at.local is None:

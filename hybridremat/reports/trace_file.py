@@ -106,15 +106,16 @@ def _graphs(step: WholeStep) -> Iterator[dict[str, Any]]:
 
 def _counters(step: WholeStep) -> Iterator[dict[str, Any]]:
     """Bytes from each execution's start on: in all, by kind, and of several graphs by graph."""
-    totals, kinds = step.totals(), step.bytes_by(_kind)
-    counted = {"by kind (bytes)": {"blocks": [0] * len(totals), **dict.fromkeys(Band, [0] * len(totals))} | kinds}
+    totals = step.totals()
+    kinds = {kind: [0] * len(totals) for kind in ("blocks", *map(str, Band))} | step.bytes_by(_kind)
+    counted = {"by kind (bytes)": kinds}
     if len(step.names) > 1:
         counted["by graph (bytes)"] = step.bytes_by(lambda section, _: step.name(section))
     for now, start in enumerate(step.starts()):
         common = {"ph": "C", "pid": PROCESS, "ts": start / 1000}
         yield {**common, "name": "step memory (bytes)", "args": {"bytes": totals[now]}}
         for name, rows in counted.items():
-            yield {**common, "name": name, "args": {str(kind): row[now] for kind, row in rows.items()}}
+            yield {**common, "name": name, "args": {kind: row[now] for kind, row in rows.items()}}
 
 
 def _kind(section: int | None, band: int | Band | None) -> str:

@@ -142,9 +142,7 @@ def whole_step(plan: PlanData) -> WholeStep:
     if plan.parts:
         return _joined(plan)
     if plan.details is None or not plan.schedule.steps:
-        raise PlotError(
-            "this step has no backward, so that there is no sequence of operations to be written"
-        )
+        raise PlotError("this step has no backward, so that there is no sequence of operations to be written")
     timeline = step_timeline(plan.details.chain, plan.schedule)
     split = plan.schedule.num_forward
     return WholeStep(
