@@ -113,3 +113,17 @@ def naive_saved(graph: JointGraph, schedule: Schedule) -> int:
         runs = copies.runs(op)
         total += graph.rng_state_bytes * bool(runs and runs[0] < split <= runs[-1])
     return total
+
+
+def naive_saved(graph: JointGraph, schedule: Schedule) -> int:
+    """Bytes between the phases: copies that the backward needs, and outputs that the caller has not dropped."""
+    copies, split = _Copies(graph, schedule), schedule.num_forward
+    return sum(
+        graph.values[value].bytes
+        for value, births in copies.births.items()
+        for birth in births
+        if birth < split
+        and (
+            copies.needed(value, birth, split) or (value in graph.released_outputs and birth == births[0])
+        )
+    )
