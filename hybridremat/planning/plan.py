@@ -161,12 +161,12 @@ class Plan(PlanData):
 
         ``lower_bound`` is then the time in nanoseconds that no schedule of this graph beats under the plan's
         limit, by its cost model, and ``optimality_gap`` the share of the step's time that a better one could
-        save at most.
+        save at most. For several graphs that is any choice of their schedules, in any number of ways.
 
         Raises
         ------
         LimitError
-            If the step is compiled, is several graphs, or has no backward.
+            If the step is compiled or has no backward, or its file does not say how its graphs are joined.
         """
         from hybridremat.planning.progress import planning_progress
         from hybridremat.plans.certify import certificate_of

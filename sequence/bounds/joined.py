@@ -2,7 +2,7 @@
 
 Alone each graph fits, so that a sum of their own bounds says nothing. With t_i, S_i, F_i and B_i the time,
 saved bytes and peaks of the schedule of the i-th graph, the step's memory
-(:mod:`hybridremat.sequence.joined_graphs`) is at every moment m, the forward or backward of one of them, a sum
+(:mod:`hybridremat.sequence.joined_graphs`) is at every moment m, the forward or backward of one of them,
 
     Σ_i c_mi S_i + (F_m or B_m) + constants ≤ limit.
 
@@ -141,7 +141,7 @@ class JoinedBounds:
         return min(self.most, max(map(self._least_at, self.moments)))
 
     def _best(self, moment: StepMoment, limit: int) -> int:
-        """The bound of the best price at a moment: a concave function of it, climbed in ever smaller steps."""
+        """The bound of the best price at a moment: concave in it, and climbed in ever smaller steps."""
         exponent, step = self._start(moment), Fraction(1)
         best = self._at(moment, limit, _price(exponent))
         for _ in range(self.effort.doublings):
@@ -212,7 +212,7 @@ class JoinedBounds:
         if prices == Prices():
             return once
         moments = with_boundary(own.graph, moments_of(own.graph, own.schedule, self.effort.moments))
-        # what others save leaves less room; nothing of it is known while the least that they save is looked for
+        # what others save leaves less room, and is not known while the least of it is looked for
         room = PhaseLimits(self.most, self.most) if not with_time else self._room(part)
         program = priced_program(own.graph, moments, room, prices, with_time=with_time)
         return max(once, program.lower_bound(self.effort.iterations))
@@ -238,7 +238,7 @@ def _peak_at(phase: str, price: int) -> Prices:
 
 def _price(exponent: Fraction) -> int:
     """2 to the exponent, in nanoseconds by 2^−30 a byte."""
-    return round(2.0 ** (float(exponent) + PRICE_BITS))
+    return round(math.exp2(float(exponent) + PRICE_BITS))
 
 
 def _cost(point: PartPoint, prices: Prices, *, with_time: bool) -> int:

@@ -115,15 +115,9 @@ def naive_saved(graph: JointGraph, schedule: Schedule) -> int:
     return total
 
 
-def naive_saved(graph: JointGraph, schedule: Schedule) -> int:
-    """Bytes between the phases: copies that the backward needs, and outputs that the caller has not dropped."""
+def naive_between(graph: JointGraph, schedule: Schedule) -> int:
+    """Bytes between the phases, with the outputs that the caller drops later."""
     copies, split = _Copies(graph, schedule), schedule.num_forward
-    return sum(
-        graph.values[value].bytes
-        for value, births in copies.births.items()
-        for birth in births
-        if birth < split
-        and (
-            copies.needed(value, birth, split) or (value in graph.released_outputs and birth == births[0])
-        )
-    )
+    first = {value: copies.births[value][0] for value in graph.released_outputs}
+    dropped = (v for v, birth in first.items() if birth < split and not copies.needed(v, birth, split))
+    return naive_saved(graph, schedule) + sum(graph.values[value].bytes for value in dropped)
