@@ -62,7 +62,8 @@ def _part_of(plan: PlanData, section: StepSection) -> StepPart:
     part = None if section.part is None else plan.parts[section.part]
     time = 0 if part is None or part.details is None else schedule_time(part.details.graph, part.schedule)
     point = PartPoint(section.forward_peak, section.backward_peak, section.saved, time)
-    return StepPart((point,), section.left, section.dropped)
+    most = section.dropped + section.retained  # other schedules may retain nothing
+    return StepPart((point,), section.left, most)
 
 
 def _graph_of(part: PlanData) -> PartGraph | None:

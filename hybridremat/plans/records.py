@@ -224,6 +224,8 @@ class StepSection:
         Bytes that its backward leaves to the end of the step.
     dropped
         Of ``saved``, the bytes that are gone once the forward of the step has returned.
+    retained
+        Those that would be gone then, too, if its backward did not read them.
     passed
         The gradients of the graph that are gone after the next backward, as values of its joint graph.
     """
@@ -236,6 +238,7 @@ class StepSection:
     left: int
     dropped: int
     passed: frozenset[int] = frozenset()
+    retained: int = 0
 
 
 @dataclass(frozen=True)

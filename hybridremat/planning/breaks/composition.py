@@ -30,7 +30,8 @@ def composed(
                 backward_peak=point.backward_peak,
                 saved=point.saved,
                 left=part.gradient_bytes,
-                dropped=part.dropped,
+                dropped=part.dropped - point.retained,
+                retained=point.retained,
                 passed=passing[number] if is_graph else frozenset(),
             )
         )

@@ -23,7 +23,7 @@ class SurveyedPath:
     joined_bytes: int = 0
     passing: Mapping[str, frozenset[int]] = field(default_factory=dict)
     staying: Mapping[str, int] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, frozenset[int]] = field(default_factory=dict)
     released_outputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
     units: tuple[str, ...] = ()
 
@@ -87,9 +87,9 @@ class Paths:
         """The module that each graph of a path is of; empty where none was named, or it is not known."""
         return self._surveyed(order).units or ("",) * len(order)
 
-    def dropped(self, order: GraphPath, key: str) -> int:
-        """Bytes of outputs of a graph that are gone when the forward has returned; 0 if not known."""
-        return self._surveyed(order).dropped.get(key, 0)
+    def dropped(self, order: GraphPath, key: str) -> frozenset[int]:
+        """Outputs of a graph that are gone when the forward has returned; none if they are not known."""
+        return self._surveyed(order).dropped.get(key, frozenset())
 
     def _surveyed(self, order: GraphPath) -> SurveyedPath:
         """What a survey found on a path, nothing without one."""

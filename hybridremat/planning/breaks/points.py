@@ -48,7 +48,7 @@ class PathProblem:
     staying
         Bytes of outputs of each part that are held after its backward.
     dropped
-        Bytes of outputs of each part that are gone when the forward has returned.
+        The outputs of each part that are gone when the forward has returned, where its backward reads none.
     forwards
         How many forwards of the step wait for their backward at a time.
     fixed
@@ -65,7 +65,7 @@ class PathProblem:
     joined_bytes: int
     passing: tuple[frozenset[int], ...] = ()
     staying: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
+    dropped: tuple[frozenset[int], ...] = ()
     forwards: int = 1
     fixed: frozenset[str] = frozenset()
     units: tuple[str, ...] = ()
@@ -124,7 +124,11 @@ class PathProblem:
         ``plain``: all gradients are there at the end of the step.
         """
         parts = [
-            StepPart(tuple(map(_figures, points)), self._left(part, plain=plain), self.dropped[part])
+            StepPart(
+                tuple(self._figures(part, point) for point in points),
+                self._left(part, plain=plain),
+                self._bytes(part, self.dropped[part]),
+            )
             for part, points in enumerate(offered)
         ]
         order = list(self.order)
@@ -137,9 +141,18 @@ class PathProblem:
 
     def _left(self, part: int, *, plain: bool) -> int:
         """Bytes that the backward of a part leaves to the end of the step."""
-        frontier = self.frontiers[part]
-        passing = sum(frontier.graph.values[value].bytes for value in self.passing[part])
-        return gradient_bytes(frontier, plain=plain) - passing + self.staying[part]
+        left = gradient_bytes(self.frontiers[part], plain=plain) + self.staying[part]
+        return left - self._bytes(part, self.passing[part])
+
+    def _bytes(self, part: int, values: Iterable[int]) -> int:
+        return sum(self.frontiers[part].graph.values[value].bytes for value in values)
+
+    def _figures(self, part: int, point: SchedulePoint) -> PartPoint:
+        phases, retained = point.phases, 0
+        if dropped := self.dropped[part]:
+            judge = self.frontiers[part].counted.judge
+            retained = judge.simulate.read_in_backward(point.schedule, dropped)
+        return PartPoint(phases.forward, phases.backward, phases.between, point.time, retained)
 
     def plain(self) -> MultiGraphStep:
         """One step, as it is with each graph plain: all gradients are there at its end."""
@@ -321,10 +334,6 @@ def largest_gradient(frontier: GraphFrontier) -> int:
     """Bytes of the largest gradient that a graph makes."""
     graph = frontier.graph
     return max((graph.values[value].bytes for value in graph.gradients), default=0)
-
-
-def _figures(point: SchedulePoint) -> PartPoint:
-    return PartPoint(point.phases.forward, point.phases.backward, point.phases.between, point.time)
 
 
 def _extra_flops(problem: PathProblem, chosen: Sequence[SchedulePoint]) -> float:

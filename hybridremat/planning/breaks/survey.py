@@ -67,7 +67,7 @@ class Survey:
         By fingerprint, the bytes of outputs that are held after the backward of their graph, where that is
         known.
     dropped
-        By fingerprint, the bytes of outputs that are gone when the forward has returned.
+        By fingerprint, the outputs that are gone when the forward has returned, where no backward reads them.
     joined_bytes
         The largest gradient that several graphs make and autograd adds up.
     broken
@@ -104,7 +104,7 @@ class Survey:
     joined_bytes: int = 0
     passing: dict[str, frozenset[int]] = field(default_factory=dict)
     staying: dict[str, int] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, frozenset[int]] = field(default_factory=dict)
     broken: bool = False
     refused: PolicyError | None = None
     latest: str = ""
@@ -283,7 +283,7 @@ class Survey:
         for key, gone in places.items():
             step = self.traced[key]
             values = values_of_outputs(step, gone) & step.graph.released_outputs if gone else ()
-            self.dropped[key] = sum(step.graph.values[value].bytes for value in values)
+            self.dropped[key] = frozenset(values)
 
     @property
     def has_breaks(self) -> bool:
