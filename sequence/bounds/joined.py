@@ -201,10 +201,14 @@ class JoinedBounds:
         """What a part costs at least: nanoseconds (or none), and bytes at their prices."""
         if part not in self.graphs:
             return _cost(self.step.parts[part].points[0], prices, with_time=with_time)
-        key = self.graphs[part].graph.fingerprint or str(part), prices, with_time
+        key = self._name(part), prices, with_time
         if key not in self._known:
             self._known[key] = self._solved(part, prices, with_time=with_time)
         return self._known[key]
+
+    def _name(self, part: int) -> str:
+        """What parts of the same graph share; empty for one that is none."""
+        return (self.graphs[part].graph.fingerprint or str(part)) if part in self.graphs else ""
 
     def _solved(self, part: int, prices: Prices, *, with_time: bool) -> int:
         own = self.graphs[part]
@@ -220,10 +224,8 @@ class JoinedBounds:
     def _room(self, part: int) -> PhaseLimits:
         """Most bytes that the graph of a part has in each phase, wherever it runs."""
         room = {"forward": 0, "backward": 0}
-        key = self.graphs[part].graph.fingerprint or str(part)
         for moment in self.moments:
-            there = self.step.order[moment.section]
-            if there not in self.graphs or (self.graphs[there].graph.fingerprint or str(there)) != key:
+            if self._name(self.step.order[moment.section]) != self._name(part):
                 continue
             others = zip(self.step.order, moment.counts, strict=True)
             taken = moment.constant + sum(count * self._least_saved(each) for each, count in others)
