@@ -239,6 +239,19 @@ class MemorySimulator:
         found: list[int] = versions.value[(versions.birth < now) & (now < versions.death)].tolist()
         return found
 
+    def read_in_backward(self, schedule: Schedule, values: frozenset[int]) -> int:
+        """Bytes of those of some values whose first version is read in the backward.
+
+        Raises
+        ------
+        ScheduleError
+            If an execution reads a value that no earlier execution wrote.
+        """
+        versions = self._lifetimes(np.array(schedule.steps, np.int64), schedule.num_forward)
+        found = versions.first & self._marks(values)[versions.value]
+        found &= versions.death >= schedule.num_forward
+        return int(self._bytes[versions.value[found]].sum())
+
     def departures(self, schedule: Schedule) -> dict[int, list[Delivery]]:
         """For each execution after which gradients leave, these in order.
 

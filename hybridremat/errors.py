@@ -28,7 +28,7 @@ class TargetError(HybridRematError, ValueError):
 
 
 class PlotError(HybridRematError, ValueError):
-    """A picture or trace cannot be made: no known suffix of a file, or a step of several graphs."""
+    """A picture or trace cannot be made: no known suffix of a file, or a step that is no one sequence."""
 
 
 class UsageError(HybridRematError, ValueError):

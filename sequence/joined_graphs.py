@@ -8,7 +8,8 @@ and saved bytes of a part's point, and G its gradients, the step's peak is the m
 - backward of part i: B_i + Σ_{j<i} (S_j − D_j) + Σ_{j>i} G_j
 
 where D are those of the saved bytes that are gone once the forward has returned: what its frames held, which
-is counted where it was allocated. A part may free what earlier ones have left (S below 0, D as well).
+is counted where it was allocated, and the part's backward does not read. A part may free what earlier ones
+have left (S below 0, D as well).
 
 With k forwards that wait for their backward at a time, k − 1 sets of saved bytes are there besides, and in
 the backward the gradients of earlier ones, the largest once more while it is added up (as for one graph in
@@ -39,19 +40,23 @@ VARIANTS: Final = 3
 
 @dataclass(frozen=True)
 class PartPoint:
-    """One way to run a part: bytes, and nanoseconds of all executions."""
+    """One way to run a part: bytes, and nanoseconds of all executions.
+
+    ``retained``: of what the part drops when the forward has returned, the bytes its backward reads.
+    """
 
     forward_peak: int
     backward_peak: int
     saved: int
     time: int
+    retained: int = 0
 
 
 @dataclass(frozen=True)
 class StepPart:
     """A distinct graph of the step: its points, and the bytes of the gradients that its backward leaves.
 
-    ``dropped`` are those of the saved bytes that are gone when the forward has returned.
+    ``dropped`` are those of the saved bytes that are gone when the forward has returned, unless retained.
     """
 
     points: tuple[PartPoint, ...]
@@ -94,28 +99,33 @@ class MultiGraphStep:
         """Bytes that the step takes at most with ``chosen[g]`` the point of distinct graph g."""
         points = [self.parts[g].points[chosen[g]] for g in self.order]
         later, highest = sum(self.parts[g].gradient_bytes for g in self.order), 0
-        waiting = (self.forwards - 1) * (sum(point.saved for point in points) - self.dropped)
+        gone = [self.parts[g].dropped - point.retained for g, point in zip(self.order, points, strict=True)]
+        waiting = (self.forwards - 1) * (sum(point.saved for point in points) - sum(gone))
         before, kept, earlier = waiting, waiting, self.earlier_gradients
-        for g, point in zip(self.order, points, strict=True):
+        for g, point, dropped in zip(self.order, points, gone, strict=True):
             later -= self.parts[g].gradient_bytes
             backward = kept + point.backward_peak + later + self.joined_bytes + earlier
             highest = max(highest, before + point.forward_peak, backward)
             before += point.saved
-            kept += point.saved - self.parts[g].dropped
+            kept += point.saved - dropped
         return highest
 
     @property
     def dropped(self) -> int:
-        """Bytes that are gone when the forward has returned, of all that was saved."""
+        """Bytes that are gone when the forward has returned, of all that was saved, if none is retained."""
         return sum(self.parts[g].dropped for g in self.order)
 
     def moments_of(self, graph: int, chosen: Sequence[int]) -> tuple[Moment, ...]:
-        """What a distinct graph sees of the step, where the others run as chosen."""
+        """What a distinct graph sees of the step, where the others run as chosen.
+
+        It is taken to retain what it does as chosen.
+        """
         others = [(g, self.parts[g].points[chosen[g]]) for g in self.order]
         later = sum(self.parts[g].gradient_bytes for g in self.order)
         waiting = self.forwards - 1
         saved = waiting * sum(g == graph for g in self.order)
-        left = sum(point.saved for g, point in others if g != graph) - self.dropped
+        left = sum(point.saved for g, point in others if g != graph)
+        left -= sum(self.parts[g].dropped - point.retained for g, point in others)
         before = kept = waiting * left
         found: dict[Moment, None] = {}
         for g, point in others:
@@ -130,7 +140,7 @@ class MultiGraphStep:
                 found[Moment("other", saved, highest)] = None
                 before += point.saved
                 kept += point.saved
-            kept -= self.parts[g].dropped
+            kept -= self.parts[g].dropped - point.retained
         return tuple(found)
 
     @property
@@ -262,15 +272,20 @@ def _bound_memory(model: CpModel, step: MultiGraphStep, taken: list[list[IntVar]
 
     most = step.peak_bound()
     later = sum(step.parts[g].gradient_bytes for g in step.order)
-    waiting = [(step.forwards - 1) * total(g, lambda point: point.saved) for g in step.order]
+    more = step.forwards - 1
+    waiting = [more * total(g, lambda point: point.saved + point.retained) for g in step.order]
     before: LinearExpr | IntVar = LinearExpr.sum(waiting)
-    gone = dropped = (step.forwards - 1) * step.dropped
+    gone = dropped = more * step.dropped
+    retained: list[LinearExpr] = []
     for g in step.order:
         later -= step.parts[g].gradient_bytes
         held = later + step.joined_bytes + step.earlier_gradients
         model.add(before + total(g, lambda point: point.forward_peak) - gone <= memory)
-        model.add(before + total(g, lambda point: point.backward_peak) + held - dropped <= memory)
+        backward = before + total(g, lambda point: point.backward_peak) + LinearExpr.sum(retained)
+        model.add(backward + held - dropped <= memory)
         after = model.new_int_var(-most, most, "")
         model.add(after >= before + total(g, lambda point: point.saved))
         before = after
         dropped += step.parts[g].dropped
+        if any(point.retained for point in step.parts[g].points):
+            retained.append(total(g, lambda point: point.retained))

@@ -13,9 +13,10 @@ from selenium.webdriver.common.keys import Keys
 from hybridremat.graph.joint import plain_schedule, short_op
 from hybridremat.graph.memory import step_memory
 from hybridremat.reports.block_rows import block_rows
+from hybridremat.reports.whole_step import whole_step
 from hybridremat.units import format_bytes, format_time
 from support.browsers import chromium
-from support.html_pages import planned
+from support.html_pages import joined, planned
 
 TEXT_BOXES = """
 return [...document.querySelectorAll('svg')].filter(s => s.clientWidth > 100).map(svg => {
@@ -145,6 +146,22 @@ def test_below_the_chart_is_what_is_alive_at_the_peak(page, plan):
     assert all(size == format_bytes(sizes[name]) for size, name in named)
     assert sum(sizes[name] for _, name in named) == memory.peak
     assert [sizes[name] for _, name in named] == sorted((sizes[name] for _, name in named), reverse=True)
+
+
+def test_a_step_of_several_graphs_is_drawn_as_one(browser, tmp_path):
+    """Its bands are the graphs, by name, and what is between them."""
+    plan = joined(planned(2, 0.5), planned(3, 0.3))
+    plan.to_html(tmp_path / "several.html")
+    show(browser, (tmp_path / "several.html").as_uri())
+    assert len(texts(browser, ".timeline svg")) == 3
+    rows = [row.split("\t") for row in cells(browser, '[data-graph="whole"] .alive tbody tr')]
+    assert {"graph 1 of 2", "a.unit", "between graphs"} & {row[1].strip() for row in rows}
+    (title, *_) = texts(browser, ".alive h3")
+    assert title.startswith("At the peak of the planned step")
+    assert title.endswith(format_bytes(max(whole_step(plan).totals())))
+    _, made, where, *bands = hovered(browser, '[data-graph="whole"] .timeline', 0.3, 0.5)
+    assert made and where.startswith("forward, ") and bands
+    assert browser.get_log("browser") == []
 
 
 def cells(page, selector):

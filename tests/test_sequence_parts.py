@@ -20,7 +20,7 @@ BYTES = st.integers(0, 12)
 
 @st.composite
 def steps(draw):
-    point = st.builds(PartPoint, BYTES, BYTES, BYTES, st.integers(0, 9))
+    point = st.builds(PartPoint, BYTES, BYTES, BYTES, st.integers(0, 9), st.integers(0, 3))
     part = st.builds(StepPart, st.lists(point, min_size=1, max_size=4).map(tuple), BYTES, st.integers(-4, 4))
     parts = draw(st.lists(part, min_size=1, max_size=3))
     rest = draw(st.lists(st.integers(0, len(parts) - 1), max_size=3))
@@ -35,10 +35,11 @@ def replayed_peak(step, chosen):
         point = step.parts[g].points[chosen[g]]
         levels.append(level + point.forward_peak)
         level += point.saved
-    level -= sum(step.parts[g].dropped for g in step.order)
+    gone = {g: step.parts[g].dropped - step.parts[g].points[chosen[g]].retained for g in step.order}
+    level -= sum(gone[g] for g in step.order)
     for g in reversed(step.order):
         point = step.parts[g].points[chosen[g]]
-        level -= point.saved - step.parts[g].dropped
+        level -= point.saved - gone[g]
         levels.append(level + point.backward_peak + step.joined_bytes)
         level += step.parts[g].gradient_bytes
     return max(levels)
@@ -62,7 +63,8 @@ def test_what_one_graph_sees_of_the_step_is_the_step(step, forwards, forward, ba
     for chosen in choices(step):
         for g in range(len(step.parts)):
             moments = step.moments_of(g, chosen)
-            part = replace(step.parts[g], points=(PartPoint(forward, backward, saved, 1),))
+            retained = step.parts[g].points[chosen[g]].retained
+            part = replace(step.parts[g], points=(PartPoint(forward, backward, saved, 1, retained),))
             parts = tuple(part if n == g else each for n, each in enumerate(step.parts))
             whole = replace(step, parts=parts).peak([0 if n == g else c for n, c in enumerate(chosen)])
             assert max(each.needs(own) for each in moments) == whole

@@ -400,3 +400,39 @@ def test_gradients_that_pass_are_counted_by_what_they_are_stored_in():
     assert gradient_bytes_at(step, set()) == 0
     alone = sum(gradient_bytes_at(step, {place}) for place in places)
     assert alone <= sum(stored.values()) < 4 * 64 * 64 * 4
+
+
+class Handing(nn.Module):
+    """A layer that also returns what its own backward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 256), nn.Linear(256, 16)
+
+    def forward(self, x):
+        made = self.up(x).sigmoid()
+        return x + self.down(made), made
+
+
+class HandedAround(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Handing() for _ in range(4))
+        self.head = nn.Linear(16, 8)
+
+    def forward(self, x, labels):
+        seen = []
+        for layer in self.layers:
+            x, made = layer(x)
+            seen.append(made)
+        return functional.cross_entropy(self.head(x), labels)
+
+
+@pytest.mark.parametrize("limit", ["100%", "90%"])
+def test_outputs_that_the_forward_drops_count_where_the_backward_reads_them(limit):
+    """They are gone with the forward only if nothing of their graph is saved with them."""
+    torch.manual_seed(0)
+    model, given = HandedAround(), batch()
+    each(model, given, limit=limit)
+    plan = hybridremat.get_plan(model)
+    assert hybridremat.measure(model, kwargs=given).peak == plan.predicted_peak <= plan.memory_limit

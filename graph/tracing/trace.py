@@ -254,14 +254,19 @@ def _deliveries(
 
 def gradient_bytes_at(step: TracedStep, places: Collection[int]) -> int:
     """Bytes of gradients that a step makes for some of its inputs, by number, and for no others."""
+    return sum(step.graph.values[value].bytes for value in gradients_at(step, places))
+
+
+def gradients_at(step: TracedStep, places: Collection[int]) -> frozenset[int]:
+    """The gradients that a step makes for some of its inputs, by number, and for no others."""
     outputs = joint_outputs(step.module)
     made_for: dict[int, set[int]] = {}
     for index, place in input_gradients(step.module).items():
         node = outputs[place]
         for value in step.node_values[node] if isinstance(node, fx.Node) else ():
             made_for.setdefault(value, set()).add(index)
-    values = (value for value in step.graph.gradients & made_for.keys() if made_for[value] <= set(places))
-    return sum(step.graph.values[value].bytes for value in values)
+    made = step.graph.gradients & made_for.keys()
+    return frozenset(value for value in made if made_for[value] <= set(places))
 
 
 def values_of_outputs(step: TracedStep, places: Collection[int]) -> set[int]:

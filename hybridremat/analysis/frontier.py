@@ -122,7 +122,7 @@ class Frontier(FrontierData):
         Raises
         ------
         LimitError
-            If the step is compiled, is several graphs, or has no backward.
+            If the step is compiled or has no backward.
         """
         bounds, least = certify_points(self._step_frontier, show=progress)
         return replace(self, bounds=bounds, least_bound=least)

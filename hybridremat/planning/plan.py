@@ -45,6 +45,9 @@ class Plan(PlanData):
         The numbers of the parts in the order of the forward; none in plan files of schema 6 and earlier.
     breaks
         The graph breaks between them, in the order of the forward.
+    composition
+        For a step of several graphs, what its memory is added up from; None in plan files that were written
+        before it was kept.
     pins
         What each pattern of ``policy=`` pins.
     timings
@@ -129,7 +132,7 @@ class Plan(PlanData):
         Raises
         ------
         PlotError
-            If the step is compiled, is several graphs, or has no backward.
+            If the step is several graphs that are compiled, or has no backward.
         OutputError
             If it cannot be written.
         """
@@ -145,7 +148,7 @@ class Plan(PlanData):
         Raises
         ------
         PlotError
-            If the step is compiled, is several graphs, or has no backward.
+            If the step is several graphs that are compiled, or has no backward.
         OutputError
             If it cannot be written.
         """
@@ -158,12 +161,12 @@ class Plan(PlanData):
 
         ``lower_bound`` is then the time in nanoseconds that no schedule of this graph beats under the plan's
         limit, by its cost model, and ``optimality_gap`` the share of the step's time that a better one could
-        save at most.
+        save at most. For several graphs that is any choice of their schedules, in any number of ways.
 
         Raises
         ------
         LimitError
-            If the step is compiled, is several graphs, or has no backward.
+            If the step is compiled or has no backward, or its file does not say how its graphs are joined.
         """
         from hybridremat.planning.progress import planning_progress
         from hybridremat.plans.certify import certificate_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hybridremat.errors import LimitError
 from hybridremat.graph.joint import JointGraph, Phase
 from hybridremat.graph.memory import schedule_time
+from hybridremat.plans.certify_joined import joined_certificate
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import Certificate
 from hybridremat.sequence.bounds.certificate import THOROUGH, BoundEffort, bound_under, least_peak_bound
@@ -17,18 +18,20 @@ def certificate_of(plan: PlanData, effort: BoundEffort = THOROUGH) -> Certificat
     Raises
     ------
     LimitError
-        If the step is compiled, is several graphs, or has no backward.
+        If the step is compiled or has no backward, or its file does not say how several graphs are joined.
     """
     if plan.compiler != "eager":
         raise LimitError(
             f"a plan for {plan.compiler} cannot be certified: its memory is that of generated code, and "
             "bounds are those of a graph. Certify the plan that runs op by op (leave compiler= out)"
         )
+    limit = plan.needed if plan.memory_limit is None else plan.memory_limit
+    if plan.parts:
+        return joined_certificate(plan, limit)
     if plan.details is None:
-        raise LimitError("only a step of one graph with a backward can be certified")
+        raise LimitError("only a step with a backward can be certified")
     graph = plan.details.graph
     require_backward(graph)
-    limit = plan.needed if plan.memory_limit is None else plan.memory_limit
     judge = Judge(graph, outside=plan.request.outside_memory())
     return Certificate(
         limit=limit,

@@ -14,6 +14,7 @@ from hybridremat.plans.records import (
     PlanDetails,
     PlannedBlock,
     SearchEffort,
+    StepComposition,
 )
 from hybridremat.plans.request import Request
 
@@ -39,6 +40,7 @@ class PlanData:
     parts: tuple[PlanData, ...] = ()
     places: tuple[int, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
+    composition: StepComposition | None = None
     pins: tuple[PinRecord, ...] = ()
     origin: Origin = field(default_factory=Origin)
     request: Request = field(default_factory=Request)

@@ -208,6 +208,59 @@ class PlannedBlock:
 
 
 @dataclass(frozen=True)
+class StepSection:
+    """A graph of a step of several, or the code before, between or after them, as the step counts it.
+
+    Attributes
+    ----------
+    part
+        The number of its plan among ``Plan.parts``; None for code between graphs.
+    unit
+        The module that is planned there, if modules were named; else empty.
+    forward_peak, backward_peak, saved
+        Bytes of its phases, and of what it leaves for what comes after its forward; code between graphs may
+        free what others have left (below 0).
+    left
+        Bytes that its backward leaves to the end of the step.
+    dropped
+        Of ``saved``, the bytes that are gone once the forward of the step has returned.
+    retained
+        Those that would be gone then, too, if its backward did not read them.
+    passed
+        The gradients of the graph that are gone after the next backward, as values of its joint graph.
+    """
+
+    part: int | None
+    unit: str
+    forward_peak: int
+    backward_peak: int
+    saved: int
+    left: int
+    dropped: int
+    passed: frozenset[int] = frozenset()
+    retained: int = 0
+
+
+@dataclass(frozen=True)
+class StepComposition:
+    """What a step of several graphs is added up from; :mod:`hybridremat.sequence.joined_graphs` says how.
+
+    Attributes
+    ----------
+    sections
+        In the order of the forward.
+    joined_bytes
+        Needed in the backward to add up gradients of what several graphs use.
+    largest_gradient
+        Bytes of the largest gradient, which is added to an earlier one where several forwards wait.
+    """
+
+    sections: tuple[StepSection, ...]
+    joined_bytes: int
+    largest_gradient: int
+
+
+@dataclass(frozen=True)
 class GraphBreak:
     """Place and reason of a graph break, and the bytes that cross it, which are held to the end."""
 

@@ -12,6 +12,7 @@ from hybridremat.plans.records import FrontierPoint, PlanDetails, PlannedBlock
 from hybridremat.reports.block_rows import block_rows, module_names, option_text
 from hybridremat.reports.html_step import band_names, blocks_per_band, step_data
 from hybridremat.reports.html_tables import Tables
+from hybridremat.reports.html_whole import whole_data
 from hybridremat.reports.timeline import step_timeline
 from hybridremat.sequence.decisions import Decision, Forward, ForwardOption
 
@@ -37,10 +38,14 @@ _FIGURES = (
 
 
 def report_data(plan: PlanData) -> dict[str, Any]:
-    """The data of all charts; ``graphs`` has one entry for each distinct graph of the step."""
+    """The data of all charts; ``graphs`` has one entry for each distinct graph of the step.
+
+    ``whole`` is a step of several graphs as one, None for others.
+    """
     return {
         "version": VERSION,
         "figures": figures(plan),
+        "whole": whole_data(plan) if plan.parts and plan.composition and plan.compiler == "eager" else None,
         "graphs": [_graph_data(part) for part in plan.parts or (plan,)],
     }
 

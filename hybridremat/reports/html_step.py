@@ -15,7 +15,7 @@ MOST_POINTS = 600  # stretches in a chart: about one for each two pixels of a wi
 MOST_BANDS = 64  # bands of blocks in a chart; neighbouring blocks share one where there are more
 MOST_SPANS = 15_000  # lifetimes in one chart's data; where there are more, only those at the peak are written
 
-_OUTSIDE = {band: -1 - place for place, band in enumerate(Band)}
+OUTSIDE = {band: -1 - place for place, band in enumerate(Band)}
 
 
 def step_data(timeline: StepTimeline, tables: Tables) -> dict[str, Any]:
@@ -36,9 +36,7 @@ def step_data(timeline: StepTimeline, tables: Tables) -> dict[str, Any]:
         "shown": shown,
         "total": [totals[at] for at in shown],
         "temporary": [timeline.temporary[at] for at in shown],
-        "op": [
-            tables.op(timeline.schedule.steps[at], timeline.graph, in_place=at in over) for at in shown
-        ],
+        "op": [tables.op(timeline.schedule.steps[at], timeline.graph, in_place=at in over) for at in shown],
         "block": [timeline.blocks[at] for at in shown],
         "bands": _bands(timeline, shown),
         **_spans(timeline, tables),
@@ -63,10 +61,11 @@ def _bands(timeline: StepTimeline, shown: Sequence[int]) -> list[list[int]]:
     rows = timeline.band_bytes(shown)
     count, each = timeline.block_count, blocks_per_band(timeline.block_count)
     blocks = [rows[first : min(first + each, count)].sum(0) for first in range(0, count, each)]
-    return [_changes(row.tolist()) for row in (*blocks, *rows[count:])]
+    return [changes(row.tolist()) for row in (*blocks, *rows[count:])]
 
 
-def _changes(row: Sequence[int]) -> list[int]:
+def changes(row: Sequence[int]) -> list[int]:
+    """A row as its changes: index, what it is from there on, and so on."""
     found: list[int] = []
     before = 0
     for place, size in enumerate(row):
@@ -88,5 +87,5 @@ def _spans(timeline: StepTimeline, tables: Tables) -> dict[str, Any]:
         "value": [-1 if s.value is None else tables.value(s.value) for s in spans],
         "birth": [span.birth for span in spans],
         "death": [span.death for span in spans],
-        "band": [_OUTSIDE[s.band] if isinstance(s.band, Band) else s.band for s in spans],
+        "band": [OUTSIDE[s.band] if isinstance(s.band, Band) else s.band for s in spans],
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
-from hybridremat.graph.joint import JointGraph, short_op
+from hybridremat.graph.joint import JointGraph, Phase, short_op
 from hybridremat.plans.records import ValueRecord
 
 _PHASES = {"forward": 0, "optional": 1, "backward": 2}
@@ -24,15 +25,31 @@ class Tables:
     """
 
     def __init__(self, graph: JointGraph | None) -> None:
-        self._graph = graph
+        self._graph, self._prefix = graph, 0
         self._rows: dict[object, int] = {}
         self.texts: list[str] = []
         self.ops: list[list[int]] = []
         self.values: list[list[Any]] = []
 
+    def of_graph(self, number: int, graph: JointGraph) -> Tables:
+        """The same tables, for another graph of the step; ``number`` is its own."""
+        other = copy(self)
+        other._graph, other._prefix = graph, number
+        return other
+
     def text(self, text: str) -> int:
         """The row of a text."""
         return self._row(("text", text), self.texts, lambda: text)
+
+    def code(self, name: str, phase: Phase) -> int:
+        """The row of an op for code that is no op."""
+        texts = (name, "", "")
+        return self._row(("code", name, phase), self.ops, lambda: [*map(self.text, texts), _PHASES[phase]])
+
+    def block(self, name: str, size: int) -> int:
+        """The row of a value for bytes of which nothing more is known."""
+        row = lambda: [name, size, *map(self.text, ("",) * 5), 0]  # noqa: E731
+        return self._row(("block", name, size), self.values, row)
 
     def op(self, op_id: int, graph: JointGraph, *, in_place: bool = False) -> int:
         """The row of an op, as ``graph`` runs it in one execution."""
@@ -40,7 +57,9 @@ class Tables:
         how = [text for text in (op.parts_text, "in place" if in_place else "") if text]
         texts = (", ".join([short_op(op.target), *how]), op.module, op.source)
         return self._row(
-            ("op", op_id, *how), self.ops, lambda: [*map(self.text, texts), _PHASES[op.phase.value]]
+            ("op", self._prefix, op_id, *how),
+            self.ops,
+            lambda: [*map(self.text, texts), _PHASES[op.phase.value]],
         )
 
     def value(self, value_id: int) -> int:
@@ -55,7 +74,7 @@ class Tables:
         """The row of a value as a plan records it."""
         shape = "×".join(map(str, record.shape)) or "scalar"
         texts = (shape, record.dtype, short_op(record.op), record.module, record.source)
-        key = ("value", record if record.id < 0 else record.id)
+        key = ("value", self._prefix, record if record.id < 0 else record.id)
         return self._row(
             key, self.values, lambda: [record.name, record.bytes, *map(self.text, texts), record.time]
         )

@@ -15,8 +15,8 @@ from typing import Any
 
 from hybridremat.files import write_atomic
 from hybridremat.plans.plan_data import PlanData
-from hybridremat.reports.step_events import MemoryEvent, memory_events, place, require_timeline, role
-from hybridremat.reports.timeline import StepTimeline
+from hybridremat.reports.step_events import MemoryEvent, memory_events, place, role
+from hybridremat.reports.whole_step import BETWEEN, WholeStep, whole_step
 
 BASE = 0x7F0000000000
 """Address of the one segment; viewers take 0 for none."""
@@ -47,7 +47,7 @@ def write_memory_viz(plan: PlanData, path: str | Path) -> None:
     Raises
     ------
     PlotError
-        If the step is several graphs, or has no backward.
+        If the step is several graphs that are compiled, or has no backward.
     OutputError
         If it cannot be written.
     """
@@ -56,9 +56,9 @@ def write_memory_viz(plan: PlanData, path: str | Path) -> None:
 
 def snapshot(plan: PlanData) -> dict[str, Any]:
     """The snapshot of a plan as plain data: one segment, and the trace of one device."""
-    timeline, places = require_timeline(plan), FirstFit()
+    step, places = whole_step(plan), FirstFit()
     frames: dict[int, list[dict[str, Any]]] = {}
-    events = list(_trace(timeline, places, frames))
+    events = list(_trace(step, places, frames))
     total = max(1, places.end)
     alive = sum(size for _, size, _ in places.live)
     segment = {
@@ -72,15 +72,15 @@ def snapshot(plan: PlanData) -> dict[str, Any]:
 
 
 def _trace(
-    timeline: StepTimeline, places: FirstFit, frames: dict[int, list[dict[str, Any]]]
+    step: WholeStep, places: FirstFit, frames: dict[int, list[dict[str, Any]]]
 ) -> Iterator[dict[str, Any]]:
     offsets: dict[int, int] = {}
-    starts = _starts(timeline)
-    for event in memory_events(timeline):
+    starts = [start // 1000 for start in step.starts()]
+    for event in memory_events(step):
         key, size = event.key, event.size
         if event.alloc:
             offsets[key] = places.take(size, key)
-            frames[key] = _frames(timeline, event)
+            frames[key] = _frames(step, event)
         else:
             places.live.remove((offsets[key], size, key))
         common = {
@@ -91,19 +91,17 @@ def _trace(
             yield {"action": action, **common}
 
 
-def _starts(timeline: StepTimeline) -> list[int]:
-    """Microseconds at which executions start, by the cost model."""
-    elapsed, found = 0, []
-    for op in timeline.schedule.steps:
-        found.append(elapsed // 1000)
-        elapsed += timeline.graph.ops[op].time
-    return found
-
-
-def _frames(timeline: StepTimeline, event: MemoryEvent) -> list[dict[str, Any]]:
+def _frames(step: WholeStep, event: MemoryEvent) -> list[dict[str, Any]]:
     """Innermost first: the value and its op at the model's line, the module, what it is to the step."""
-    execution, span, graph = event.execution, event.span, timeline.graph
-    op = graph.ops[timeline.schedule.steps[execution]]
+    at, held = step.executions[event.execution], event.held
+    timeline = step.timelines[at.section]
+    if held is not None and held.section is None:
+        return [{"name": f"held {BETWEEN}", "filename": "", "line": 0}]
+    what_runs = role(step, event.execution)
+    if timeline is None or at.local is None:
+        return [{"name": what_runs, "filename": "", "line": 0}]
+    span, graph = None if held is None else held.span, timeline.graph
+    op = graph.ops[timeline.schedule.steps[at.local]]
     what = "workspace of " if span is None else "generator state of " if span.value is None else ""
     name = f"{what}{op.target or op.name}"
     if span is not None and span.op is None and span.value is not None:
@@ -111,7 +109,7 @@ def _frames(timeline: StepTimeline, event: MemoryEvent) -> list[dict[str, Any]]:
     elif span is not None and span.value is not None:
         name += f" → {graph.values[span.value].name}"
     file, line = place(op.source)
-    names = (name, op.module or "(no module)", role(timeline, execution))
+    names = (name, op.module or "(no module)", what_runs)
     return [{"name": each, "filename": file, "line": line} for each in names]
 
 

@@ -5,69 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hybridremat.errors import PlotError
-from hybridremat.plans.plan_data import PlanData
-from hybridremat.reports.spans import Span
-from hybridremat.reports.timeline import StepTimeline, step_timeline
+from hybridremat.reports.timeline import StepTimeline
+from hybridremat.reports.whole_step import Holding, WholeStep
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvent:
     """Bytes that are allocated, or freed (``alloc`` false), at an execution.
 
-    ``key`` joins the two events of one allocation; ``span`` is None for the workspace of a kernel.
+    ``key`` joins the two events of one allocation; ``held`` is None for the workspace of a kernel, and for
+    all that a section takes which is one execution.
     """
 
     alloc: bool
     key: int
     size: int
     execution: int
-    span: Span | None
+    held: Holding | None
 
 
-def require_timeline(plan: PlanData) -> StepTimeline:
-    """The timeline of a plan's step.
-
-    Raises
-    ------
-    PlotError
-        If the step is several graphs, or has no backward: there is then no one sequence of operations.
-    """
-    if plan.details is None or not plan.schedule.steps:
-        what = "is several graphs" if plan.parts else "has no backward"
-        raise PlotError(
-            f"this step {what}, so that there is no one sequence of operations to be written; "
-            "plan.to_html shows such a plan, graph by graph"
-        )
-    return step_timeline(plan.details.chain, plan.schedule)
-
-
-def memory_events(timeline: StepTimeline) -> Iterator[MemoryEvent]:
+def memory_events(step: WholeStep) -> Iterator[MemoryEvent]:
     """All allocations and frees in order: outputs, then workspace, which goes first.
 
     The bytes that are alive once the allocations of an execution are over are those of
-    :meth:`StepTimeline.totals`. What stays to the end of the step has no free.
+    :meth:`WholeStep.totals`. What stays to the end of the step has no free.
     """
-    count = len(timeline.temporary)
+    count = len(step.temporary)
     born: list[list[int]] = [[] for _ in range(count)]
     dying: list[list[int]] = [[] for _ in range(count)]
-    for key, span in enumerate(timeline.spans):
-        if span.size and span.birth <= span.death:
-            born[span.birth].append(key)
-            dying[span.death].append(key)
-    for now, temporary in enumerate(timeline.temporary):
-        workspace = MemoryEvent(True, len(timeline.spans) + now, temporary, now, None)
-        yield from (_event(timeline, key, now, alloc=True) for key in born[now])
+    for key, held in enumerate(step.holdings):
+        if held.size and held.birth <= held.death:
+            born[held.birth].append(key)
+            dying[held.death].append(key)
+    for now, temporary in enumerate(step.temporary):
+        workspace = MemoryEvent(True, len(step.holdings) + now, temporary, now, None)
+        yield from (_event(step, key, now, alloc=True) for key in born[now])
         if temporary:
             yield workspace
             yield MemoryEvent(False, workspace.key, temporary, now, None)
         if now < count - 1:
-            yield from (_event(timeline, key, now, alloc=False) for key in dying[now])
+            yield from (_event(step, key, now, alloc=False) for key in dying[now])
 
 
-def _event(timeline: StepTimeline, key: int, now: int, *, alloc: bool) -> MemoryEvent:
-    span = timeline.spans[key]
-    return MemoryEvent(alloc, key, span.size, now, span)
+def _event(step: WholeStep, key: int, now: int, *, alloc: bool) -> MemoryEvent:
+    held = step.holdings[key]
+    return MemoryEvent(alloc, key, held.size, now, held)
 
 
 def place(source: str) -> tuple[str, int]:
@@ -76,8 +58,18 @@ def place(source: str) -> tuple[str, int]:
     return (file, int(line)) if line.isdigit() else (source, 0)
 
 
-def role(timeline: StepTimeline, execution: int) -> str:
-    """What an execution is to the step: ``forward of block 2``, ``recomputed for block 2``."""
+def role(step: WholeStep, execution: int) -> str:
+    """What an execution is to the step: ``forward of block 2``, ``recomputed for block 2``, and where."""
+    at = step.executions[execution]
+    timeline, name = step.timelines[at.section], step.names[at.section]
+    if timeline is None or at.local is None:
+        found = "forward" if at.forward else "backward"
+    else:
+        found = _role_in_graph(timeline, at.local)
+    return ", ".join(filter(None, (found, name)))
+
+
+def _role_in_graph(timeline: StepTimeline, execution: int) -> str:
     again = timeline.recomputed[execution]
     phase = "forward" if execution < timeline.schedule.num_forward else "backward"
     block = timeline.blocks[execution]

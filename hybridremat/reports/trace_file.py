@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from hybridremat.files import write_atomic
 from hybridremat.graph.joint import short_op
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.reports.spans import Band
-from hybridremat.reports.step_events import require_timeline, role
-from hybridremat.reports.timeline import StepTimeline
+from hybridremat.reports.step_events import role
+from hybridremat.reports.whole_step import BETWEEN, WholeStep, whole_step
 
 PROCESS = 1
-FORWARD, BACKWARD = 1, 2  # threads
+FORWARD, BACKWARD, GRAPHS = 1, 2, 3  # threads
 
 
 def write_trace(plan: PlanData, path: str | Path) -> None:
@@ -27,7 +28,7 @@ def write_trace(plan: PlanData, path: str | Path) -> None:
     Raises
     ------
     PlotError
-        If the step is several graphs, or has no backward.
+        If the step is several graphs that are compiled, or has no backward.
     OutputError
         If it cannot be written.
     """
@@ -36,7 +37,7 @@ def write_trace(plan: PlanData, path: str | Path) -> None:
 
 def trace(plan: PlanData) -> dict[str, Any]:
     """The trace of a plan as plain JSON types."""
-    timeline = require_timeline(plan)
+    step = whole_step(plan)
     figures = {
         "predicted_peak_bytes": plan.predicted_peak,
         "plain_peak_bytes": plan.plain_peak,
@@ -44,43 +45,81 @@ def trace(plan: PlanData) -> dict[str, Any]:
         "cost_model": plan.cost_model,
         "compiler": plan.compiler,
     }
-    events = [*_names(plan.origin.model or "one step"), *_ops(timeline), *_counters(timeline)]
+    several = len(step.names) > 1
+    events = [*_names(plan.origin.model or "one step", several=several), *_ops(step), *_counters(step)]
+    events += _graphs(step) if several else ()
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": figures}
 
 
-def _names(model: str) -> Iterator[dict[str, Any]]:
+def _names(model: str, *, several: bool) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": f"{model}, planned"}}
-    for thread, name in ((FORWARD, "forward"), (BACKWARD, "backward")):
+    threads = {FORWARD: "forward", BACKWARD: "backward", **({GRAPHS: "graphs"} if several else {})}
+    for thread, name in threads.items():
         yield {"ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_name", "args": {"name": name}}
 
 
-def _ops(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
-    start = 0
-    for now, number in enumerate(timeline.schedule.steps):
-        op = timeline.graph.ops[number]
+def _ops(step: WholeStep) -> Iterator[dict[str, Any]]:
+    times, starts = step.times(), step.starts()
+    for now, at in enumerate(step.executions):
         yield {
             "ph": "X",
             "pid": PROCESS,
-            "tid": FORWARD if now < timeline.schedule.num_forward else BACKWARD,
-            "name": short_op(op.target or op.name),
-            "cat": "recomputed" if timeline.recomputed[now] else op.phase.value,
-            "ts": start / 1000,
-            "dur": op.time / 1000,
-            "args": {"op": op.target, "module": op.module, "source": op.source, "role": role(timeline, now)},
+            "tid": FORWARD if at.forward else BACKWARD,
+            **_described(step, now),
+            "ts": starts[now] / 1000,
+            "dur": times[now] / 1000,
         }
-        start += op.time
 
 
-def _counters(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
-    """Bytes from each execution's start on: in all, and by kind."""
-    executions = range(len(timeline.temporary))
-    totals, bands = timeline.totals(), timeline.band_bytes(executions)
-    kinds = {"blocks": bands[: timeline.block_count].sum(axis=0).tolist()}
-    for row, band in enumerate(Band, start=timeline.block_count):
-        kinds[band.value] = bands[row].tolist()
-    start = 0
-    for now in executions:
+def _described(step: WholeStep, now: int) -> dict[str, Any]:
+    """Name, category and arguments of an execution."""
+    at = step.executions[now]
+    timeline, what = step.timelines[at.section], role(step, now)
+    if timeline is None or at.local is None:
+        phase = "forward" if at.forward else "backward"
+        return {"name": step.names[at.section], "cat": phase, "args": {"role": what, "time": "not known"}}
+    op = timeline.graph.ops[timeline.schedule.steps[at.local]]
+    return {
+        "name": short_op(op.target or op.name),
+        "cat": "recomputed" if timeline.recomputed[at.local] else op.phase.value,
+        "args": {"op": op.target, "module": op.module, "source": op.source, "role": what},
+    }
+
+
+def _graphs(step: WholeStep) -> Iterator[dict[str, Any]]:
+    """Each graph and the code between them, once in the forward and once in the backward."""
+    times, starts = step.times(), step.starts()
+    sections = groupby(range(len(times)), key=lambda now: step.executions[now].section_in_phase)
+    for (section, forward), group in sections:
+        runs = list(group)
+        yield {
+            "ph": "X",
+            "pid": PROCESS,
+            "tid": GRAPHS,
+            "name": step.names[section],
+            "cat": "forward" if forward else "backward",
+            "ts": starts[runs[0]] / 1000,
+            "dur": sum(times[now] for now in runs) / 1000,
+            "args": {},
+        }
+
+
+def _counters(step: WholeStep) -> Iterator[dict[str, Any]]:
+    """Bytes from each execution's start on: in all, by kind, and of several graphs by graph."""
+    totals = step.totals()
+    kinds = {kind: [0] * len(totals) for kind in ("blocks", *map(str, Band))} | step.bytes_by(_kind)
+    counted = {"by kind (bytes)": kinds}
+    if len(step.names) > 1:
+        counted["by graph (bytes)"] = step.bytes_by(lambda section, _: step.name(section))
+    for now, start in enumerate(step.starts()):
         common = {"ph": "C", "pid": PROCESS, "ts": start / 1000}
         yield {**common, "name": "step memory (bytes)", "args": {"bytes": totals[now]}}
-        yield {**common, "name": "by kind (bytes)", "args": {kind: row[now] for kind, row in kinds.items()}}
-        start += timeline.graph.ops[timeline.schedule.steps[now]].time
+        for name, rows in counted.items():
+            yield {**common, "name": name, "args": {kind: row[now] for kind, row in rows.items()}}
+
+
+def _kind(section: int | None, band: int | Band | None) -> str:
+    """What holds bytes: blocks, or what is outside of them."""
+    if section is None or band is None:
+        return BETWEEN
+    return "blocks" if isinstance(band, int) else band.value

@@ -67,7 +67,7 @@ def time_bound(
         return found
 
     def program(moments: int) -> LinearProgram:
-        return time_program(graph, _moments(graph, schedule, moments), limits)
+        return time_program(graph, moments_of(graph, schedule, moments), limits)
 
     bound = max(time_once(graph), program(effort.moments).lower_bound(effort.iterations))
     if not effort.integers or bound >= (1 - NEAR) * schedule_time(graph, schedule):
@@ -87,7 +87,7 @@ def least_peak_bound(graph: JointGraph, schedule: Schedule, effort: BoundEffort 
     """
     known = MemorySimulator(graph)(schedule).peak
     going_by = {schedule, plain_schedule(graph)}
-    programs = (peak_program(graph, _moments(graph, each, effort.moments), known) for each in going_by)
+    programs = (peak_program(graph, moments_of(graph, each, effort.moments), known) for each in going_by)
     return max(heaviest_op(graph)[1], *(each.lower_bound(effort.iterations) for each in programs))
 
 
@@ -115,7 +115,8 @@ def _bytes_alone(graph: JointGraph, op: Op) -> int:
     return alive + min(map(taken, op.ways))
 
 
-def _moments(graph: JointGraph, schedule: Schedule, count: int) -> Moments:
+def moments_of(graph: JointGraph, schedule: Schedule, count: int) -> Moments:
+    """Moments where a schedule takes most memory, at most ``count``."""
     profile = MemorySimulator(graph)(schedule).profile
     level = [0] * len(graph.ops)
     for op, size in zip(schedule.steps, profile, strict=True):

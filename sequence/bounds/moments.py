@@ -14,6 +14,9 @@ from typing import Final
 
 from hybridremat.graph.joint import JointGraph, Phase
 
+BOUNDARY: Final = -1
+"""In place of an op: the moment between the phases, when no op runs."""
+
 MOMENTS: Final = 20
 """Most moments: twice as many took three times as long for 0.1 points at most."""
 
@@ -25,9 +28,9 @@ class Moments:
     Attributes
     ----------
     ops
-        The op of each moment, in order.
+        The op of each moment, in order; :data:`BOUNDARY` for that between the phases, if it is one.
     forward
-        How many of them are in the forward; the others are in the backward.
+        How many of them are in the forward; the others are between the phases or in the backward.
     earliest
         For each op, the first stage in which it can run.
     latest
@@ -38,6 +41,11 @@ class Moments:
     forward: int
     earliest: tuple[int, ...]
     latest: tuple[int, ...]
+
+    @property
+    def boundary(self) -> int | None:
+        """The number of the moment between the phases; None without it."""
+        return self.forward if BOUNDARY in self.ops else None
 
     @property
     def stages(self) -> int:
@@ -79,8 +87,16 @@ def choose_moments(graph: JointGraph, level: Sequence[int], count: int = MOMENTS
 
 def moments_at(graph: JointGraph, ops: Sequence[int]) -> Moments:
     """The moments of these forward and backward ops, in order, which lie on one path of dependencies."""
-    forward = sum(graph.ops[op].phase is not Phase.BACKWARD for op in ops)
-    return Moments(tuple(ops), forward, _earliest(graph, ops, forward), _latest(graph, ops, forward))
+    forward = sum(op != BOUNDARY and graph.ops[op].phase is not Phase.BACKWARD for op in ops)
+    first = forward + (BOUNDARY in ops)  # stage in which a backward op can run
+    return Moments(tuple(ops), forward, _earliest(graph, ops, first), _latest(graph, ops, forward))
+
+
+def with_boundary(graph: JointGraph, moments: Moments) -> Moments:
+    """The same moments, and that between the phases."""
+    ops = list(moments.ops)
+    ops.insert(moments.forward, BOUNDARY)
+    return moments_at(graph, ops)
 
 
 def _heaviest_path(graph: JointGraph, level: Sequence[int]) -> list[int]:

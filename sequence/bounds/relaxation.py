@@ -33,10 +33,13 @@ from typing import Final
 
 from hybridremat.graph.joint import JointGraph, Op, Phase
 from hybridremat.sequence.bounds.linear_program import LinearProgram, Term
-from hybridremat.sequence.bounds.moments import Moments, needed_ops
+from hybridremat.sequence.bounds.moments import BOUNDARY, Moments, needed_ops
 
 _UNCOUNTED: Final = 10_000
 Stages = tuple[int, int]
+
+
+PRICE_BITS: Final = 30
 
 
 @dataclass(frozen=True)
@@ -47,19 +50,55 @@ class PhaseLimits:
     backward: int
 
 
+@dataclass(frozen=True)
+class Prices:
+    """What bytes cost, in nanoseconds by 2^−30: those saved between the phases, and each phase's peak."""
+
+    saved: int = 0
+    forward: int = 0
+    backward: int = 0
+
+
+NO_PRICES: Final = Prices()
+
+
+def priced_program(
+    graph: JointGraph, moments: Moments, limits: PhaseLimits, prices: Prices, *, with_time: bool = True
+) -> LinearProgram:
+    """Minimize the nanoseconds of all executions, or none, and the prices of bytes.
+
+    ``moments`` have that between the phases if what is saved has a price.
+    """
+    priced = _Relaxation(graph, moments, limits, prices=prices, with_time=with_time)
+    priced.price_saved()
+    return priced.program
+
+
 def time_program(graph: JointGraph, moments: Moments, limits: PhaseLimits) -> LinearProgram:
     """Minimize the nanoseconds of all executions under limits."""
-    return _Relaxation(graph, moments, limits, least_peak=False).program
+    return _Relaxation(graph, moments, limits).program
 
 
 def peak_program(graph: JointGraph, moments: Moments, known: int) -> LinearProgram:
     """Minimize the peak, in bytes; ``known`` is one that can be reached."""
-    return _Relaxation(graph, moments, PhaseLimits(known, known), least_peak=True).program
+    each = Prices(forward=1 << PRICE_BITS)  # the whole step has one peak
+    return _Relaxation(
+        graph, moments, PhaseLimits(known, known), prices=each, with_time=False, one_peak=True
+    ).program
 
 
 class _Relaxation:
-    def __init__(self, graph: JointGraph, moments: Moments, limits: PhaseLimits, *, least_peak: bool) -> None:
-        self.graph, self.moments = graph, moments
+    def __init__(
+        self,
+        graph: JointGraph,
+        moments: Moments,
+        limits: PhaseLimits,
+        *,
+        prices: Prices = NO_PRICES,
+        with_time: bool = True,
+        one_peak: bool = False,
+    ) -> None:
+        self.graph, self.moments, self.prices = graph, moments, prices
         self.program = LinearProgram()
         self.needed = needed_ops(graph)
         self.last = moments.stages - 1
@@ -72,14 +111,14 @@ class _Relaxation:
         self.alive: dict[tuple[int, int], int] = {}
         spans = [(stage, stage) for stage in range(self.last + 1)]
         self.spans = [*spans, *((stage, self.last) for stage in range(1, self.last))]
-        self._add_runs(with_time=not least_peak)
+        self._add_runs(with_time=with_time)
         self._add_alive()
         self._add_sums()
         self._add_sources()
         self._add_survival()
-        # the peak as a share of the known one: a variable like the others is what a solver in floats likes
-        peak = (self.program.variable(cost=limits.forward), -limits.forward) if least_peak else None
-        self._add_memory(limits, peak)
+        forward = self._peak(prices.forward, limits.forward)
+        backward = forward if one_peak else self._peak(prices.backward, limits.backward)
+        self._add_memory(limits, forward, backward)
 
     def _add_runs(self, *, with_time: bool) -> None:
         """runs[c, a, b], certain where the first execution of c cannot be anywhere else."""
@@ -104,7 +143,14 @@ class _Relaxation:
                 self.alive[value.id, k] = self.program.variable(int(certain), 1)
 
     def _reads(self, k: int) -> tuple[int, ...]:
-        return self.graph.ops[self.moments.ops[k]].reads if k < self.last else ()
+        op = self._op(k)
+        return op.reads if op else ()
+
+    def _op(self, k: int) -> Op | None:
+        """The op of a moment; None between the phases and at the end of the step."""
+        if k == self.last or self.moments.ops[k] == BOUNDARY:
+            return None
+        return self.graph.ops[self.moments.ops[k]]
 
     def _stays(self, value: int, k: int) -> bool:
         """Whether a version of a value has to be there at moment k (the last: the end of the step)."""
@@ -114,7 +160,9 @@ class _Relaxation:
             return k == self.last
         if self.graph.ops[producer or 0].phase is not Phase.FORWARD:
             return value in self.graph.held_outputs and k == self.last
-        released = value in self.graph.released_outputs and k < self.moments.forward
+        released = value in self.graph.released_outputs and k < self.moments.forward + (
+            self.moments.boundary is not None
+        )
         return made and (released or value in self.graph.held_outputs)
 
     def _add_sums(self) -> None:
@@ -153,7 +201,21 @@ class _Relaxation:
                 if b == k:
                     self.program.at_most([(alive, 1), *self._made(value, a, b)], 0)
 
-    def _add_memory(self, limits: PhaseLimits, peak: Term | None) -> None:
+    def _peak(self, price: int, most: int) -> Term | None:
+        """The peak of a phase, if it has a price.
+
+        As a share of the most: a variable like the others is what a solver in floats likes.
+        """
+        return (self.program.variable(cost=price * most >> PRICE_BITS), -most) if price else None
+
+    def price_saved(self) -> None:
+        """Let what is alive between the phases cost its price."""
+        for (value, k), alive in self.alive.items():
+            if k == self.moments.boundary:
+                size = self.graph.values[value].bytes
+                self.program.cost[alive] += self.prices.saved * size >> PRICE_BITS
+
+    def _add_memory(self, limits: PhaseLimits, forward: Term | None, backward: Term | None) -> None:
         """The bytes at every moment, and at the end of the step."""
         alive: list[list[int]] = [[] for _ in range(self.last + 1)]
         for value, k in self.alive:
@@ -161,15 +223,18 @@ class _Relaxation:
         values = self.graph.values
         tangents = sum(value.bytes for value in values if value.tangent)
         for k in range(self.last + 1):
-            op = self.graph.ops[self.moments.ops[k]] if k < self.last else None
+            if k == self.moments.boundary:
+                continue
+            op = self._op(k)
             written = op.writes if op else ()
-            backward = k >= self.moments.forward
-            fixed = sum(values[value].bytes for value in written) + (tangents if backward else 0)
+            late = k >= self.moments.forward
+            fixed = sum(values[value].bytes for value in written) + (tangents if late else 0)
             terms = [(self.alive[v, k], values[v].bytes) for v in alive[k] if v not in written]
             if op:
                 fixed += min(way.temp for way in op.ways)
                 terms += self._overwritten(op, k)
-            limit = 0 if peak is not None else limits.backward if backward else limits.forward
+            peak, limit = (backward, limits.backward) if late else (forward, limits.forward)
+            limit = limit if peak is None else 0
             self.program.at_most([*terms, *([peak] if peak is not None else [])], limit - fixed)
 
     def _overwritten(self, op: Op, k: int) -> list[Term]:

@@ -8,6 +8,8 @@ from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import plan_graph
 from hybridremat.plans.origin import Origin, TensorSpec
+from hybridremat.plans.records import StepComposition, StepSection
+from hybridremat.sequence.judge import Judge
 from support.nets import transformer
 from support.quick_planning import QUICK
 
@@ -46,6 +48,19 @@ def planned(layers: int, share: float) -> Plan:
         cost_model="flops",
         origin=ORIGIN,
     )
+
+
+def joined(*parts: Plan) -> Plan:
+    """A step of several graphs, with code before the second one that keeps 4,000 bytes."""
+    sections = []
+    for number, part in enumerate(parts):
+        phases = Judge(part.details.graph).phases(part.schedule)
+        left = sum(part.details.graph.values[value].bytes for value in part.details.graph.gradients)
+        figures = phases.forward, phases.backward, phases.between, left, 0
+        sections.append(StepSection(number, "a.unit" if number == 1 else "", *figures))
+    sections.insert(1, StepSection(None, "", 8_000, 4_000, 4_000, 0, 0))
+    composition = StepComposition(tuple(sections), 0, 0)
+    return replace(parts[0], parts=parts, composition=composition, details=None, blocks=())
 
 
 def data_of(page: str):

@@ -113,3 +113,11 @@ def naive_saved(graph: JointGraph, schedule: Schedule) -> int:
         runs = copies.runs(op)
         total += graph.rng_state_bytes * bool(runs and runs[0] < split <= runs[-1])
     return total
+
+
+def naive_between(graph: JointGraph, schedule: Schedule) -> int:
+    """Bytes between the phases, with the outputs that the caller drops later."""
+    copies, split = _Copies(graph, schedule), schedule.num_forward
+    first = {value: copies.births[value][0] for value in graph.released_outputs}
+    dropped = (v for v, birth in first.items() if birth < split and not copies.needed(v, birth, split))
+    return naive_saved(graph, schedule) + sum(graph.values[value].bytes for value in dropped)

@@ -100,6 +100,10 @@ class PathFrontier:
 
     def points(self) -> tuple[FrontierPoint, ...]:
         """The figures of what is the fastest under each of some limits, by rising peak."""
+        return self._points
+
+    @cached_property
+    def _points(self) -> tuple[FrontierPoint, ...]:
         fastest = choose_points(self._step, limit=self._step.peak_bound())
         assert fastest is not None
         reserve = self._limits.reserve
@@ -136,6 +140,21 @@ class PathFrontier:
             If there is none.
         """
         return _figures(self._plan(limit, max_overhead))
+
+    def plan_under(self, limit: int) -> Plan:
+        """The plan under a limit in bytes.
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If there is none.
+        """
+        return self._plan(limit, None)
+
+    @property
+    def compiler(self) -> str:
+        """``"eager"`` or ``"inductor"``."""
+        return self.survey.context.settings.compiler
 
     def _plan(self, limit: int | None, max_overhead: float | None) -> Plan:
         asked = replace(self.survey.context.settings, memory_limit=limit, max_overhead=max_overhead)

@@ -10,6 +10,7 @@ from functools import partial
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.breaks.composition import placed
 from hybridremat.planning.breaks.paths import GraphPath, Paths
 from hybridremat.planning.breaks.points import choose_path
 from hybridremat.planning.breaks.problem import PathProblem, largest_gradient
@@ -132,7 +133,8 @@ class StepGraphs:
             origin=self._context.origin,
             request=asked,
             parts=tuple(self.variants[key][number].plan for key, number in taken),
-            places=tuple(taken.index(each) for each in zip(order, places, strict=True)),
+            places=(numbers := tuple(taken.index(each) for each in zip(order, places, strict=True))),
+            composition=placed(whole.composition, numbers),
             breaks=self._breaks(order, paths),
             blocks=self._blocks(order),
         )
@@ -187,9 +189,11 @@ class StepGraphs:
             eager_code,
             joined,
             tuple(paths.passing(order, key) for key in keys),
+            tuple(paths.staying(order, key) for key in keys),
             tuple(paths.dropped(order, key) for key in keys),
             self._context.settings.forwards,
             frozenset(self.variants),
+            paths.units(order),
         )
         if self._given is None:
             return problem

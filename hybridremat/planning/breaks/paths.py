@@ -21,10 +21,11 @@ class SurveyedPath:
     breaks: tuple[tuple[str, str] | None, ...] = ()
     eager_code: tuple[StepPart | None, ...] = ()
     joined_bytes: int = 0
-    passing: Mapping[str, int] = field(default_factory=dict)
+    passing: Mapping[str, frozenset[int]] = field(default_factory=dict)
     staying: Mapping[str, int] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, frozenset[int]] = field(default_factory=dict)
     released_outputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    units: tuple[str, ...] = ()
 
     @staticmethod
     def of(survey: Survey) -> SurveyedPath:
@@ -38,6 +39,7 @@ class SurveyedPath:
             dict(survey.staying),
             dict(survey.dropped),
             survey.released_outputs,
+            tuple(survey.units),
         )
 
 
@@ -73,17 +75,25 @@ class Paths:
         found = [part for path in self.surveyed for part in path.eager_code if part is not None]
         return ((largest_part(found),) * (len(order) + 1) if found else ()), None
 
-    def passing(self, order: GraphPath, key: str) -> int:
-        """Bytes of gradients that a graph makes for the next one in the backward; 0 if they are not known.
+    def passing(self, order: GraphPath, key: str) -> frozenset[int]:
+        """Gradients that a graph makes for the next one in the backward; none if they are not known."""
+        return self._surveyed(order).passing.get(key, frozenset())
 
-        Without those of its outputs that stay.
-        """
-        found = next((path for path in self.surveyed if path.order == order), SurveyedPath(()))
-        return found.passing.get(key, 0) - found.staying.get(key, 0)
+    def staying(self, order: GraphPath, key: str) -> int:
+        """Bytes of outputs of a graph that are held after its backward; 0 if they are not known."""
+        return self._surveyed(order).staying.get(key, 0)
 
-    def dropped(self, order: GraphPath, key: str) -> int:
-        """Bytes of outputs of a graph that are gone when the forward has returned; 0 if not known."""
-        return next((path.dropped.get(key, 0) for path in self.surveyed if path.order == order), 0)
+    def units(self, order: GraphPath) -> tuple[str, ...]:
+        """The module that each graph of a path is of; empty where none was named, or it is not known."""
+        return self._surveyed(order).units or ("",) * len(order)
+
+    def dropped(self, order: GraphPath, key: str) -> frozenset[int]:
+        """Outputs of a graph that are gone when the forward has returned; none if they are not known."""
+        return self._surveyed(order).dropped.get(key, frozenset())
+
+    def _surveyed(self, order: GraphPath) -> SurveyedPath:
+        """What a survey found on a path, nothing without one."""
+        return next((path for path in self.surveyed if path.order == order), SurveyedPath(()))
 
     def held_outputs(self, order: GraphPath, key: str, released: frozenset[int]) -> frozenset[int]:
         """Of outputs that a graph releases on other paths, those that are held on this one, or may be."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from hybridremat.errors import InfeasibleLimitWarning
 from hybridremat.graph.joint import Schedule
+from hybridremat.planning.breaks.composition import composed
 from hybridremat.planning.breaks.limits import StepLimits, infeasible_error
 from hybridremat.planning.breaks.problem import PathProblem
 from hybridremat.planning.breaks.searches import PathChoice, best, searched
@@ -43,6 +44,7 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[tuple[Schedul
         least_peak=min(choice.least, step.peak(choice.points) + asked.reserve),
         overhead=asked.overhead_of(step, choice.points),
         extra_flops=_extra_flops(problem, chosen),
+        composition=composed(step, choice.points, problem.passing, problem.units),
         saved_bytes=sum(step.parts[g].points[choice.points[g]].saved for g in step.order),
         blocks=(),
         cost_model=settings.costs().name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hybridremat.graph.joint import as_plain
@@ -33,14 +33,17 @@ class PathProblem:
     joined_bytes
         As in :class:`~hybridremat.sequence.joined_graphs.MultiGraphStep`.
     passing
-        Bytes of the gradients of each part that are gone after the next backward, without its outputs that
-        stay.
+        The gradients of each part that are gone after the next backward, as values of its graph.
+    staying
+        Bytes of outputs of each part that are held after its backward.
     dropped
-        Bytes of outputs of each part that are gone when the forward has returned.
+        The outputs of each part that are gone when the forward has returned, where its backward reads none.
     forwards
         How many forwards of the step wait for their backward at a time.
     fixed
         Fingerprints of the graphs that are compiled already: they have no other points.
+    units
+        The module that each graph of ``order`` is of; empty where none was named.
     """
 
     keys: tuple[str, ...]
@@ -49,10 +52,12 @@ class PathProblem:
     offered: tuple[Sequence[SchedulePoint], ...]
     eager_code: tuple[StepPart | None, ...]
     joined_bytes: int
-    passing: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
+    passing: tuple[frozenset[int], ...] = ()
+    staying: tuple[int, ...] = ()
+    dropped: tuple[frozenset[int], ...] = ()
     forwards: int = 1
     fixed: frozenset[str] = frozenset()
+    units: tuple[str, ...] = ()
 
     @property
     def graphs(self) -> tuple[GraphFrontier, ...]:
@@ -98,6 +103,7 @@ class PathProblem:
             frontiers=tuple(self.frontiers[part] for part in parts),
             offered=tuple(self.offered[part] for part in parts),
             passing=tuple(self.passing[part] for part in parts),
+            staying=tuple(self.staying[part] for part in parts),
             dropped=tuple(self.dropped[part] for part in parts),
         )
 
@@ -107,10 +113,12 @@ class PathProblem:
         ``plain``: all gradients are there at the end of the step.
         """
         parts = [
-            StepPart(tuple(map(_figures, points)), gradient_bytes(frontier, plain=plain) - passing, dropped)
-            for frontier, points, passing, dropped in zip(
-                self.frontiers, offered, self.passing, self.dropped, strict=True
+            StepPart(
+                tuple(self._figures(part, point) for point in points),
+                self._left(part, plain=plain),
+                self._bytes(part, self.dropped[part]),
             )
+            for part, points in enumerate(offered)
         ]
         order = list(self.order)
         for place, code in reversed(list(enumerate(self.eager_code[: len(order) + 1]))):
@@ -119,6 +127,21 @@ class PathProblem:
                 parts.append(code)
         largest = max(map(largest_gradient, self.frontiers))
         return MultiGraphStep(tuple(parts), tuple(order), self.joined_bytes, self.forwards, largest)
+
+    def _left(self, part: int, *, plain: bool) -> int:
+        """Bytes that the backward of a part leaves to the end of the step."""
+        left = gradient_bytes(self.frontiers[part], plain=plain) + self.staying[part]
+        return left - self._bytes(part, self.passing[part])
+
+    def _bytes(self, part: int, values: Iterable[int]) -> int:
+        return sum(self.frontiers[part].graph.values[value].bytes for value in values)
+
+    def _figures(self, part: int, point: SchedulePoint) -> PartPoint:
+        phases, retained = point.phases, 0
+        if dropped := self.dropped[part]:
+            judge = self.frontiers[part].counted.judge
+            retained = judge.simulate.read_in_backward(point.schedule, dropped)
+        return PartPoint(phases.forward, phases.backward, phases.between, point.time, retained)
 
     def plain(self) -> MultiGraphStep:
         """One step, as it is with each graph plain: all gradients are there at its end."""
@@ -141,7 +164,3 @@ def largest_gradient(frontier: GraphFrontier) -> int:
     """Bytes of the largest gradient that a graph makes."""
     graph = frontier.graph
     return max((graph.values[value].bytes for value in graph.gradients), default=0)
-
-
-def _figures(point: SchedulePoint) -> PartPoint:
-    return PartPoint(point.phases.forward, point.phases.backward, point.phases.between, point.time)

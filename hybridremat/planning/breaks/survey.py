@@ -22,7 +22,7 @@ from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.private_torch import num_graph_breaks, storage_reference
 from hybridremat.graph.tracing.non_leaf import non_leaf
-from hybridremat.graph.tracing.trace import TracedStep, gradient_bytes_at, releasing, values_of_outputs
+from hybridremat.graph.tracing.trace import TracedStep, gradients_at, releasing, values_of_outputs
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
 from hybridremat.planning.breaks.unread import OutputUse
@@ -57,17 +57,19 @@ class Survey:
         Those of the distinct graphs, by fingerprint.
     ran
         The graphs, in the order in which they ran.
+    units
+        The module that each of these is of, if modules were named; else empty.
     breaks
         Place and reason of the break after each of these, None without a break.
     eager_code
         Memory of the eager code before each graph of ``order`` and after the last one, if measured.
     passing
-        By fingerprint, the bytes of gradients that a graph's backward makes and the one after it takes.
+        By fingerprint, the gradients that a graph's backward makes and the one after it takes.
     staying
         By fingerprint, the bytes of outputs that are held after the backward of their graph, where that is
         known.
     dropped
-        By fingerprint, the bytes of outputs that are gone when the forward has returned.
+        By fingerprint, the outputs that are gone when the forward has returned, where no backward reads them.
     joined_bytes
         The largest gradient that several graphs make and autograd adds up.
     broken
@@ -91,8 +93,6 @@ class Survey:
         its own by then.
     tracing
         The graph that is traced now.
-    units
-        Names of the units of which graphs have run.
     stable
         Whether a run that captures nothing is waited for.
     use
@@ -102,12 +102,13 @@ class Survey:
     context: PlanContext
     frontiers: dict[str, GraphFrontier] = field(default_factory=dict)
     ran: list[CapturedGraph] = field(default_factory=list)
+    units: list[str] = field(default_factory=list)
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     eager_code: list[StepPart | None] = field(default_factory=list)
     joined_bytes: int = 0
-    passing: dict[str, int] = field(default_factory=dict)
+    passing: dict[str, frozenset[int]] = field(default_factory=dict)
     staying: dict[str, int] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, frozenset[int]] = field(default_factory=dict)
     broken: bool = False
     refused: PolicyError | None = None
     latest: str = ""
@@ -118,7 +119,6 @@ class Survey:
     alive: list[list[Callable[[], bool]]] = field(default_factory=list)
     released: dict[CapturedGraph, frozenset[int]] = field(default_factory=dict)
     tracing: CapturedGraph | None = None
-    units: set[str] = field(default_factory=set)
     stable: bool = False
     use: OutputUse = field(default_factory=OutputUse)
 
@@ -126,10 +126,10 @@ class Survey:
         """Run a graph without gradients, in place of planning it."""
         known = graph.unplanned
         assert known is not None
-        self.units.add(graph.unit)
         if self.recorder is not None:
             self._trace(graph)
         self.ran.append(graph)
+        self.units.append(graph.unit)
         self.breaks.append(known.ending)
         if self.recorder is not None:
             self.recorder.enter(args)
@@ -272,6 +272,7 @@ class Survey:
 
     def _forget_path(self) -> None:
         self.ran.clear()
+        self.units.clear()
         self.breaks.clear()
         self.alive.clear()
         self.use = OutputUse()
@@ -288,7 +289,7 @@ class Survey:
             every: dict[str, set[int]] = {}
             for key, places in zip(self.order, passing, strict=True):
                 every[key] = every.get(key, places) & places
-            self.passing = {key: gradient_bytes_at(self.traced[key], every[key]) for key in every}
+            self.passing = {key: gradients_at(self.traced[key], every[key]) for key in every}
             self._note_dropped(self.recorder.unsaved)
         finally:
             self.recorder = None
@@ -302,7 +303,7 @@ class Survey:
         for key, gone in places.items():
             step = self.traced[key]
             values = values_of_outputs(step, gone) & step.graph.released_outputs if gone else ()
-            self.dropped[key] = sum(step.graph.values[value].bytes for value in values)
+            self.dropped[key] = frozenset(values)
 
     @property
     def has_breaks(self) -> bool:

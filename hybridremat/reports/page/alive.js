@@ -55,7 +55,7 @@ class Alive {
       "tr",
       {},
       make("td", { class: "number" }, formatBytes(live.size)),
-      make("td", {}, colour, bandName(live.band)),
+      make("td", {}, colour, bandName(this.graph, live.band)),
       ...cells.map((cell) => make("td", {}, cell)),
       make("td", { class: "number" }, counted(live.since + 1)),
     );

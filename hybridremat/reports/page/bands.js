@@ -58,9 +58,10 @@ function limitIsDrawn(graph) {
 function timelineKey(graph) {
   const last = graph.blockBands - 1;
   const used = (band) => Object.values(graph.steps).some((step) => step.bands[band].length);
-  const blocks = [...new Set([0, 1, 2, 3, 4].map((part) => Math.round((last * part) / 4)))];
-  const ramp = blocks.map((band) => swatch(bandColour(graph, band)));
-  const label = graph.blocks.length > 1 ? `blocks 0–${graph.blocks.length - 1}` : "block 0";
+  const some = [...new Set([0, 1, 2, 3, 4].map((part) => Math.round((last * part) / 4)))];
+  const ramp = some.map((band) => swatch(bandColour(graph, band)));
+  const blocks = graph.names ? 0 : graph.blocks.length;
+  const label = graph.names ? "graphs, and what is between them" : blocks > 1 ? `blocks 0–${blocks - 1}` : "block 0";
   const outside = OUTSIDE.map((name, place) => [name, last + 1 + place])
     .filter(([, band]) => used(band))
     .map(([name, band]) => make("span", {}, swatch(bandColour(graph, band)), name));

@@ -2,7 +2,7 @@
 
 const plan = JSON.parse(document.getElementById("plan").textContent);
 for (const holder of document.querySelectorAll(".graph")) {
-  const graph = plan.graphs[Number(holder.dataset.graph)];
+  const graph = holder.dataset.graph === "whole" ? plan.whole : plan.graphs[Number(holder.dataset.graph)];
   prepare(graph);
   const section = (name) => holder.querySelector(`section.${name}`);
   if (section("steps")) new Timeline(graph, section("steps"));

@@ -31,7 +31,11 @@ function bandOf(graph, band) {
   return Math.floor(band / graph.blocksPerBand);
 }
 
-const bandName = (band) => (band < 0 ? OUTSIDE[-1 - band] : `block ${band}`);
+/** What a band is called: of several graphs, by their names. */
+function bandName(graph, band) {
+  if (band < 0) return OUTSIDE[-1 - band];
+  return graph.names ? graph.names[band] : `block ${band}`;
+}
 
 /** What is alive at a point of a step, largest first. */
 function aliveAt(graph, step, point) {
@@ -62,6 +66,6 @@ function pointText(graph, step, point) {
   const at = step.shown[point];
   const run = at < step.forward ? "forward" : "backward";
   const again = at >= step.forward && PHASES[phase] === "forward" ? ", run again" : "";
-  const block = step.block[point] === null ? "" : `, block ${step.block[point]}`;
+  const block = step.block[point] === null ? "" : `, ${bandName(graph, step.block[point])}`;
   return { op: graph.texts[op], module: graph.texts[module], where: `${run}${block}${again}`, number: at + 1 };
 }
