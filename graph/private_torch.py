@@ -9,6 +9,8 @@ another release, and docs/releases.md says what is done when there is one.
 from __future__ import annotations
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType
@@ -46,6 +48,11 @@ from torch._dynamo.exc import (
     TorchRuntimeError,
 )
 from torch._dynamo.guards import DeletedGuardManagerWrapper
+from torch._dynamo.utils import (
+    DEFAULT_COMPILATION_METRICS_LIMIT,
+    get_compilation_metrics,
+    set_compilation_metrics_limit,
+)
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._dynamo.variables import misc as dynamo_misc
 from torch._functorch import config as functorch_config
@@ -97,9 +104,27 @@ def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
     return left
 
 
-def num_graph_breaks() -> int:
-    """How many graph breaks Dynamo has met in this process; a frame that is not traced again counts none."""
-    return sum(dynamo_counters["graph_break"].values())
+@contextmanager
+def noting_breaks(reasons: list[str]) -> Iterator[None]:
+    """Note why Dynamo's graphs break; a function that is not traced again has no break.
+
+    Also why it gives up on functions, if that is for what depends on data.
+    """
+    breaks, captures = Counter(dynamo_counters["graph_break"]), len(get_compilation_metrics())
+    set_compilation_metrics_limit(MOST_METRICS)
+    try:
+        yield
+    finally:
+        reasons += Counter(dynamo_counters["graph_break"]) - breaks
+        given_up = (each.fail_reason or "" for each in get_compilation_metrics()[captures:])
+        reasons += filter(_ON_DATA.search, given_up)
+        set_compilation_metrics_limit(DEFAULT_COMPILATION_METRICS_LIMIT)
+
+
+_ON_DATA = re.compile(r"data.dependent|depends on input tensor data|\.item\(\)", re.IGNORECASE)
+
+
+MOST_METRICS = 16384  # what Dynamo keeps of its captures meanwhile
 
 
 def group_store(prefix: str) -> Store | None:

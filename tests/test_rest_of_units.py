@@ -192,3 +192,27 @@ def test_a_break_is_planned_with_a_warning_that_names_the_line_unless_it_is_refu
         warnings.simplefilter("error", GraphBreakWarning)
         hybridremat.wrap(Breaking(), kwargs=given, memory_limit="100%", graph_breaks="plan", **HOW)
         hybridremat.wrap(Head(), kwargs=given, memory_limit="100%", **HOW)
+
+
+def test_code_between_units_with_breaks_of_its_own_runs_as_it_is(caplog):
+    """It may be another graph for other data, as with experts that are called for the tokens they get."""
+
+    class Experts(Head):
+        def forward(self, x, labels):
+            x = self.body(self.embed(x))
+            for sign in (1, -1):
+                chosen = torch.nonzero(sign * x[:, 0] > 0)[:, 0]
+                x = x.index_add(0, chosen, torch.tanh(x[chosen]))
+            return functional.cross_entropy(self.head(x), labels)
+
+    torch.manual_seed(0)
+    model, given = Experts(), batch()
+    plain = copy.deepcopy(model)
+    with caplog.at_level("INFO"):
+        hybridremat.wrap_each(model, "body.layers.*", kwargs=given, memory_limit="100%", **HOW)
+    assert "breaks elsewhere" in caplog.text and len(hybridremat.get_plan(model).places) == 3
+    captures = hybridremat.measure(model, kwargs=given)
+    assert captures.peak <= hybridremat.get_plan(model).predicted_peak
+    other = batch()  # other rows for each expert
+    expected, found = train(plain, other, measure=False), train(model, other, measure=False)
+    assert expected.differences(found) == []

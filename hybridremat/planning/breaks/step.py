@@ -73,7 +73,8 @@ def survey_step(
 ) -> tuple[Survey, Backend, Callable[..., Any]] | None:
     """A survey of a step and what it captured; None if it is one graph.
 
-    With units, what runs between them is captured too, unless that fails or is captured anew in each run.
+    With units, what runs between them is captured too, unless that breaks as well or is captured anew in
+    each run: it may be another graph for other data.
     ``known``: of the step, where this is another path of it.
     """
     units = find_units(model, context.settings.units)
@@ -108,7 +109,7 @@ class _Step:
     ) -> tuple[Survey, Backend, Callable[..., Any]] | None:
         """A survey of the call that ``compiled_by`` makes for a backend.
 
-        ``stable``: it is refused if a second run on the same inputs captures anything.
+        ``stable``: it is refused if its graphs break at anything but units, or are captured in each run.
 
         Raises
         ------

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hybridremat.compiler.backend import Backend, CaptureComplete, CapturedGraph
+from hybridremat.compiler.backend import UNIT, Backend, CaptureComplete, CapturedGraph
 from hybridremat.compiler.output_hooks import outputs_in_backward
 from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.joint import JointGraph
-from hybridremat.graph.private_torch import num_graph_breaks, storage_reference
+from hybridremat.graph.private_torch import noting_breaks, storage_reference
 from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.graph.tracing.trace import TracedStep, gradients_at, releasing, values_of_outputs
 from hybridremat.planning.accept import with_policy_fingerprint
@@ -94,7 +94,7 @@ class Survey:
     tracing
         The graph that is traced now.
     stable
-        Whether a run that captures nothing is waited for.
+        Whether graphs may break at units alone, and a run that captures nothing is waited for.
     use
         Which outputs have gradients, as found in the run that captures.
     """
@@ -241,17 +241,19 @@ class Survey:
         """
         for _ in range(_TRIALS):
             self._forget_path()
-            before = num_graph_breaks()
-            with trial() as run:
+            reasons: list[str] = []
+            with trial() as run, noting_breaks(reasons):
                 returned = run()
                 unread = self.use.unread(returned, self.context.settings)
                 kept = [each.detach() for each in outputs_in_backward(returned, self.context.settings)]
                 del returned
                 self._note_released()
                 del kept
-            self.broken = num_graph_breaks() > before
+            self.broken = bool(reasons)
             if not self.has_breaks:
                 return
+            if self.stable and (own := [reason for reason in reasons if UNIT not in reason]):
+                raise CaptureError(f"its graph breaks elsewhere, too: {own[0].splitlines()[0]}")
             for graph in dict.fromkeys(self.ran):
                 if graph.text not in backend.refused:
                     graph.refuse_gradients(unread.get(graph, ()))
