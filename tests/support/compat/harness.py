@@ -11,7 +11,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -96,15 +96,25 @@ class _Through(nn.Module):
         return self.plain.named_buffers(*args, **kwargs)
 
 
-def train_joint(model: nn.Module, batch: dict[str, Any], units: Sequence[str] = (), **how: Any) -> Trained:
-    """Train a copy through AOTAutograd's own joint graph, or those of each unit and between, unplanned."""
+def _call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.compiler.disable`` takes compiled functions for what they were made of."""
+    return compiled(*args, **kwargs)
+
+
+def train_joint(
+    model: nn.Module, batch: dict[str, Any], units: Sequence[str] = (), *, rest: bool = True, **how: Any
+) -> Trained:
+    """Train a copy through AOTAutograd's own joint graph, or that of each unit, unplanned.
+
+    ``rest``: what runs between units is captured, too.
+    """
     model = copy.deepcopy(model)
     limits = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
     with torch._dynamo.config.patch(**limits, use_numpy_random_stream=True):
         for unit in find_units(model, units).values() if units else ():
             compiled = torch.compile(unit.forward, backend="aot_eager", dynamic=False)
-            unit.forward = torch.compiler.disable(compiled)
-        return train(_Through(model), batch, **how)
+            unit.forward = torch.compiler.disable(partial(_call, compiled))
+        return train(_Through(model) if rest else model, batch, **how)
 
 
 def without_caches(model: nn.Module) -> nn.Module:
@@ -131,22 +141,29 @@ class Expected:
     ) -> None:
         model = without_caches(model)
         self.eager = train_plain(model, batch, **how)
-        self._train_joint = lambda: train_joint(model, batch, units, **how)
+        self._train_joint = partial(train_joint, model, batch, units, **how)
+        self._units = units
 
     @cached_property
     def joint(self) -> Trained:
         """The unplanned joint graph, which shares nothing with this package."""
         return self._train_joint()
 
+    @cached_property
+    def units(self) -> Trained:
+        """The same with code between units as it is."""
+        return self._train_joint(rest=False) if self._units else self.joint
+
     def equal_to(self, trained: Trained) -> str:
         """Assert that planned training is plain training, or, where the unplanned joint graph is not either,
         that it is the joint graph's; return which, in words."""
         if not self.eager.differences(trained):
             return EQUAL
-        assert self.eager.differences(self.joint), (
+        joint = self.units if not self.units.differences(trained) else self.joint
+        assert self.eager.differences(joint), (
             f"differs from plain, as the joint graph does not: {self.eager.differences(trained)}"
         )
-        assert self.joint.differences(trained) == []
+        assert joint.differences(trained) == []
         return EQUAL_TO_JOINT
 
 
