@@ -151,10 +151,12 @@ def _between_points(
         taken = [apart.offered[part][own[part]] for part in mine]
         roomy = min(mine, key=lambda part: max(m.bytes for m in step.moments_of(part, own)))
         room = tuple(m for m in step.moments_of(roomy, own) if m.phase != "other")
-        every = apart.offered[roomy]
-        for saved, time in _targets(every, taken):
+        targets = list(_targets(apart.offered[roomy], taken))
+        seconds = bounds[problem.order[roomy]]
+        for saved, time in targets:
             moments = (*room, Moment("other", 1, limit - saved))
-            yield _Search(problem.order[roomy], moments, bounds[problem.order[roomy]], time)
+            spent = None if seconds is None else seconds / len(targets)
+            yield _Search(problem.order[roomy], moments, spent, time)
 
 
 def _targets(points: Sequence[SchedulePoint], taken: Sequence[SchedulePoint]) -> Iterator[tuple[int, int]]:
