@@ -490,7 +490,7 @@ def test_a_break_inside_a_loop_is_planned_by_what_is_in_the_loop_or_says_what_to
             return x.pow(2).mean()
 
     x = {"x": torch.randn(4, 8)}
-    found = hybridremat.plan(Loop(), kwargs=x, memory_limit="100%", graph_breaks="plan", **HOW)
+    found = hybridremat.plan(Loop(), kwargs=x, memory_limit="100%", **HOW)
     assert found.request.units == ("layers.*",)
 
     class Bare(nn.Module):
@@ -506,7 +506,7 @@ def test_a_break_inside_a_loop_is_planned_by_what_is_in_the_loop_or_says_what_to
             return x.pow(2).mean()
 
     with pytest.raises(CaptureError, match="into a submodule") as caught:
-        hybridremat.plan(Bare(), kwargs=x, memory_limit="100%", graph_breaks="plan", **HOW)
+        hybridremat.plan(Bare(), kwargs=x, memory_limit="100%", **HOW)
     assert "Nothing has been run" not in str(caught.value)
 
 

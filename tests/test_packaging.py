@@ -41,6 +41,7 @@ def test_the_reports_page_is_package_data():
         "report.css",
         "report.html.jinja",
         "decisions.html.jinja",
+        "steps.html.jinja",
     }
     assert "page/*" in PROJECT["tool"]["setuptools"]["package-data"]["hybridremat.reports"]
 
