@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -125,6 +126,7 @@ __all__ = [
     "HigherOrderOperator",
     "LoggedByName",
     "OpOverload",
+    "ShapeFacts",
     "TorchDynamoException",
     "TorchRuntimeError",
     "_disable_current_modes",
@@ -141,7 +143,9 @@ __all__ = [
     "change_count",
     "detect_fake_mode",
     "dynamo_config",
+    "expression",
     "failures_unlogged",
+    "fake_on_meta",
     "force_save_bw_mutation_src",
     "force_save_collectives",
     "force_save_effectful_ops",
@@ -169,6 +173,7 @@ __all__ = [
     "reset_code",
     "run_and_save_rng_state",
     "saved_tensor_hooks_are_set",
+    "shape_facts",
     "step_inputs",
     "tangent_output",
     "tree_flatten",
@@ -456,3 +461,50 @@ def storage_reference(tensor: torch.Tensor) -> Callable[[], bool]:
         return lambda: True
     reference = StorageWeakRef(tensor.untyped_storage())
     return lambda: not reference.expired()
+
+
+def fake_on_meta(tensor: Tensor, *, like: Tensor) -> Tensor:
+    """A tensor on ``meta`` as a fake one of the mode and on the device of another; they share the storage."""
+    assert isinstance(like, FakeTensor)
+    return FakeTensor(like.fake_mode, tensor, like.device)
+
+
+def expression(number: torch.SymInt) -> Any:
+    """A symbolic number as an expression of sympy, by what is known of its symbols so far."""
+    return number.node.expr
+
+
+@dataclass(frozen=True)
+class ShapeFacts:
+    """What PyTorch knows of the symbols of a trace, and relies on.
+
+    Attributes
+    ----------
+    ranges
+        By the name of a symbol its least and greatest number; None if there is no greatest.
+    sample
+        By the name of a symbol its number in the sample that was traced.
+    guards
+        Conditions, as expressions of sympy: where one fails, another graph would have been traced.
+    """
+
+    ranges: dict[str, tuple[int, int | None]]
+    sample: dict[str, int]
+    guards: tuple[Any, ...]
+
+
+def shape_facts(module: GraphModule) -> ShapeFacts | None:
+    """What is known of the symbols of a captured graph; None if it has none."""
+    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    number = next((value for value in values if isinstance(value, torch.SymInt)), None)
+    if number is None:
+        return None
+    environment = number.node.shape_env
+    known = {str(symbol): int(value) for symbol, value in environment.backed_var_to_val.items()}
+    ranges = {}
+    for symbol, found in environment.var_to_range.items():
+        if str(symbol) in known:
+            greatest = int(found.upper) if found.upper.is_Integer else None
+            ranges[str(symbol)] = (int(found.lower), greatest)
+    guards = tuple(environment.replace(guard.expr) for guard in environment.guards)
+    return ShapeFacts(ranges, known, guards)

@@ -1,0 +1,203 @@
+"""A joint graph with symbols for sizes, and copies of it with numbers in their place.
+
+Tracing, costs, blocks and searches know numbers alone, and run on copies as on any joint graph. A copy has a
+node for each node of the symbolic graph but those that compute sizes; of each of its nodes it is known which
+one it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from hybridremat.graph.private_torch import ShapeFacts, fake_on_meta, shape_facts
+from hybridremat.graph.sizes import Domain, Size, Sizes, evaluated
+from hybridremat.graph.tracing.alias_analysis import TraceError
+from hybridremat.graph.tracing.fx_nodes import strided_parts
+from hybridremat.graph.tracing.size_expressions import domain_of, size_inputs, size_of
+from hybridremat.graph.tracing.trace import merge_calls
+
+
+@dataclass(frozen=True)
+class SymbolicJoint:
+    """AOTAutograd's joint graph of a step some of whose sizes are symbols.
+
+    Attributes
+    ----------
+    module
+        The joint graph. Calls that are equal at every size are one, and so are sizes that are computed.
+    num_outputs
+        How many of its outputs belong to the forward.
+    inputs
+        By the name of a symbol the input that it is.
+    sample
+        The sizes of the sample that was captured.
+    domain
+        The sizes that the graph is right for.
+    """
+
+    module: fx.GraphModule
+    num_outputs: int
+    inputs: Mapping[str, fx.Node]
+    sample: Sizes
+    domain: Domain
+
+    def at(self, sizes: Sizes) -> Instance:
+        """A copy of the graph at some sizes, which are in its domain.
+
+        Raises
+        ------
+        TraceError
+            If they are not, or the graph has a symbolic tensor that cannot be laid out anew (a sparse one).
+        """
+        if refused := self.domain.refused(sizes):
+            raise TraceError(f"the step has to be captured anew for these sizes: {'; '.join(refused)}")
+        return _Copy(self.module, sizes).instance()
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A symbolic joint graph at some sizes.
+
+    Attributes
+    ----------
+    module
+        The joint graph with numbers. Inputs that are sizes are still there, and nothing reads them.
+    sizes
+        Its sizes.
+    origins
+        For each of its nodes the one of the symbolic graph that it is a copy of.
+    """
+
+    module: fx.GraphModule
+    sizes: Sizes
+    origins: Mapping[fx.Node, fx.Node]
+
+
+def symbolic_joint(module: fx.GraphModule, num_outputs: int) -> SymbolicJoint | None:
+    """A joint graph whose equal calls are merged in place; None if none of its sizes is a symbol.
+
+    Raises
+    ------
+    TraceError
+        If a size depends on data, or is computed in a way that is not known.
+    """
+    facts = shape_facts(module)
+    if facts is None:
+        return None
+    merge_sizes(module)
+    merge_calls(module, num_outputs)
+    inputs = size_inputs(module.graph.find_nodes(op="placeholder"))
+    sample = {name: facts.sample[name] for name in inputs}
+    return SymbolicJoint(module, num_outputs, inputs, sample, domain_of(facts, inputs))
+
+
+def require_same_facts(module: fx.GraphModule, before: ShapeFacts) -> None:
+    """Refuse a graph that relies on more than Dynamo knew when it made its guards.
+
+    Raises
+    ------
+    TraceError
+    """
+    now = shape_facts(module)
+    if now is None or now.guards != before.guards:
+        added = set(now.guards if now is not None else ()) - set(before.guards)
+        raise TraceError(f"planning relies on sizes that nothing guards: {', '.join(map(str, added))}")
+
+
+def is_size(node: object) -> bool:
+    """Whether a node is a size, an input or computed."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def merge_sizes(module: fx.GraphModule) -> None:
+    """Let each size be computed once, in place; one that is an input is read there, and from no tensor."""
+    first: dict[Size, fx.Node] = {}
+    for node in list(module.graph.nodes):
+        if not is_size(node):
+            continue
+        size = size_of(node.meta["val"])
+        if node.op == "placeholder":
+            first.setdefault(size, node)
+            continue
+        if isinstance(size, int):
+            _put_number(node, size)
+        elif (earlier := first.setdefault(size, node)) is not node:
+            node.replace_all_uses_with(earlier)
+        if not node.users:
+            module.graph.erase_node(node)
+
+
+def _put_number(node: fx.Node, number: int) -> None:
+    for user in list(node.users):
+
+        def put(each: fx.Node) -> Any:
+            return number if each is node else each  # noqa: B023 - called at once
+
+        user.args, user.kwargs = fx.map_arg(user.args, put), fx.map_arg(user.kwargs, put)
+
+
+@dataclass
+class _Copy:
+    """Copies a symbolic graph node by node with numbers for its sizes."""
+
+    module: fx.GraphModule
+    sizes: Sizes
+    copies: dict[fx.Node, Any] = field(default_factory=dict)
+    storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+
+    def instance(self) -> Instance:
+        """The copy."""
+        graph = fx.Graph()
+        for node in self.module.graph.nodes:
+            if is_size(node) and node.op != "placeholder":
+                continue
+            copy = graph.create_node(
+                node.op, node.target, self._given(node.args), self._given(node.kwargs), node.name, node.type
+            )
+            copy.meta = dict(node.meta)
+            if "val" in node.meta:
+                copy.meta["val"] = self._value(node.meta["val"])
+            self.copies[node] = copy
+        origins = {copy: node for node, copy in self.copies.items()}
+        return Instance(fx.GraphModule(self.module, graph), self.sizes, origins)
+
+    def _given(self, arguments: Any) -> Any:
+        def given(node: fx.Node) -> Any:
+            return self._number(node.meta["val"]) if is_size(node) else self.copies[node]
+
+        return fx.map_arg(arguments, given)
+
+    def _number(self, size: int | torch.SymInt) -> int:
+        return size if isinstance(size, int) else evaluated(size_of(size), self.sizes)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return self._number(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        return type(value)(map(self._value, value)) if type(value) in (list, tuple) else value
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself if nothing of it is symbolic, else one of these sizes, in the same storage."""
+        if strided_parts(tensor) != [tensor]:
+            if any(isinstance(size, torch.SymInt) for size in tensor.shape):
+                raise TraceError(f"a sparse tensor has the symbolic shape {tuple(tensor.shape)}")
+            return tensor
+        storage = tensor.untyped_storage()
+        layout = *tensor.shape, *tensor.stride(), tensor.storage_offset(), storage.nbytes()
+        if all(isinstance(number, int) for number in layout):
+            return tensor
+        if tensor.is_conj() or tensor.is_neg():
+            raise TraceError(f"a tensor of the symbolic shape {tuple(tensor.shape)} is conjugated when read")
+        if storage._cdata not in self.storages:
+            self.storages[storage._cdata] = torch.UntypedStorage(self._number(storage.nbytes()), device="meta")
+        shape, strides = (tuple(map(self._number, each)) for each in (tensor.shape, tensor.stride()))
+        whole = self.storages[storage._cdata]
+        made = torch.empty(0, dtype=tensor.dtype, device="meta")
+        made.set_(whole, self._number(tensor.storage_offset()), shape, strides)
+        return fake_on_meta(made, like=tensor)
