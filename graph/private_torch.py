@@ -164,6 +164,7 @@ __all__ = [
     "inside_transform",
     "is_traceable_wrapper_subclass",
     "is_traced",
+    "mark_static",
     "new_node_number",
     "node_number",
     "not_traced",
@@ -463,6 +464,11 @@ def storage_reference(tensor: torch.Tensor) -> Callable[[], bool]:
     return lambda: not reference.expired()
 
 
+def mark_static(tensor: Tensor, dimensions: Iterable[int]) -> None:
+    """Let dimensions of a tensor be numbers where it is captured with symbols for sizes."""
+    torch._dynamo.mark_static(tensor, list(dimensions))
+
+
 def fake_on_meta(tensor: Tensor, *, like: Tensor) -> Tensor:
     """A tensor on ``meta`` as a fake one of the mode and on the device of another; they share the storage."""
     assert isinstance(like, FakeTensor)
@@ -503,7 +509,7 @@ def shape_facts(module: GraphModule) -> ShapeFacts | None:
     known = {str(symbol): int(value) for symbol, value in environment.backed_var_to_val.items()}
     ranges = {}
     for symbol, found in environment.var_to_range.items():
-        if str(symbol) in known:
+        if str(symbol) in known and found.lower.is_Integer:
             greatest = int(found.upper) if found.upper.is_Integer else None
             ranges[str(symbol)] = (int(found.lower), greatest)
     guards = tuple(environment.replace(guard.expr) for guard in environment.guards)

@@ -18,6 +18,7 @@ from hybridremat.graph.private_torch import ShapeFacts, fake_on_meta, shape_fact
 from hybridremat.graph.sizes import Domain, Size, Sizes, evaluated
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import strided_parts
+from hybridremat.graph.tracing.idle_calls import drop_idle_slices
 from hybridremat.graph.tracing.size_expressions import domain_of, size_inputs, size_of
 from hybridremat.graph.tracing.trace import merge_calls
 
@@ -90,6 +91,7 @@ def symbolic_joint(module: fx.GraphModule, num_outputs: int) -> SymbolicJoint | 
     if facts is None:
         return None
     merge_sizes(module)
+    drop_idle_slices(module, num_outputs)
     merge_calls(module, num_outputs)
     inputs = size_inputs(module.graph.find_nodes(op="placeholder"))
     sample = {name: facts.sample[name] for name in inputs}

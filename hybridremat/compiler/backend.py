@@ -124,6 +124,8 @@ class Backend:
         Captures, compiles and runs the graphs.
     build
         Whether graphs are compiled. Otherwise :class:`CaptureComplete` is raised once a step is planned.
+    dynamic
+        Whether sizes of inputs are symbols in its graphs.
 
     Attributes
     ----------
@@ -166,9 +168,10 @@ class Backend:
         early_gradients: bool = False,
         inner: InnerCompiler = op_by_op,
         build: bool = True,
+        dynamic: bool = False,
     ) -> None:
         self.partitioner = partitioner
-        self.inner, self.build = inner, build
+        self.inner, self.build, self.dynamic = inner, build, dynamic
         self.hold_outputs, self.all_outputs = hold_outputs, all_outputs or several_graphs
         self.loss_only = loss_only
         self.several_graphs, self.early_gradients = several_graphs, early_gradients

@@ -1,0 +1,51 @@
+"""Calls that PyTorch traces with symbols for sizes, and with numbers does not: they hand on what they are given.
+
+Where a size is a number, ``x[:, :n]`` of all that there is is ``x``; where it is a symbol, it is a slice, and
+its gradient would be copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from hybridremat.graph.sizes import Size
+from hybridremat.graph.tracing.fx_nodes import joint_outputs, put_back, slice_arguments
+from hybridremat.graph.tracing.size_expressions import size_of
+
+_SLICE = torch.ops.aten.slice.Tensor
+
+
+def drop_idle_slices(module: fx.GraphModule, num_outputs: int) -> None:
+    """Drop slices of all that there is, and what puts one back, in place.
+
+    Not where one is an output of the forward: there it is a tensor of its own.
+    """
+    outputs = joint_outputs(module)[:num_outputs]
+    for node in list(module.graph.nodes):
+        source = _handed_on(node)
+        if source is not None and node not in outputs:
+            node.replace_all_uses_with(source)
+            module.graph.erase_node(node)
+
+
+def _handed_on(node: fx.Node) -> fx.Node | None:
+    """What a slice gives as it is; None for every other call."""
+    if node.op != "call_function":
+        return None
+    source: Any = None
+    if node.target is _SLICE:
+        source, (_, start, _, step) = node.args[0], slice_arguments(node)
+    elif node.target is torch.ops.aten.slice_backward.default and (parts := put_back(node)) is not None:
+        source, _, _, start, _, step = parts
+    if not isinstance(source, fx.Node) or start not in (0, None) or step != 1:
+        return None
+    return source if shape_of(node) == shape_of(source) else None
+
+
+def shape_of(node: fx.Node) -> tuple[Size, ...] | None:
+    """The shape of a node's tensor as expressions: two are equal only if they are at every size."""
+    value = node.meta.get("val")
+    return tuple(map(size_of, value.shape)) if isinstance(value, torch.Tensor) else None
