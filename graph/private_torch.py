@@ -54,6 +54,7 @@ from torch._functorch._aot_autograd.descriptors import (
     InputMutationAOTOutput,
     PlainAOTInput,
     PlainAOTOutput,
+    SavedForBackwardsAOTOutput,
     TangentAOTInput,
 )
 from torch._functorch.partitioners import (
@@ -173,6 +174,7 @@ __all__ = [
     "overwritten_inputs",
     "reset_code",
     "run_and_save_rng_state",
+    "saved_descriptors",
     "saved_tensor_hooks_are_set",
     "shape_facts",
     "step_inputs",
@@ -286,6 +288,15 @@ def input_gradients(module: GraphModule) -> dict[int, int]:
     described = enumerate(output.meta.get("desc") or ())
     found = ((place, getattr(desc, "grad_of", None)) for place, desc in described)
     return {given.idx: place for place, given in found if isinstance(given, PlainAOTInput)}
+
+
+def saved_descriptors(known: Iterable[Any] | None, more: int) -> list[Any] | None:
+    """Descriptors of a forward's outputs with so many more that are saved; None if it has none."""
+    if known is None:
+        return None
+    own = list(known)
+    saved = sum(isinstance(each, SavedForBackwardsAOTOutput) for each in own)
+    return own + [SavedForBackwardsAOTOutput(saved + number) for number in range(more)]
 
 
 def tangent_output(node: Node) -> int | None:

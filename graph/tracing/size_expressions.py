@@ -68,6 +68,12 @@ def size_expression(given: Any) -> Size:
     raise TraceError(f"the size {given} is made by an operation that is not known ({kind})")
 
 
+def has_symbols(tensor: torch.Tensor) -> bool:
+    """Whether anything of how a tensor is laid out is symbolic."""
+    layout = *tensor.shape, *tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
+    return not all(isinstance(number, int) for number in layout)
+
+
 def storage_size(tensor: torch.Tensor) -> Size:
     """Bytes of the whole storage as they are allocated on its device (``fx_nodes.storage_bytes``)."""
     size = size_of(tensor.untyped_storage().nbytes())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -19,8 +19,11 @@ from hybridremat.graph.sizes import Domain, Size, Sizes, evaluated
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import strided_parts
 from hybridremat.graph.tracing.idle_calls import drop_idle_slices
-from hybridremat.graph.tracing.size_expressions import domain_of, size_inputs, size_of
+from hybridremat.graph.tracing.size_expressions import domain_of, has_symbols, size_inputs, size_of
 from hybridremat.graph.tracing.trace import merge_calls
+
+ORIGIN: Final = "hybridremat_origin"
+"""A node's ``meta``: the node of the symbolic joint graph that it is a copy of; emitted ones have it too."""
 
 
 @dataclass(frozen=True)
@@ -190,10 +193,9 @@ class _Copy:
             if any(isinstance(size, torch.SymInt) for size in tensor.shape):
                 raise TraceError(f"a sparse tensor has the symbolic shape {tuple(tensor.shape)}")
             return tensor
-        storage = tensor.untyped_storage()
-        layout = *tensor.shape, *tensor.stride(), tensor.storage_offset(), storage.nbytes()
-        if all(isinstance(number, int) for number in layout):
+        if not has_symbols(tensor):
             return tensor
+        storage = tensor.untyped_storage()
         if tensor.is_conj() or tensor.is_neg():
             raise TraceError(f"a tensor of the symbolic shape {tuple(tensor.shape)} is conjugated when read")
         if storage._cdata not in self.storages:

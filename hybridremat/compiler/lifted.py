@@ -1,0 +1,183 @@
+"""From the two graphs that run a schedule at one size to two that run it at every size.
+
+They are emitted, and checked, at the sizes at which the schedule was found. Then each number that is a size in
+the symbolic joint graph becomes that size again, computed from the inputs that are sizes; the backward gets
+these as AOTAutograd passes them, behind the forward's other outputs and before the backward's other inputs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from hybridremat.compiler.deliveries import is_delivery
+from hybridremat.compiler.rng_replay import replay
+from hybridremat.graph.private_torch import _make_graph_module, run_and_save_rng_state, saved_descriptors
+from hybridremat.graph.sizes import Size, Sizes, Term, evaluated, symbols_of
+from hybridremat.graph.tracing.size_expressions import size_of
+from hybridremat.graph.tracing.symbolic import ORIGIN, Instance, SymbolicJoint, is_size
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """Two graphs with symbols.
+
+    Attributes
+    ----------
+    forward, backward
+        As AOTAutograd takes them: all size inputs are saved, in the order of ``SymbolicJoint.inputs``.
+    fixed
+        The calls whose numbers are those of the one size at which they were emitted: rewrites have made them.
+        If there are any, the graphs are right at these sizes alone.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    fixed: tuple[str, ...] = ()
+
+
+def mark_origins(instance: Instance) -> None:
+    """Let what is emitted from a copy of a symbolic graph tell where it comes from: before it is emitted."""
+    for node in instance.module.graph.nodes:
+        node.meta.pop(ORIGIN, None)  # rewrites copy what they replace
+        if node in instance.origins:
+            node.meta[ORIGIN] = instance.origins[node]
+
+
+def lifted(symbolic: SymbolicJoint, sizes: Sizes, forward: fx.GraphModule, backward: fx.GraphModule) -> Lifted:
+    """The two graphs, emitted at some sizes from a marked copy of a symbolic joint graph, with its symbols."""
+    first, second = _Lift(symbolic, sizes, forward), _Lift(symbolic, sizes, backward)
+    for node in forward.graph.nodes:
+        first.write(node)
+    (output,) = first.graph.find_nodes(op="output")
+    output.args = ((*output.args[0], *(first.sizes_of[name] for name in symbolic.inputs)),)
+    output.meta["desc"] = saved_descriptors(output.meta.get("desc"), len(symbolic.inputs))
+    second.take_sizes()
+    for node in backward.graph.nodes:
+        second.write(node)
+    return Lifted(first.module(), second.module(), tuple(first.fixed + second.fixed))
+
+
+class _Lift:
+    """Writes one graph anew with symbols; ``sizes_of``: the node that is a size."""
+
+    def __init__(self, symbolic: SymbolicJoint, sizes: Sizes, module: fx.GraphModule) -> None:
+        self.symbolic, self.sizes, self.source = symbolic, sizes, module
+        self.graph = fx.Graph()
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.sizes_of: dict[Size, fx.Node] = {}
+        self.fixed: list[str] = []
+
+    def module(self) -> fx.GraphModule:
+        self.graph.lint()
+        return _make_graph_module(self.source, self.graph)
+
+    def take_sizes(self) -> None:
+        """Let the size inputs be the first inputs."""
+        for name, node in self.symbolic.inputs.items():
+            taken = self.graph.placeholder(node.name)
+            taken.meta = dict(node.meta)
+            self.sizes_of[name] = taken
+
+    def write(self, node: fx.Node) -> None:
+        """Write a node of the source."""
+        origin = node.meta.get(ORIGIN)
+        args, kwargs = node.args, dict(node.kwargs)
+        if node.op == "call_function" and node.target is not operator.getitem and not is_delivery(node):
+            args, kwargs = self._with_symbols(node, origin)
+        copy = self.graph.create_node(
+            node.op, node.target, self._copied(args), self._copied(kwargs), node.name, node.type
+        )
+        copy.meta = {key: item for key, item in node.meta.items() if key != ORIGIN}
+        if origin is not None and "val" in origin.meta and node.target is not run_and_save_rng_state:
+            copy.meta["val"] = origin.meta["val"]
+        self.copies[node] = copy
+        if node.op == "placeholder" and is_size(copy):
+            self.sizes_of.setdefault(size_of(copy.meta["val"]), copy)
+
+    def _copied(self, arguments: Any) -> Any:
+        return fx.map_arg(arguments, lambda node: self.copies.get(node, node))
+
+    def _with_symbols(self, node: fx.Node, origin: fx.Node | None) -> tuple[Any, Any]:
+        """The arguments of a call: nodes of the source, and new nodes where the joint graph has sizes."""
+        kwargs = dict(node.kwargs)
+        if origin is None:
+            if _has_numbers((node.args, kwargs)):
+                self.fixed.append(node.name)
+            return node.args, kwargs
+        before = {run_and_save_rng_state: 1, replay: 2}.get(node.target, 0)
+        try:
+            args = (*node.args[:before], *self._paired(node.args[before:], origin.args))
+            kwargs |= {name: self._paired(kwargs[name], given) for name, given in origin.kwargs.items()}
+        except _OtherCallError:
+            self.fixed.append(node.name)
+            return node.args, node.kwargs
+        return args, kwargs
+
+    def _paired(self, own: Any, given: Any) -> Any:
+        """What a call is given, numbers that are sizes as nodes; ``given``: the same in the joint graph."""
+        if isinstance(given, (list, tuple)):
+            if not isinstance(own, (list, tuple)) or len(own) != len(given):
+                raise _OtherCallError
+            return type(given)(map(self._paired, own, given))
+        if not is_size(given):
+            if isinstance(own, int) and own != given:
+                raise _OtherCallError
+            return own
+        size = size_of(given.meta["val"])
+        if evaluated(size, self.sizes) != own:
+            raise _OtherCallError
+        return self._node_of(size)
+
+    def _node_of(self, size: Size) -> Any:
+        """The node that computes a size; a number for one that has no symbols."""
+        if not isinstance(size, Term) and not isinstance(size, str):
+            return size
+        if size not in self.sizes_of:
+            assert isinstance(size, Term), f"{size} is no input"
+            given = [self._node_of(each) for each in size.args]
+            self.sizes_of[size] = reduce(lambda one, other: self._call(size.op, one, other), given)
+            self.sizes_of[size].meta["val"] = self._value(size)
+        return self.sizes_of[size]
+
+    def _call(self, op: str, one: Any, other: Any) -> fx.Node:
+        return self.graph.call_function(_COMPUTED[op], (one, other))
+
+    def _value(self, size: Size) -> Any:
+        """What PyTorch knows of a size: its symbolic number."""
+        numbers: Mapping[str, torch.SymInt] = {
+            name: self.symbolic.inputs[name].meta["val"] for name in symbols_of(size)
+        }
+        return evaluated_on(size, numbers)
+
+
+class _OtherCallError(Exception):
+    """A call has other constants than the one of the joint graph that it comes from."""
+
+
+_COMPUTED: Final[dict[str, Callable[..., Any]]] = {
+    **{"+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod},
+    **{"max": torch.sym_max, "min": torch.sym_min},
+}
+
+
+def evaluated_on(size: Size, numbers: Mapping[str, Any]) -> Any:
+    """A size of symbolic numbers."""
+    if isinstance(size, Term):
+        return reduce(_COMPUTED[size.op], (evaluated_on(each, numbers) for each in size.args))
+    return numbers[size] if isinstance(size, str) else size
+
+
+def _has_numbers(arguments: Any) -> bool:
+    """Whether a call is given whole numbers."""
+    if isinstance(arguments, (list, tuple)):
+        return any(map(_has_numbers, arguments))
+    if isinstance(arguments, Mapping):
+        return any(map(_has_numbers, arguments.values()))
+    return isinstance(arguments, int) and not isinstance(arguments, bool)
