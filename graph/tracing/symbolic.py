@@ -25,6 +25,9 @@ from hybridremat.graph.tracing.trace import merge_calls
 ORIGIN: Final = "hybridremat_origin"
 """A node's ``meta``: the node of the symbolic joint graph that it is a copy of; emitted ones have it too."""
 
+JOINT: Final = "hybridremat_joint"
+"""A node's ``meta``, of copies of symbolic graphs and what is emitted from them: its name in the joint graph."""
+
 
 @dataclass(frozen=True)
 class SymbolicJoint:

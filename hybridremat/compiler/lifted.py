@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final
 
 import torch
@@ -19,10 +19,9 @@ from torch import fx
 from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.private_torch import _make_graph_module, run_and_save_rng_state, saved_descriptors
-from hybridremat.graph.sizes import Size, Sizes, Term, evaluated, symbols_of
+from hybridremat.graph.sizes import Size, Sizes, Term, evaluated
 from hybridremat.graph.tracing.size_expressions import size_of
-from hybridremat.graph.tracing.symbolic import ORIGIN, Instance, SymbolicJoint, is_size
-
+from hybridremat.graph.tracing.symbolic import JOINT, ORIGIN, Instance, SymbolicJoint, is_size
 
 @dataclass(frozen=True)
 class Lifted:
@@ -33,18 +32,35 @@ class Lifted:
     forward, backward
         As AOTAutograd takes them: all size inputs are saved, in the order of ``SymbolicJoint.inputs``.
     fixed
-        The calls whose numbers are those of the one size at which they were emitted: rewrites have made them.
-        If there are any, the graphs are right at these sizes alone.
+        The calls whose numbers are those of the sizes at which they were emitted: rewrites have made them.
+        Where the same rewrites give other numbers, the graphs are not those of the step (:meth:`at`).
+    num_sizes
+        How many inputs are sizes.
     """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
-    fixed: tuple[str, ...] = ()
+    fixed: tuple[str, ...]
+    num_sizes: int
+
+    def at(self, instance: Instance) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The graphs with numbers, to be checked against the step of a copy of the joint graph.
+
+        As emitted at these sizes: no size is saved.
+        """
+        joint = {node.name: node for node in instance.module.graph.nodes}
+        forward, backward = (with_numbers(each, instance.sizes, joint) for each in (self.forward, self.backward))
+        (output,) = forward.graph.find_nodes(op="output")
+        output.args = (output.args[0][: len(output.args[0]) - self.num_sizes],)
+        for node in backward.graph.find_nodes(op="placeholder")[: self.num_sizes]:
+            backward.graph.erase_node(node)
+        return forward, backward
 
 
 def mark_origins(instance: Instance) -> None:
     """Let what is emitted from a copy of a symbolic graph tell where it comes from: before it is emitted."""
     for node in instance.module.graph.nodes:
+        node.meta[JOINT] = node.name
         node.meta.pop(ORIGIN, None)  # rewrites copy what they replace
         if node in instance.origins:
             node.meta[ORIGIN] = instance.origins[node]
@@ -61,7 +77,37 @@ def lifted(symbolic: SymbolicJoint, sizes: Sizes, forward: fx.GraphModule, backw
     second.take_sizes()
     for node in backward.graph.nodes:
         second.write(node)
-    return Lifted(first.module(), second.module(), tuple(first.fixed + second.fixed))
+    return Lifted(first.module(), second.module(), tuple(first.fixed + second.fixed), len(symbolic.inputs))
+
+
+def twin(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph, to be compiled: that rewrites its calls."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in module.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return _make_graph_module(module, graph)
+
+
+def with_numbers(
+    module: fx.GraphModule, sizes: Sizes, joint: Mapping[str, fx.Node]
+) -> fx.GraphModule:
+    """A copy of a lifted graph with numbers; ``joint``: the nodes of the joint graph at these sizes, by name."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+
+    def given(node: fx.Node) -> Any:
+        return evaluated(size_of(node.meta["val"]), sizes) if is_size(node) else copies[node]
+
+    for node in module.graph.nodes:
+        if is_size(node) and node.op != "placeholder":
+            continue
+        args, kwargs = fx.map_arg(node.args, given), fx.map_arg(node.kwargs, given)
+        copies[node] = copy = graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+        copy.meta = dict(node.meta)
+        if (known := joint.get(node.meta.get(JOINT, ""))) is not None and "val" in known.meta:
+            drawn = node.target is run_and_save_rng_state
+            own = known.meta["val"]
+            copy.meta["val"] = (node.meta["val"][0], own) if drawn else own
+    return _make_graph_module(module, graph)
 
 
 class _Lift:
@@ -142,19 +188,14 @@ class _Lift:
         if size not in self.sizes_of:
             assert isinstance(size, Term), f"{size} is no input"
             given = [self._node_of(each) for each in size.args]
-            self.sizes_of[size] = reduce(lambda one, other: self._call(size.op, one, other), given)
-            self.sizes_of[size].meta["val"] = self._value(size)
+            self.sizes_of[size] = reduce(partial(self._computed, size.op), given)
         return self.sizes_of[size]
 
-    def _call(self, op: str, one: Any, other: Any) -> fx.Node:
-        return self.graph.call_function(_COMPUTED[op], (one, other))
-
-    def _value(self, size: Size) -> Any:
-        """What PyTorch knows of a size: its symbolic number."""
-        numbers: Mapping[str, torch.SymInt] = {
-            name: self.symbolic.inputs[name].meta["val"] for name in symbols_of(size)
-        }
-        return evaluated_on(size, numbers)
+    def _computed(self, op: str, one: Any, other: Any) -> fx.Node:
+        made = self.graph.call_function(_COMPUTED[op], (one, other))
+        numbers = [each.meta["val"] if isinstance(each, fx.Node) else each for each in (one, other)]
+        made.meta["val"] = _COMPUTED[op](*numbers)
+        return made
 
 
 class _OtherCallError(Exception):
@@ -165,13 +206,6 @@ _COMPUTED: Final[dict[str, Callable[..., Any]]] = {
     **{"+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod},
     **{"max": torch.sym_max, "min": torch.sym_min},
 }
-
-
-def evaluated_on(size: Size, numbers: Mapping[str, Any]) -> Any:
-    """A size of symbolic numbers."""
-    if isinstance(size, Term):
-        return reduce(_COMPUTED[size.op], (evaluated_on(each, numbers) for each in size.args))
-    return numbers[size] if isinstance(size, str) else size
 
 
 def _has_numbers(arguments: Any) -> bool:

@@ -12,7 +12,7 @@ from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.layout_trials import LayoutTrials
-from hybridremat.compiler.lifted import Lifted, lifted, mark_origins
+from hybridremat.compiler.lifted import Lifted, lifted, mark_origins, twin
 from hybridremat.errors import CaptureError
 from hybridremat.graph.private_torch import shape_facts
 from hybridremat.graph.sizes import Sizes
@@ -120,8 +120,8 @@ class SymbolicPartition:
         require_same_facts(joint, facts)
         delivered = tuple(each.index for each in chosen.step.graph.deliveries)
         return Partition(
-            self.lifted.forward,
-            self.lifted.backward,
+            twin(self.lifted.forward),
+            twin(self.lifted.backward),
             chosen.started,
             delivered=delivered,
             # the size inputs come first

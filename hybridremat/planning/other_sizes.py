@@ -1,0 +1,77 @@
+"""A schedule that was found at some sizes, at others: whether it may run there, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hybridremat.compiler.check import check
+from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.lifted import Lifted
+from hybridremat.graph.joint import JointGraph, Op, Schedule
+from hybridremat.graph.memory import MemorySimulator
+from hybridremat.graph.tracing.symbolic import Instance
+from hybridremat.graph.tracing.trace import TracedStep
+
+
+def differences(one: JointGraph, other: JointGraph) -> Iterator[str]:
+    """Where two graphs are not the same but for sizes: names of ops, or what else differs."""
+
+    def described(op: Op) -> tuple[object, ...]:
+        return op.target, op.phase, op.reads, op.writes, op.random, op.mutates, op.recomputable
+
+    if len(one.ops) != len(other.ops) or len(one.values) != len(other.values):
+        yield f"{len(one.ops)} ops, and {len(other.ops)}"
+        return
+    yield from (op.name for op, its in zip(one.ops, other.ops, strict=True) if described(op) != described(its))
+    for name in ("held_outputs", "released_outputs", "gradients", "deliveries"):
+        if getattr(one, name) != getattr(other, name):
+            yield name
+
+
+def moved(graph: JointGraph, schedule: Schedule, other: JointGraph) -> JointGraph | None:
+    """The graph at other sizes with its ops run as the schedule runs them; None if they cannot be.
+
+    ``graph`` is the one that the schedule was found on, ``other`` what is known at the other sizes, with all
+    ways to run its ops. What writes over something does so there too, or the schedule cannot run: this is in
+    the code of its graphs.
+    """
+    if any(differences(graph, other)):
+        return None
+    over = MemorySimulator(graph).overwritten(schedule)
+    used: dict[int, set[int]] = {}
+    for position, value in over.items():
+        used.setdefault(schedule.steps[position], set()).add(value)
+    ops = []
+    for op, its in zip(graph.ops, other.ops, strict=True):
+        how = (op.runs.kernel, op.runs.parts)
+        ways = [number for number, way in enumerate(its.ways) if (way.kernel, way.parts) == how]
+        if not ways or not used.get(op.id, set()) <= set(its.ways[ways[0]].overwrites):
+            return None
+        ops.append(replace(its.run_as(ways[0]), overwrites=op.overwrites))
+    return replace(other, ops=tuple(ops))
+
+
+def checked(
+    lifted: Lifted, step: TracedStep, graph: JointGraph, instance: Instance, limit: int | None = None
+) -> EmittedMemory:
+    """The memory of lifted graphs at some sizes, where they are checked as any that are emitted there.
+
+    Parameters
+    ----------
+    lifted
+        The graphs.
+    step
+        The traced step at these sizes, of ``instance``.
+    graph
+        How it runs there, from :func:`moved`.
+    limit
+        Most bytes.
+
+    Raises
+    ------
+    PlanError
+        If they do not compute what the step at these sizes does, or need more.
+    """
+    forward, backward = lifted.at(instance)
+    return check(replace(step, graph=graph), forward, backward, limit=limit)
