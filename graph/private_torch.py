@@ -54,7 +54,6 @@ from torch._functorch._aot_autograd.descriptors import (
     InputMutationAOTOutput,
     PlainAOTInput,
     PlainAOTOutput,
-    SavedForBackwardsAOTOutput,
     TangentAOTInput,
 )
 from torch._functorch.partitioners import (
@@ -165,6 +164,7 @@ __all__ = [
     "inside_transform",
     "is_traceable_wrapper_subclass",
     "is_traced",
+    "let_saved_vary",
     "mark_static",
     "new_node_number",
     "node_number",
@@ -174,7 +174,6 @@ __all__ = [
     "overwritten_inputs",
     "reset_code",
     "run_and_save_rng_state",
-    "saved_descriptors",
     "saved_tensor_hooks_are_set",
     "shape_facts",
     "step_inputs",
@@ -290,15 +289,6 @@ def input_gradients(module: GraphModule) -> dict[int, int]:
     return {given.idx: place for place, given in found if isinstance(given, PlainAOTInput)}
 
 
-def saved_descriptors(known: Iterable[Any] | None, more: int) -> list[Any] | None:
-    """Descriptors of a forward's outputs with so many more that are saved; None if it has none."""
-    if known is None:
-        return None
-    own = list(known)
-    saved = sum(isinstance(each, SavedForBackwardsAOTOutput) for each in own)
-    return own + [SavedForBackwardsAOTOutput(saved + number) for number in range(more)]
-
-
 def tangent_output(node: Node) -> int | None:
     """Which flat output of the graph a tangent placeholder is the gradient of, if it is one output's own."""
     described = node.meta.get("desc")
@@ -327,6 +317,27 @@ def allow_second_backward() -> None:
     donated = _donated()
     if donated:
         donated.clear()
+
+
+class _NoInputs:
+    """In place of a list that says of each saved tensor whether it is an input of the graph: none is."""
+
+    def __getitem__(self, _: int) -> bool:
+        return False
+
+
+def let_saved_vary() -> None:
+    """Called while a forward is compiled: it may save other tensors, and more or fewer, in each call.
+
+    AOTAutograd takes what is saved by the number of outputs before it and behind it; what it has noted of
+    single saved tensors goes.
+    """
+    context = TracingContext.try_get()
+    known = context.fw_metadata if context is not None else None
+    if known is not None:
+        known.dynamic_saved_tensors_idxs.clear()
+        if hasattr(known, "saved_tensor_is_graph_input"):  # from 2.14 on
+            known.saved_tensor_is_graph_input = _NoInputs()
 
 
 def allows_second_backward() -> bool:

@@ -28,7 +28,7 @@ from hybridremat.graph.private_torch import OpOverload
 from hybridremat.graph.rewrites.rewrite import Call, Joint, Rewrite
 from hybridremat.graph.rewrites.trial import bits_of, random_like, refusals, same_bits
 from hybridremat.graph.tracing.flops import FLOPS
-from hybridremat.graph.tracing.fx_nodes import fake_call, slice_arguments
+from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers, fake_call, slice_arguments
 from hybridremat.graph.tracing.signature import distinct_arguments, fake_value, kernel_signature
 
 logger = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ def _make_by_slices(joint: Joint, sites: Sequence[SlicedGradient]) -> None:
             with graph.inserting_before(part):
                 made = graph.call_function(INPUT_GRADIENT, sliced.arguments(part))
             made.meta = {**call.meta, "val": fake_call(INPUT_GRADIENT, made.args, {}, call)}
-            made.meta[FLOPS] = _flops(made)
+            made.meta |= {FLOPS: _flops(made), NUMBERS: Numbers(shape_of=call.args[1])}
             part.replace_all_uses_with(made)
             graph.erase_node(part)
         graph.erase_node(sliced.gradient)

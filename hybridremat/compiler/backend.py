@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 from torch.profiler import record_function
 
+from hybridremat.compiler.dispatch import Dispatch
 from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs, original
 from hybridremat.compiler.inner import Captured, Finish, InnerCompiler, op_by_op
 from hybridremat.compiler.model_checks import require_current_device
@@ -71,7 +72,8 @@ class Partition:
     both graphs, unless it was cached; it raises PlanError if that is not what was planned. ``lean``: whether
     a compiler has to keep the order of the graphs and free every buffer at once; ``plain``: whether they are
     those of the plain step. ``delivered``: the inputs whose gradients the backward delivers;
-    ``overwritten``: the places of the backward's own inputs that it writes over.
+    ``overwritten``: the places of the backward's own inputs that it writes over. ``dispatch``: runs one of
+    several schedules in place of the graphs.
     """
 
     forward: fx.GraphModule
@@ -82,6 +84,7 @@ class Partition:
     plain: bool = False
     delivered: tuple[int, ...] = ()
     overwritten: tuple[int, ...] = ()
+    dispatch: Dispatch | None = None
 
 
 class Partitioner(Protocol):
@@ -379,6 +382,11 @@ class CapturedGraph:
     def lean(self) -> bool:
         """See :class:`Partition`."""
         return self._made is not None and self._made.lean
+
+    @property
+    def dispatch(self) -> Dispatch | None:
+        """See :class:`Partition`."""
+        return self._made.dispatch if self._made is not None else None
 
     @property
     def plain(self) -> bool:

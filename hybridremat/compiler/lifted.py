@@ -8,7 +8,7 @@ these as AOTAutograd passes them, behind the forward's other outputs and before 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, Final
@@ -18,8 +18,9 @@ from torch import fx
 
 from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.compiler.rng_replay import replay
-from hybridremat.graph.private_torch import _make_graph_module, run_and_save_rng_state, saved_descriptors
+from hybridremat.graph.private_torch import _make_graph_module, run_and_save_rng_state
 from hybridremat.graph.sizes import Size, Sizes, Term, evaluated
+from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers
 from hybridremat.graph.tracing.size_expressions import size_of
 from hybridremat.graph.tracing.symbolic import JOINT, ORIGIN, Instance, SymbolicJoint, is_size
 
@@ -30,7 +31,8 @@ class Lifted:
     Attributes
     ----------
     forward, backward
-        As AOTAutograd takes them: all size inputs are saved, in the order of ``SymbolicJoint.inputs``.
+        As AOTAutograd takes them: all size inputs are saved, in the order of ``SymbolicJoint.inputs``, and all
+        buffers that the step changes, before them.
     fixed
         The calls whose numbers are those of the sizes at which they were emitted: rewrites have made them.
         Where the same rewrites give other numbers, the graphs are not those of the step (:meth:`at`).
@@ -64,6 +66,9 @@ def mark_origins(instance: Instance) -> None:
         node.meta.pop(ORIGIN, None)  # rewrites copy what they replace
         if node in instance.origins:
             node.meta[ORIGIN] = instance.origins[node]
+        made: Numbers | None = node.meta.get(NUMBERS)
+        if made is not None and made.shape_of in instance.origins:
+            node.meta[NUMBERS] = Numbers(instance.origins[made.shape_of])
 
 
 def lifted(symbolic: SymbolicJoint, sizes: Sizes, forward: fx.GraphModule, backward: fx.GraphModule) -> Lifted:
@@ -72,12 +77,33 @@ def lifted(symbolic: SymbolicJoint, sizes: Sizes, forward: fx.GraphModule, backw
     for node in forward.graph.nodes:
         first.write(node)
     (output,) = first.graph.find_nodes(op="output")
-    output.args = ((*output.args[0], *(first.sizes_of[name] for name in symbolic.inputs)),)
-    output.meta["desc"] = saved_descriptors(output.meta.get("desc"), len(symbolic.inputs))
+    buffers = [node for node in first.graph.find_nodes(op="placeholder") if node.meta.get(_UNWATCHED)]
+    returned = output.args[0]
+    watched = [*returned[: symbolic.num_outputs], *_watched(returned[symbolic.num_outputs :])]
+    numbers = [first.sizes_of[name] for name in symbolic.inputs]
+    output.args = ((*watched, *buffers, *numbers),)
+    output.meta.pop("desc", None)  # of outputs one by one: nothing of ours reads it
     second.take_sizes()
-    for node in backward.graph.nodes:
+    taken = list(backward.graph.find_nodes(op="placeholder"))
+    saved = len(returned) - symbolic.num_outputs
+    for node in _watched(taken[:saved]):
+        second.write(node)
+    given = {node.name: node for node in taken[:saved]}
+    for buffer in buffers:
+        if buffer.name in given:
+            second.write(given[buffer.name])
+        else:
+            second.graph.placeholder(buffer.name).meta = dict(buffer.meta)
+    for node in [*taken[saved:], *(node for node in backward.graph.nodes if node.op != "placeholder")]:
         second.write(node)
     return Lifted(first.module(), second.module(), tuple(first.fixed + second.fixed), len(symbolic.inputs))
+
+
+_UNWATCHED: Final = "saved_tensor_with_no_vc_check"  # PyTorch's: a buffer that may change before the backward
+
+
+def _watched(saved: Sequence[Any]) -> list[Any]:
+    return [node for node in saved if not (isinstance(node, fx.Node) and node.meta.get(_UNWATCHED))]
 
 
 def twin(module: fx.GraphModule) -> fx.GraphModule:
@@ -154,9 +180,7 @@ class _Lift:
         """The arguments of a call: nodes of the source, and new nodes where the joint graph has sizes."""
         kwargs = dict(node.kwargs)
         if origin is None:
-            if _has_numbers((node.args, kwargs)):
-                self.fixed.append(node.name)
-            return node.args, kwargs
+            return self._new_call(node)
         before = {run_and_save_rng_state: 1, replay: 2}.get(node.target, 0)
         try:
             args = (*node.args[:before], *self._paired(node.args[before:], origin.args))
@@ -166,6 +190,21 @@ class _Lift:
             return node.args, node.kwargs
         return args, kwargs
 
+    def _new_call(self, node: fx.Node) -> tuple[Any, Any]:
+        """The arguments of a call that is none of the captured graph."""
+        made: Numbers | None = node.meta.get(NUMBERS)
+        shape_of = made.shape_of if made is not None else None
+        if made is None or (shape_of is not None and shape_of.graph is not self.symbolic.module.graph):
+            if _has_numbers((node.args, node.kwargs)):
+                self.fixed.append(node.name)
+            return node.args, node.kwargs
+        if shape_of is None:
+            return node.args, node.kwargs
+        shape = [size_of(each) for each in shape_of.meta["val"].shape]
+        numbers = [evaluated(each, self.sizes) for each in shape]
+        args = [list(map(self._node_of, shape)) if each == numbers else each for each in node.args]
+        return tuple(args), node.kwargs
+
     def _paired(self, own: Any, given: Any) -> Any:
         """What a call is given, numbers that are sizes as nodes; ``given``: the same in the joint graph."""
         if isinstance(given, (list, tuple)):
@@ -173,7 +212,7 @@ class _Lift:
                 raise _OtherCallError
             return type(given)(map(self._paired, own, given))
         if not is_size(given):
-            if isinstance(own, int) and own != given:
+            if isinstance(own, int) and not isinstance(own, bool) and own != given:
                 raise _OtherCallError
             return own
         size = size_of(given.meta["val"])

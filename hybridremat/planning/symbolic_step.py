@@ -88,6 +88,11 @@ class SymbolicSteps:
         return lifted(self.joint, sized.instance.sizes, forward, backward), memory
 
 
+def overwritten_inputs(lifted: Lifted, memory: EmittedMemory) -> tuple[int, ...]:
+    """The places of the lifted backward's inputs that it writes over: the size inputs come first."""
+    return tuple(lifted.num_sizes + place for place in memory.overwritten)
+
+
 class SymbolicPartition:
     """A partitioner (``compiler/backend.py``) of steps with symbols: one schedule, at every size.
 
@@ -124,8 +129,7 @@ class SymbolicPartition:
             twin(self.lifted.backward),
             chosen.started,
             delivered=delivered,
-            # the size inputs come first
-            overwritten=tuple(len(symbolic.inputs) + place for place in memory.overwritten),
+            overwritten=overwritten_inputs(self.lifted, memory),
         )
 
     def forward_only(self, graph: fx.GraphModule) -> Callable[[], None]:
