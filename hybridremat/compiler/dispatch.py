@@ -27,11 +27,13 @@ from hybridremat.graph.sizes import Sizes
 class Emitted:
     """The graphs of one schedule, with symbols.
 
-    ``overwritten`` are the places of the backward's inputs that it writes over, as it is called with numbers.
+    ``overwritten`` are the places of the backward's inputs that it writes over; ``started`` is called when the
+    forward starts.
     """
 
     lifted: Lifted
     overwritten: tuple[int, ...] = ()
+    started: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -43,21 +45,21 @@ class Dispatch:
     inputs
         By the name of a symbol, the place of the input that it is.
     choose
-        The number of the schedule for some sizes, as in :attr:`emitted`; it may add to that. Called before
-        anything of the step runs; what it raises, the step raises.
+        The number of the schedule for some sizes. Called before anything of the step runs; what it raises, the
+        step raises.
     emitted
-        The schedules so far; only ever appended to, as forwards may wait for their backwards.
+        The schedule of a number; the same for ever, as forwards may wait for their backwards.
     """
 
     inputs: Mapping[str, int]
     choose: Callable[[Sizes], int]
-    emitted: list[Emitted]
-    _runs: list[tuple[Compiled, Compiled]] = field(default_factory=list)
+    emitted: Callable[[int], Emitted]
+    _runs: dict[int, tuple[Compiled, Compiled]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def template(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The two graphs that AOTAutograd is given: of the first schedule, with a number for which it is."""
-        lifted = self.emitted[0].lifted
+        lifted = self.emitted(0).lifted
         forward, backward = twin(lifted.forward), twin(lifted.backward)
         (output,) = forward.graph.find_nodes(op="output")
         output.args = ((*output.args[0], output.args[0][-1]),)
@@ -75,19 +77,20 @@ class Dispatch:
         sizes = {name: args[place] for name, place in self.inputs.items()}
         with self._lock:
             number = self.choose(sizes)
+            self.emitted(number).started()
         outputs: Sequence[Any] = self._compiled(number)[0](args)
         return [*outputs, number]
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         """Run the backward of the schedule that its forward has run."""
-        number = args.pop(self.emitted[0].lifted.num_sizes)
+        number = args.pop(self.emitted(0).lifted.num_sizes)
         result: Sequence[Any] = self._compiled(number)[1](args)
         return result
 
     def _compiled(self, number: int) -> tuple[Compiled, Compiled]:
         with self._lock:
-            while len(self._runs) <= number:
-                self._runs.append(_compiled(self.emitted[len(self._runs)]))
+            if number not in self._runs:
+                self._runs[number] = _compiled(self.emitted(number))
             return self._runs[number]
 
 
