@@ -127,19 +127,13 @@ class Table:
         self._numbers: list[int] = []  # of constants, in the first cells
         self._symbols: list[str] = []  # in the cells that follow
         self._steps: list[tuple[Callable[..., Any], tuple[int, ...]]] = []  # in the cells after these
-        terms = dict.fromkeys(term for size in sizes for term in _inner_first(size))
-        leaves = [each for each in terms if not isinstance(each, Term)]
-        ordered = sorted(leaves, key=lambda each: isinstance(each, str))
-        ordered += [each for each in terms if isinstance(each, Term)]
-        # 1 and True are one key: conditions and their operands are whole numbers, so they may be one cell
+        distinct = list(dict.fromkeys(part for size in sizes for part in _inner_first(size)))
+        terms = [each for each in distinct if isinstance(each, Term)]
+        self._symbols += [each for each in distinct if isinstance(each, str)]
+        self._numbers += [each for each in distinct if isinstance(each, int)]
+        ordered: list[Size] = [*self._numbers, *self._symbols, *terms]
         cell = {each: place for place, each in enumerate(ordered)}
-        for each in ordered:
-            if isinstance(each, Term):
-                self._steps.append((OPERATIONS[each.op], tuple(cell[arg] for arg in each.args)))
-            elif isinstance(each, str):
-                self._symbols.append(each)
-            else:
-                self._numbers.append(each)
+        self._steps += [(OPERATIONS[each.op], tuple(map(cell.__getitem__, each.args))) for each in terms]
         self._places = [cell[size] for size in sizes]
 
     def at(self, sizes: Sizes) -> list[int]:

@@ -95,6 +95,13 @@ class SlicedGradient:
     slices: dict[fx.Node, tuple[int, int]]
 
     @property
+    def given(self) -> fx.Node:
+        """The convolution's input."""
+        given: Any = self.call.args[1]
+        assert isinstance(given, fx.Node)
+        return given
+
+    @property
     def without_input(self) -> tuple[Any, ...]:
         """Arguments of the call for the other gradients alone."""
         arguments: tuple[Any, ...] = self.call.args
@@ -225,7 +232,7 @@ def _make_by_slices(joint: Joint, sites: Sequence[SlicedGradient]) -> None:
             with graph.inserting_before(part):
                 made = graph.call_function(INPUT_GRADIENT, sliced.arguments(part))
             made.meta = {**call.meta, "val": fake_call(INPUT_GRADIENT, made.args, {}, call)}
-            made.meta |= {FLOPS: _flops(made), NUMBERS: Numbers(shape_of=call.args[1])}
+            made.meta |= {FLOPS: _flops(made), NUMBERS: Numbers(shape_of=sliced.given)}
             part.replace_all_uses_with(made)
             graph.erase_node(part)
         graph.erase_node(sliced.gradient)

@@ -15,18 +15,18 @@ import torch
 from torch import fx
 
 from hybridremat.graph.private_torch import ShapeFacts, fake_on_meta, shape_facts
-from hybridremat.graph.sizes import Domain, Size, Sizes, evaluated
+from hybridremat.graph.sizes import Domain, Sizes, evaluated
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import strided_parts
-from hybridremat.graph.tracing.idle_calls import drop_idle_slices
 from hybridremat.graph.tracing.size_expressions import domain_of, has_symbols, size_inputs, size_of
+from hybridremat.graph.tracing.symbolic_calls import drop_idle_slices, is_size, merge_sizes
 from hybridremat.graph.tracing.trace import merge_calls
 
 ORIGIN: Final = "hybridremat_origin"
 """A node's ``meta``: the node of the symbolic joint graph that it is a copy of; emitted ones have it too."""
 
 JOINT: Final = "hybridremat_joint"
-"""A node's ``meta``, of copies of symbolic graphs and what is emitted from them: its name in the joint graph."""
+"""A node's ``meta``: its name in the copy of a symbolic graph; what is emitted from this has it too."""
 
 
 @dataclass(frozen=True)
@@ -117,38 +117,6 @@ def require_same_facts(module: fx.GraphModule, before: ShapeFacts) -> None:
         raise TraceError(f"planning relies on sizes that nothing guards: {', '.join(map(str, added))}")
 
 
-def is_size(node: object) -> bool:
-    """Whether a node is a size, an input or computed."""
-    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.SymInt)
-
-
-def merge_sizes(module: fx.GraphModule) -> None:
-    """Let each size be computed once, in place; one that is an input is read there, and from no tensor."""
-    first: dict[Size, fx.Node] = {}
-    for node in list(module.graph.nodes):
-        if not is_size(node):
-            continue
-        size = size_of(node.meta["val"])
-        if node.op == "placeholder":
-            first.setdefault(size, node)
-            continue
-        if isinstance(size, int):
-            _put_number(node, size)
-        elif (earlier := first.setdefault(size, node)) is not node:
-            node.replace_all_uses_with(earlier)
-        if not node.users:
-            module.graph.erase_node(node)
-
-
-def _put_number(node: fx.Node, number: int) -> None:
-    for user in list(node.users):
-
-        def put(each: fx.Node) -> Any:
-            return number if each is node else each  # noqa: B023 - called at once
-
-        user.args, user.kwargs = fx.map_arg(user.args, put), fx.map_arg(user.kwargs, put)
-
-
 @dataclass
 class _Copy:
     """Copies a symbolic graph node by node with numbers for its sizes."""
@@ -201,10 +169,10 @@ class _Copy:
         storage = tensor.untyped_storage()
         if tensor.is_conj() or tensor.is_neg():
             raise TraceError(f"a tensor of the symbolic shape {tuple(tensor.shape)} is conjugated when read")
-        if storage._cdata not in self.storages:
-            self.storages[storage._cdata] = torch.UntypedStorage(self._number(storage.nbytes()), device="meta")
+        if (whole := self.storages.get(storage._cdata)) is None:
+            whole = torch.UntypedStorage(self._number(storage.nbytes()), device="meta")
+            self.storages[storage._cdata] = whole
         shape, strides = (tuple(map(self._number, each)) for each in (tensor.shape, tensor.stride()))
-        whole = self.storages[storage._cdata]
         made = torch.empty(0, dtype=tensor.dtype, device="meta")
         made.set_(whole, self._number(tensor.storage_offset()), shape, strides)
         return fake_on_meta(made, like=tensor)

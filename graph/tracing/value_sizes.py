@@ -35,7 +35,8 @@ def value_sizes(step: TracedStep, instance: Instance) -> tuple[Size | None, ...]
             if key in seen or not new:
                 continue
             seen.add(key)
-            found[new.popleft()] = storage_size(known) if known is not None else _like_source(part, node, instance)
+            size = storage_size(known) if known is not None else _like_source(part, node, instance)
+            found[new.popleft()] = size
     return tuple(found)
 
 

@@ -56,7 +56,7 @@ MOST_GRAPHS: Final = 16384
 @contextmanager
 def dynamo_settings(*, dynamic: bool = False) -> Iterator[None]:
     """Dynamo's settings for planned steps; ``dynamic``: with symbols for sizes, and for nothing else."""
-    numbers = {"specialize_float": True, "specialize_int": True} if dynamic else {}
+    numbers: dict[str, Any] = {"specialize_float": True, "specialize_int": True} if dynamic else {}
     left_out = dynamo_config.ignore_logging_functions | _logging_methods()
     with (
         opaque_while_capturing(),
@@ -208,7 +208,8 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     """Raise Dynamo's errors as ours, and errors of planning as they are."""
     backend.error = None
     try:
-        with nothing_forgotten(), dynamo_settings(dynamic=backend.dynamic), failures_unlogged(), noting_code(backend.codes):
+        settings = dynamo_settings(dynamic=backend.dynamic)
+        with nothing_forgotten(), settings, failures_unlogged(), noting_code(backend.codes):
             yield
     except BackendCompilerFailed as error:
         inner = backend.error or error.inner_exception

@@ -15,7 +15,7 @@ from torch import fx
 
 from hybridremat.graph.private_torch import expression
 from hybridremat.graph.tracing.size_expressions import has_symbols
-from hybridremat.graph.tracing.symbolic import is_size
+from hybridremat.graph.tracing.symbolic_calls import is_size
 
 ATEN = torch.ops.aten
 

@@ -1,9 +1,10 @@
 """Several schedules of a step behind one function of autograd: each call runs one of them, by its sizes.
 
-AOTAutograd is given the graphs of one. It takes from what the forward returns the outputs at the front, and at
-the end so many numbers and so many buffers that it must not watch; whatever is between is saved. So schedules
-may save as many tensors as they like, without padding. One more number says which of them ran, to the backward
-of the same call, whatever has been called in between. A schedule is emitted when a call first asks for it.
+AOTAutograd is given the graphs of one. It takes from what the forward returns the outputs at the front, and
+at the end so many numbers and so many buffers that it must not watch; whatever is between is saved. So
+schedules may save as many tensors as they like, without padding. One more number says which of them ran, to
+the backward of the same call, whatever has been called in between. A schedule is emitted when a call first
+asks for it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,11 @@ from hybridremat.graph.sizes import Sizes
 class Emitted:
     """The graphs of one schedule, with symbols.
 
-    ``overwritten`` are the places of the backward's inputs that it writes over; ``started`` is called when the
-    forward starts.
+    ``overwritten`` are the places of the backward's inputs that it writes over.
     """
 
     lifted: Lifted
     overwritten: tuple[int, ...] = ()
-    started: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -45,8 +44,8 @@ class Dispatch:
     inputs
         By the name of a symbol, the place of the input that it is.
     choose
-        The number of the schedule for some sizes. Called before anything of the step runs; what it raises, the
-        step raises.
+        The number of the schedule for some sizes. Called once in each step, before anything of it runs; what
+        it raises, the step raises.
     emitted
         The schedule of a number; the same for ever, as forwards may wait for their backwards.
     """
@@ -77,7 +76,6 @@ class Dispatch:
         sizes = {name: args[place] for name, place in self.inputs.items()}
         with self._lock:
             number = self.choose(sizes)
-            self.emitted(number).started()
         outputs: Sequence[Any] = self._compiled(number)[0](args)
         return [*outputs, number]
 

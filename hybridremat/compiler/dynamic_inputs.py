@@ -1,7 +1,7 @@
 """Which dimensions of a step's inputs are symbols when it is captured.
 
-PyTorch makes dimensions that are equal in the sample one symbol, as tokens and labels of one length have to be;
-so a sample in which batch and length are equal would tie them together.
+PyTorch makes dimensions that are equal in the sample one symbol, as tokens and labels of one length have to
+be; so a sample in which batch and length are equal would tie them together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def differing_dimensions(first: tuple[Any, Any], second: tuple[Any, Any]) -> dic
 
 
 def ties(first: tuple[Any, Any], second: tuple[Any, Any], dimensions: Dimensions) -> set[int]:
-    """Sizes of the first call that are those of two dimensions which differ in the second: one symbol, wrongly.
+    """Sizes that two dimensions share in the first call and not in the second: one symbol, wrongly.
 
     Empty if the first call can be the sample of a capture with these dimensions as symbols.
     """

@@ -1,28 +1,19 @@
-"""From the two graphs that run a schedule at one size to two that run it at every size.
-
-They are emitted, and checked, at the sizes at which the schedule was found. Then each number that is a size in
-the symbolic joint graph becomes that size again, computed from the inputs that are sizes; the backward gets
-these as AOTAutograd passes them, behind the forward's other outputs and before the backward's other inputs.
-"""
+"""The two graphs of a schedule with symbols for sizes; their copies are compiled, or checked at numbers."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
-from typing import Any, Final
+from typing import Any
 
-import torch
 from torch import fx
 
-from hybridremat.compiler.deliveries import is_delivery
-from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.private_torch import _make_graph_module, run_and_save_rng_state
-from hybridremat.graph.sizes import Size, Sizes, Term, evaluated
-from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers
+from hybridremat.graph.sizes import Sizes, evaluated
 from hybridremat.graph.tracing.size_expressions import size_of
-from hybridremat.graph.tracing.symbolic import JOINT, ORIGIN, Instance, SymbolicJoint, is_size
+from hybridremat.graph.tracing.symbolic import JOINT, Instance
+from hybridremat.graph.tracing.symbolic_calls import is_size
+
 
 @dataclass(frozen=True)
 class Lifted:
@@ -31,8 +22,8 @@ class Lifted:
     Attributes
     ----------
     forward, backward
-        As AOTAutograd takes them: all size inputs are saved, in the order of ``SymbolicJoint.inputs``, and all
-        buffers that the step changes, before them.
+        As AOTAutograd takes them: all size inputs are saved, in the order of ``SymbolicJoint.inputs``, and
+        before them all buffers that the step changes.
     fixed
         The calls whose numbers are those of the sizes at which they were emitted: rewrites have made them.
         Where the same rewrites give other numbers, the graphs are not those of the step (:meth:`at`).
@@ -51,59 +42,13 @@ class Lifted:
         As emitted at these sizes: no size is saved.
         """
         joint = {node.name: node for node in instance.module.graph.nodes}
-        forward, backward = (with_numbers(each, instance.sizes, joint) for each in (self.forward, self.backward))
+        both = self.forward, self.backward
+        forward, backward = (with_numbers(each, instance.sizes, joint) for each in both)
         (output,) = forward.graph.find_nodes(op="output")
         output.args = (output.args[0][: len(output.args[0]) - self.num_sizes],)
         for node in backward.graph.find_nodes(op="placeholder")[: self.num_sizes]:
             backward.graph.erase_node(node)
         return forward, backward
-
-
-def mark_origins(instance: Instance) -> None:
-    """Let what is emitted from a copy of a symbolic graph tell where it comes from: before it is emitted."""
-    for node in instance.module.graph.nodes:
-        node.meta[JOINT] = node.name
-        node.meta.pop(ORIGIN, None)  # rewrites copy what they replace
-        if node in instance.origins:
-            node.meta[ORIGIN] = instance.origins[node]
-        made: Numbers | None = node.meta.get(NUMBERS)
-        if made is not None and made.shape_of in instance.origins:
-            node.meta[NUMBERS] = Numbers(instance.origins[made.shape_of])
-
-
-def lifted(symbolic: SymbolicJoint, sizes: Sizes, forward: fx.GraphModule, backward: fx.GraphModule) -> Lifted:
-    """The two graphs, emitted at some sizes from a marked copy of a symbolic joint graph, with its symbols."""
-    first, second = _Lift(symbolic, sizes, forward), _Lift(symbolic, sizes, backward)
-    for node in forward.graph.nodes:
-        first.write(node)
-    (output,) = first.graph.find_nodes(op="output")
-    buffers = [node for node in first.graph.find_nodes(op="placeholder") if node.meta.get(_UNWATCHED)]
-    returned = output.args[0]
-    watched = [*returned[: symbolic.num_outputs], *_watched(returned[symbolic.num_outputs :])]
-    numbers = [first.sizes_of[name] for name in symbolic.inputs]
-    output.args = ((*watched, *buffers, *numbers),)
-    output.meta.pop("desc", None)  # of outputs one by one: nothing of ours reads it
-    second.take_sizes()
-    taken = list(backward.graph.find_nodes(op="placeholder"))
-    saved = len(returned) - symbolic.num_outputs
-    for node in _watched(taken[:saved]):
-        second.write(node)
-    given = {node.name: node for node in taken[:saved]}
-    for buffer in buffers:
-        if buffer.name in given:
-            second.write(given[buffer.name])
-        else:
-            second.graph.placeholder(buffer.name).meta = dict(buffer.meta)
-    for node in [*taken[saved:], *(node for node in backward.graph.nodes if node.op != "placeholder")]:
-        second.write(node)
-    return Lifted(first.module(), second.module(), tuple(first.fixed + second.fixed), len(symbolic.inputs))
-
-
-_UNWATCHED: Final = "saved_tensor_with_no_vc_check"  # PyTorch's: a buffer that may change before the backward
-
-
-def _watched(saved: Sequence[Any]) -> list[Any]:
-    return [node for node in saved if not (isinstance(node, fx.Node) and node.meta.get(_UNWATCHED))]
 
 
 def twin(module: fx.GraphModule) -> fx.GraphModule:
@@ -117,7 +62,7 @@ def twin(module: fx.GraphModule) -> fx.GraphModule:
 def with_numbers(
     module: fx.GraphModule, sizes: Sizes, joint: Mapping[str, fx.Node]
 ) -> fx.GraphModule:
-    """A copy of a lifted graph with numbers; ``joint``: the nodes of the joint graph at these sizes, by name."""
+    """A copy of a lifted graph with numbers; ``joint``: the nodes of the joint graph there, by name."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
 
     def given(node: fx.Node) -> Any:
@@ -134,123 +79,3 @@ def with_numbers(
             own = known.meta["val"]
             copy.meta["val"] = (node.meta["val"][0], own) if drawn else own
     return _make_graph_module(module, graph)
-
-
-class _Lift:
-    """Writes one graph anew with symbols; ``sizes_of``: the node that is a size."""
-
-    def __init__(self, symbolic: SymbolicJoint, sizes: Sizes, module: fx.GraphModule) -> None:
-        self.symbolic, self.sizes, self.source = symbolic, sizes, module
-        self.graph = fx.Graph()
-        self.copies: dict[fx.Node, fx.Node] = {}
-        self.sizes_of: dict[Size, fx.Node] = {}
-        self.fixed: list[str] = []
-
-    def module(self) -> fx.GraphModule:
-        self.graph.lint()
-        return _make_graph_module(self.source, self.graph)
-
-    def take_sizes(self) -> None:
-        """Let the size inputs be the first inputs."""
-        for name, node in self.symbolic.inputs.items():
-            taken = self.graph.placeholder(node.name)
-            taken.meta = dict(node.meta)
-            self.sizes_of[name] = taken
-
-    def write(self, node: fx.Node) -> None:
-        """Write a node of the source."""
-        origin = node.meta.get(ORIGIN)
-        args, kwargs = node.args, dict(node.kwargs)
-        if node.op == "call_function" and node.target is not operator.getitem and not is_delivery(node):
-            args, kwargs = self._with_symbols(node, origin)
-        copy = self.graph.create_node(
-            node.op, node.target, self._copied(args), self._copied(kwargs), node.name, node.type
-        )
-        copy.meta = {key: item for key, item in node.meta.items() if key != ORIGIN}
-        if origin is not None and "val" in origin.meta and node.target is not run_and_save_rng_state:
-            copy.meta["val"] = origin.meta["val"]
-        self.copies[node] = copy
-        if node.op == "placeholder" and is_size(copy):
-            self.sizes_of.setdefault(size_of(copy.meta["val"]), copy)
-
-    def _copied(self, arguments: Any) -> Any:
-        return fx.map_arg(arguments, lambda node: self.copies.get(node, node))
-
-    def _with_symbols(self, node: fx.Node, origin: fx.Node | None) -> tuple[Any, Any]:
-        """The arguments of a call: nodes of the source, and new nodes where the joint graph has sizes."""
-        kwargs = dict(node.kwargs)
-        if origin is None:
-            return self._new_call(node)
-        before = {run_and_save_rng_state: 1, replay: 2}.get(node.target, 0)
-        try:
-            args = (*node.args[:before], *self._paired(node.args[before:], origin.args))
-            kwargs |= {name: self._paired(kwargs[name], given) for name, given in origin.kwargs.items()}
-        except _OtherCallError:
-            self.fixed.append(node.name)
-            return node.args, node.kwargs
-        return args, kwargs
-
-    def _new_call(self, node: fx.Node) -> tuple[Any, Any]:
-        """The arguments of a call that is none of the captured graph."""
-        made: Numbers | None = node.meta.get(NUMBERS)
-        shape_of = made.shape_of if made is not None else None
-        if made is None or (shape_of is not None and shape_of.graph is not self.symbolic.module.graph):
-            if _has_numbers((node.args, node.kwargs)):
-                self.fixed.append(node.name)
-            return node.args, node.kwargs
-        if shape_of is None:
-            return node.args, node.kwargs
-        shape = [size_of(each) for each in shape_of.meta["val"].shape]
-        numbers = [evaluated(each, self.sizes) for each in shape]
-        args = [list(map(self._node_of, shape)) if each == numbers else each for each in node.args]
-        return tuple(args), node.kwargs
-
-    def _paired(self, own: Any, given: Any) -> Any:
-        """What a call is given, numbers that are sizes as nodes; ``given``: the same in the joint graph."""
-        if isinstance(given, (list, tuple)):
-            if not isinstance(own, (list, tuple)) or len(own) != len(given):
-                raise _OtherCallError
-            return type(given)(map(self._paired, own, given))
-        if not is_size(given):
-            if isinstance(own, int) and not isinstance(own, bool) and own != given:
-                raise _OtherCallError
-            return own
-        size = size_of(given.meta["val"])
-        if evaluated(size, self.sizes) != own:
-            raise _OtherCallError
-        return self._node_of(size)
-
-    def _node_of(self, size: Size) -> Any:
-        """The node that computes a size; a number for one that has no symbols."""
-        if not isinstance(size, Term) and not isinstance(size, str):
-            return size
-        if size not in self.sizes_of:
-            assert isinstance(size, Term), f"{size} is no input"
-            given = [self._node_of(each) for each in size.args]
-            self.sizes_of[size] = reduce(partial(self._computed, size.op), given)
-        return self.sizes_of[size]
-
-    def _computed(self, op: str, one: Any, other: Any) -> fx.Node:
-        made = self.graph.call_function(_COMPUTED[op], (one, other))
-        numbers = [each.meta["val"] if isinstance(each, fx.Node) else each for each in (one, other)]
-        made.meta["val"] = _COMPUTED[op](*numbers)
-        return made
-
-
-class _OtherCallError(Exception):
-    """A call has other constants than the one of the joint graph that it comes from."""
-
-
-_COMPUTED: Final[dict[str, Callable[..., Any]]] = {
-    **{"+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod},
-    **{"max": torch.sym_max, "min": torch.sym_min},
-}
-
-
-def _has_numbers(arguments: Any) -> bool:
-    """Whether a call is given whole numbers."""
-    if isinstance(arguments, (list, tuple)):
-        return any(map(_has_numbers, arguments))
-    if isinstance(arguments, Mapping):
-        return any(map(_has_numbers, arguments.values()))
-    return isinstance(arguments, int) and not isinstance(arguments, bool)

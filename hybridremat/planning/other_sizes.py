@@ -23,7 +23,8 @@ def differences(one: JointGraph, other: JointGraph) -> Iterator[str]:
     if len(one.ops) != len(other.ops) or len(one.values) != len(other.values):
         yield f"{len(one.ops)} ops, and {len(other.ops)}"
         return
-    yield from (op.name for op, its in zip(one.ops, other.ops, strict=True) if described(op) != described(its))
+    pairs = zip(one.ops, other.ops, strict=True)
+    yield from (op.name for op, its in pairs if described(op) != described(its))
     for name in ("held_outputs", "released_outputs", "gradients", "deliveries"):
         if getattr(one, name) != getattr(other, name):
             yield name

@@ -1,4 +1,4 @@
-"""The schedules of a step with symbols for sizes: which runs at which sizes, each emitted when it is first chosen.
+"""The schedules of a step with symbols for sizes: which runs at which, each emitted when it is first chosen.
 
 What a schedule needs at other sizes is known from the copy of the step there, as it is at its own; that it
 computes the same there is checked there, before anything of the step runs.
@@ -6,6 +6,7 @@ computes the same there is checked there, before anything of the step runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hybridremat.compiler.dispatch import Dispatch, Emitted
@@ -21,7 +22,7 @@ from hybridremat.planning.symbolic_step import SizedStep, SymbolicSteps
 
 @dataclass(frozen=True)
 class Member:
-    """An emitted schedule: the graph that it was found on, with the ways in which its ops run, and its graphs."""
+    """An emitted schedule, and the graph that it was found on, which tells how its ops run."""
 
     graph: JointGraph
     schedule: Schedule
@@ -58,13 +59,14 @@ class Portfolio:
     choose: Choose
     members: list[Member] = field(default_factory=list)
     numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _started: dict[tuple[int, ...], Callable[[], None]] = field(default_factory=dict)
 
     def dispatch(self) -> Dispatch:
         """What runs its schedules, the first of which has been chosen."""
         placeholders = self.steps.joint.module.graph.find_nodes(op="placeholder")
         places = {node: place for place, node in enumerate(placeholders)}
         inputs = {name: places[node] for name, node in self.steps.joint.inputs.items()}
-        return Dispatch(inputs, self.number_for, lambda number: self.members[number].emitted)
+        return Dispatch(inputs, self._begin, lambda number: self.members[number].emitted)
 
     def number_for(self, sizes: Sizes) -> int:
         """The number of the schedule for some sizes; at new ones it is chosen and, if it is new, emitted.
@@ -74,12 +76,22 @@ class Portfolio:
         HybridRematError
             As planning.
         """
-        key = tuple(sizes[name] for name in self.steps.joint.inputs)
+        key = self._key(sizes)
         if key not in self.numbers:
             with planning_state():
                 sized = self.steps.at(sizes)
-                self.numbers[key] = self._member(sized, self.choose(sized.traced))
+                chosen = self.choose(sized.traced)
+                self.numbers[key] = self._member(sized, chosen)
+                self._started[key] = chosen.started
         return self.numbers[key]
+
+    def _begin(self, sizes: Sizes) -> int:
+        number = self.number_for(sizes)
+        self._started[self._key(sizes)]()
+        return number
+
+    def _key(self, sizes: Sizes) -> tuple[int, ...]:
+        return tuple(sizes[name] for name in self.steps.joint.inputs)
 
     def _member(self, sized: SizedStep, chosen: Chosen) -> int:
         graph = chosen.step.graph
@@ -88,8 +100,7 @@ class Portfolio:
                 return number
         lifted, memory = self.steps.emitted(sized, chosen)
         overwritten = tuple(lifted.num_sizes + place for place in memory.overwritten)
-        emitted = Emitted(lifted, overwritten, chosen.started)
-        self.members.append(Member(graph, chosen.schedule, emitted))
+        self.members.append(Member(graph, chosen.schedule, Emitted(lifted, overwritten)))
         return len(self.members) - 1
 
     def _runs_here(self, member: Member, sized: SizedStep, chosen: Chosen) -> bool:

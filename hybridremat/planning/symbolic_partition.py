@@ -26,7 +26,7 @@ class SymbolicPartition:
     """
 
     def __init__(self, choose: Choose, rewriting: Rewriting | None = None) -> None:
-        """``choose`` gives a schedule at each size; see :class:`~hybridremat.planning.portfolio.Portfolio`."""
+        """``choose`` gives the schedule at each size, as for a :class:`Portfolio`."""
         self.choose, self.rewriting = choose, rewriting
         self.portfolio: Portfolio | None = None
 
@@ -37,8 +37,9 @@ class SymbolicPartition:
         facts, symbolic = shape_facts(joint), symbolic_joint(joint, num_outputs)
         if symbolic is None or facts is None:
             raise CaptureError("no dimension of the inputs is a symbol in the captured graph")
-        how = {"hold_outputs": hold_outputs, "leaving": leaving}
-        steps = SymbolicSteps(symbolic, rewriting=self.rewriting, **how)
+        steps = SymbolicSteps(
+            symbolic, hold_outputs=hold_outputs, leaving=leaving, rewriting=self.rewriting
+        )
         self.portfolio = portfolio = Portfolio(steps, self.choose)
         portfolio.number_for(symbolic.sample)
         dispatch = portfolio.dispatch()

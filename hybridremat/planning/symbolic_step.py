@@ -11,7 +11,8 @@ from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.layout_trials import LayoutTrials
-from hybridremat.compiler.lifted import Lifted, lifted, mark_origins
+from hybridremat.compiler.lift import lifted, mark_origins
+from hybridremat.compiler.lifted import Lifted
 from hybridremat.graph.sizes import Sizes
 from hybridremat.graph.tracing.symbolic import Instance, SymbolicJoint
 from hybridremat.graph.tracing.trace import Rewriting, TracedStep, trace_joint

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import fx, nn
 
 from hybridremat.compiler.backend import Backend, CaptureComplete
-from hybridremat.compiler.capture import capture, compile_step
+from hybridremat.compiler.capture import capture, compile_step, translated_errors
 from hybridremat.compiler.dynamic_inputs import Dimensions, sample_with_symbols
 from hybridremat.graph.tracing.symbolic import SymbolicJoint, symbolic_joint
 from hybridremat.graph.tracing.trace import TracedStep, trace_joint
+from hybridremat.planning.portfolio import Portfolio
+from hybridremat.planning.symbolic_partition import SymbolicPartition
 
 
 @dataclass
@@ -56,3 +58,38 @@ def shapes(step: TracedStep) -> list[tuple[object, ...]]:
     ops = [(o.target, o.phase, o.reads, o.writes, o.flops, o.io_bytes, o.random) for o in graph.ops]
     values = [(v.bytes, v.producer, v.shape, v.dtype, v.tangent) for v in graph.values]
     return [*ops, *values, (graph.held_outputs, graph.released_outputs, graph.gradients), graph.fingerprint]
+
+
+@dataclass
+class Dynamic:
+    """A model whose steps are captured once, and run schedules that ``choose`` gives at each size."""
+
+    model: nn.Module
+    backend: Backend
+    partition: SymbolicPartition
+    compiled: Callable[..., object]
+
+    def __call__(self, **batch):
+        with translated_errors(self.model, self.backend):
+            return self.compiled(**batch)
+
+    def prepare(self, *sizes: int) -> None:
+        """Plan for sizes before a step is measured: planning measures, too."""
+        self.portfolio.number_for(dict(zip(self.portfolio.steps.joint.inputs, sizes, strict=True)))
+
+    @property
+    def portfolio(self) -> Portfolio:
+        return self.partition.portfolio
+
+    def __getattr__(self, name):  # parameters and buffers, for ``support.training.train``
+        return getattr(self.model, name)
+
+
+def dynamic(model, batch, symbols, choose, rewriting=None, **how) -> Dynamic:
+    """Capture a step with symbols, and plan it at the sizes of the sample."""
+    partition = SymbolicPartition(choose, rewriting)
+    backend = Backend(partition, dynamic=True, **how)
+    compiled = compile_step(model, backend)
+    _, sample = sample_with_symbols((), batch, symbols)
+    capture(model, compiled, backend, (), sample).plan()
+    return Dynamic(model, backend, partition, compiled)

@@ -1,7 +1,7 @@
-"""Calls that PyTorch traces with symbols for sizes, and with numbers does not: they hand on what they are given.
+"""What is made simple in a joint graph with symbols for sizes, before it is copied with numbers.
 
-Where a size is a number, ``x[:, :n]`` of all that there is is ``x``; where it is a symbol, it is a slice, and
-its gradient would be copied.
+Each size is computed once. Calls that PyTorch traces only where sizes are symbols go: with a number as size,
+``x[:, :n]`` of all that there is gives ``x``; with a symbol it is a slice, and its gradient would be copied.
 """
 
 from __future__ import annotations
@@ -16,6 +16,38 @@ from hybridremat.graph.tracing.fx_nodes import joint_outputs, put_back, slice_ar
 from hybridremat.graph.tracing.size_expressions import size_of
 
 _SLICE = torch.ops.aten.slice.Tensor
+
+
+def is_size(node: object) -> bool:
+    """Whether a node is a size, an input or computed."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def merge_sizes(module: fx.GraphModule) -> None:
+    """Let each size be computed once, in place; one that is an input is read there, and from no tensor."""
+    first: dict[Size, fx.Node] = {}
+    for node in list(module.graph.nodes):
+        if not is_size(node):
+            continue
+        size = size_of(node.meta["val"])
+        if node.op == "placeholder":
+            first.setdefault(size, node)
+            continue
+        if isinstance(size, int):
+            _put_number(node, size)
+        elif (earlier := first.setdefault(size, node)) is not node:
+            node.replace_all_uses_with(earlier)
+        if not node.users:
+            module.graph.erase_node(node)
+
+
+def _put_number(node: fx.Node, number: int) -> None:
+    for user in list(node.users):
+
+        def put(each: fx.Node) -> Any:
+            return number if each is node else each
+
+        user.args, user.kwargs = fx.map_arg(user.args, put), fx.map_arg(user.kwargs, put)
 
 
 def drop_idle_slices(module: fx.GraphModule, num_outputs: int) -> None:
