@@ -160,11 +160,11 @@ def wrapped():
     return dynamic(small_transformer(), tokens(2, 24), {0: (0, 1)}, MOVED)
 
 
-def at(wrapped, MOVED, *sizes):
+def at(wrapped, *sizes):
     """The step at some sizes, traced and as it is planned, and its first schedule moved there."""
     steps, member = wrapped.portfolio.steps, wrapped.portfolio.members[0]
     sized = steps.at(dict(zip(steps.joint.inputs, sizes, strict=True)))
-    step = choose(sized.traced).step
+    step = MOVED(sized.traced).step
     return sized, step, moved(member.graph, member.schedule, step.graph), member
 
 
@@ -177,7 +177,7 @@ def calls(module):
 
 
 def test_lifted_graphs_at_the_sizes_of_the_sample_are_those_that_were_emitted(wrapped):
-    sized, step, graph, member = at(wrapped, MOVED, 2, 24)
+    sized, step, graph, member = at(wrapped, 2, 24)
     assert graph == member.graph
     emitted = emit(step, member.schedule)
     for mine, theirs in zip(member.emitted.lifted.at(sized.instance), emitted, strict=True):
@@ -190,16 +190,16 @@ def test_a_number_that_should_be_a_size_is_refused_at_other_sizes(wrapped):
     damaged = replace(lifted, forward=twin(lifted.forward))
     view = next(n for n in damaged.forward.graph.nodes if str(n.target) == "aten.ones.default")
     view.args = ([24, 24],)
-    sized, step, graph, member = at(wrapped, MOVED, 2, 24)
+    sized, step, graph, member = at(wrapped, 2, 24)
     assert checked(damaged, step, graph, sized.instance).peak == step_memory(graph, member.schedule).peak
-    sized, step, graph, _ = at(wrapped, MOVED, 3, 17)
+    sized, step, graph, _ = at(wrapped, 3, 17)
     checked(lifted, step, graph, sized.instance)
     with pytest.raises(PlanError):
         checked(damaged, step, graph, sized.instance)
 
 
 def test_a_schedule_moves_only_where_its_ways_to_run_are_known(wrapped):
-    _, step, graph, member = at(wrapped, MOVED, 3, 17)
+    _, step, graph, member = at(wrapped, 3, 17)
     assert graph is not None and not list(differences(graph, member.graph))
     plain = tuple(replace(op, overwrites=(), variants=()) for op in step.graph.ops)
     assert moved(member.graph, member.schedule, replace(step.graph, ops=plain)) is None
