@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.lifted import twin
@@ -149,6 +149,46 @@ def test_a_limit_in_bytes_holds_at_every_size_without_a_capture():
         wrapped(**tokens(4, 60))
     assert wrapped.backend.graphs == 1
     assert train(plain, tokens(2, 24), steps=1).differences(train(wrapped, tokens(2, 24), steps=1)) == []
+
+
+class Branches(nn.Module):
+    """Another graph for long inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.first(x)
+        return (self.second(y.sin()) if len(x) <= 10 else self.second(y.cos()).tanh()).pow(2).sum()
+
+
+def test_sizes_outside_of_the_capture_are_captured_once_more_for_each_side():
+    torch.manual_seed(0)
+    model = Branches()
+    plain = copy.deepcopy(model)
+    wrapped = dynamic(model, rows(6), {0: (0,)}, extreme(0))
+    captures = []
+    for batch in (6, 3, 12, 40, 10, 1, 1):
+        mine, theirs = (train(each, rows(batch), steps=1, measure=False) for each in (wrapped, plain))
+        assert theirs.differences(mine) == []
+        captures.append(wrapped.backend.graphs)
+    assert captures == [1, 1, 2, 2, 2, 3, 3]
+
+
+@pytest.mark.filterwarnings("ignore::hybridremat.errors.KeptGradientWarning")
+def test_gradients_leave_early_at_every_size():
+    torch.manual_seed(0)
+    model = Transformer(1, 16)
+    plain, left = copy.deepcopy(model), []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda each: left.append(each.grad.sum().item()))
+    wrapped = dynamic(model, tokens(2, 24), {0: (0, 1)}, by_length, early_gradients=True)
+    for length in (24, 11):
+        mine, theirs = (train(each, tokens(2, length), steps=2, measure=False) for each in (wrapped, plain))
+        assert theirs.differences(mine) == []
+    assert len(left) == 4 * len(list(model.parameters()))
+    assert all(member.graph.deliveries for member in wrapped.portfolio.members)
 
 
 MOVED = extreme(2)

@@ -41,8 +41,8 @@ class SymbolicJoint:
         How many of its outputs belong to the forward.
     inputs
         By the name of a symbol the input that it is.
-    sample
-        The sizes of the sample that was captured.
+    facts
+        What PyTorch knew of the symbols when Dynamo had made its guards.
     domain
         The sizes that the graph is right for.
     """
@@ -50,8 +50,13 @@ class SymbolicJoint:
     module: fx.GraphModule
     num_outputs: int
     inputs: Mapping[str, fx.Node]
-    sample: Sizes
+    facts: ShapeFacts
     domain: Domain
+
+    @property
+    def sample(self) -> Sizes:
+        """The sizes of the sample that was captured."""
+        return {name: self.facts.sample[name] for name in self.inputs}
 
     def at(self, sizes: Sizes) -> Instance:
         """A copy of the graph at some sizes, which are in its domain.
@@ -64,6 +69,19 @@ class SymbolicJoint:
         if refused := self.domain.refused(sizes):
             raise TraceError(f"the step has to be captured anew for these sizes: {'; '.join(refused)}")
         return _Copy(self.module, sizes).instance()
+
+    def require_guarded(self) -> None:
+        """Refuse what has been done with the graph if it relies on more than Dynamo has guards for.
+
+        Raises
+        ------
+        TraceError
+        """
+        now = shape_facts(self.module)
+        assert now is not None
+        if now.guards != self.facts.guards:
+            added = ", ".join(map(str, set(now.guards) - set(self.facts.guards)))
+            raise TraceError(f"planning relies on sizes that nothing guards: {added}")
 
 
 @dataclass(frozen=True)
@@ -100,21 +118,7 @@ def symbolic_joint(module: fx.GraphModule, num_outputs: int) -> SymbolicJoint | 
     drop_idle_slices(module, num_outputs)
     merge_calls(module, num_outputs)
     inputs = size_inputs(module.graph.find_nodes(op="placeholder"))
-    sample = {name: facts.sample[name] for name in inputs}
-    return SymbolicJoint(module, num_outputs, inputs, sample, domain_of(facts, inputs))
-
-
-def require_same_facts(module: fx.GraphModule, before: ShapeFacts) -> None:
-    """Refuse a graph that relies on more than Dynamo knew when it made its guards.
-
-    Raises
-    ------
-    TraceError
-    """
-    now = shape_facts(module)
-    if now is None or now.guards != before.guards:
-        added = set(now.guards if now is not None else ()) - set(before.guards)
-        raise TraceError(f"planning relies on sizes that nothing guards: {', '.join(map(str, added))}")
+    return SymbolicJoint(module, num_outputs, inputs, facts, domain_of(facts, inputs))
 
 
 @dataclass

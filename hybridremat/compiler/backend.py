@@ -347,6 +347,8 @@ class CapturedGraph:
                         how = self._how
                         self._made = self._backend.partitioner.split(joint.graph, joint.num_outputs, **how)
                 self._run = captured.compiled(self)
+                if self.dispatch is not None:
+                    self.dispatch.compiled()
             self._captured = self._made = self.unplanned = None
 
     def forget(self) -> None:

@@ -48,11 +48,14 @@ class Dispatch:
         it raises, the step raises.
     emitted
         The schedule of a number; the same for ever, as forwards may wait for their backwards.
+    compiled
+        Called when AOTAutograd has compiled the template; raises if that relies on what is not guarded.
     """
 
     inputs: Mapping[str, int]
     choose: Callable[[Sizes], int]
     emitted: Callable[[int], Emitted]
+    compiled: Callable[[], None] = lambda: None
     _runs: dict[int, tuple[Compiled, Compiled]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 

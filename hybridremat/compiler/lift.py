@@ -125,9 +125,8 @@ class _Lift:
         try:
             args = (*node.args[:before], *self._paired(node.args[before:], origin.args))
             kwargs |= {name: self._paired(kwargs[name], given) for name, given in origin.kwargs.items()}
-        except _OtherCallError:
-            self.fixed.append(node.name)
-            return node.args, node.kwargs
+        except _OtherCallError:  # a rewrite has changed it
+            return self._new_call(node)
         return args, kwargs
 
     def _new_call(self, node: fx.Node) -> tuple[Any, Any]:

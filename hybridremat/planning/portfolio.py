@@ -66,7 +66,7 @@ class Portfolio:
         placeholders = self.steps.joint.module.graph.find_nodes(op="placeholder")
         places = {node: place for place, node in enumerate(placeholders)}
         inputs = {name: places[node] for name, node in self.steps.joint.inputs.items()}
-        return Dispatch(inputs, self._begin, lambda number: self.members[number].emitted)
+        return Dispatch(inputs, self._begin, self._emitted, self.steps.joint.require_guarded)
 
     def number_for(self, sizes: Sizes) -> int:
         """The number of the schedule for some sizes; at new ones it is chosen and, if it is new, emitted.
@@ -84,6 +84,9 @@ class Portfolio:
                 self.numbers[key] = self._member(sized, chosen)
                 self._started[key] = chosen.started
         return self.numbers[key]
+
+    def _emitted(self, number: int) -> Emitted:
+        return self.members[number].emitted
 
     def _begin(self, sizes: Sizes) -> int:
         number = self.number_for(sizes)

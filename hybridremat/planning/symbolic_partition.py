@@ -8,10 +8,10 @@ from torch import fx
 
 from hybridremat.compiler.backend import Partition
 from hybridremat.errors import CaptureError
-from hybridremat.graph.private_torch import shape_facts
-from hybridremat.graph.tracing.symbolic import require_same_facts, symbolic_joint
+from hybridremat.graph.tracing.symbolic import symbolic_joint
 from hybridremat.graph.tracing.trace import Rewriting
 from hybridremat.planning.chosen import Choose
+from hybridremat.planning.pipeline import PlannedPartition
 from hybridremat.planning.portfolio import Portfolio
 from hybridremat.planning.symbolic_step import SymbolicSteps
 
@@ -22,7 +22,8 @@ class SymbolicPartition:
     Attributes
     ----------
     portfolio
-        The schedules, once the sizes of the sample have been planned.
+        The schedules of the graph that was captured last, once the sizes of its sample have been planned.
+        PyTorch captures another graph where sizes are outside of what it is right for.
     """
 
     def __init__(self, choose: Choose, rewriting: Rewriting | None = None) -> None:
@@ -34,9 +35,10 @@ class SymbolicPartition:
         self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
     ) -> Partition:
         """See :class:`~hybridremat.compiler.backend.Partitioner`."""
-        facts, symbolic = shape_facts(joint), symbolic_joint(joint, num_outputs)
-        if symbolic is None or facts is None:
-            raise CaptureError("no dimension of the inputs is a symbol in the captured graph")
+        symbolic = symbolic_joint(joint, num_outputs)
+        if symbolic is None:  # PyTorch has made numbers of all
+            static = PlannedPartition(self.choose, rewriting=self.rewriting)
+            return static.split(joint, num_outputs, hold_outputs=hold_outputs, leaving=leaving)
         steps = SymbolicSteps(
             symbolic, hold_outputs=hold_outputs, leaving=leaving, rewriting=self.rewriting
         )
@@ -44,7 +46,6 @@ class SymbolicPartition:
         portfolio.number_for(symbolic.sample)
         dispatch = portfolio.dispatch()
         forward, backward = dispatch.template()
-        require_same_facts(joint, facts)
         delivered = tuple(each.index for each in portfolio.members[0].graph.deliveries)
         return Partition(forward, backward, lambda: None, delivered=delivered, dispatch=dispatch)
 
