@@ -4,6 +4,7 @@ that is predicted there."""
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -149,6 +150,31 @@ def test_a_limit_in_bytes_holds_at_every_size_without_a_capture():
         wrapped(**tokens(4, 60))
     assert wrapped.backend.graphs == 1
     assert train(plain, tokens(2, 24), steps=1).differences(train(wrapped, tokens(2, 24), steps=1)) == []
+
+
+class Fractions(nn.Module):
+    """Divides by sizes, and by what is computed from them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.layer(x) * len(x) ** -0.5
+        return (y.sin() / math.sqrt(len(x) + 3)).sum() / float(len(x)) + y.cos().mean()
+
+
+def test_fractions_that_are_computed_from_sizes():
+    torch.manual_seed(0)
+    model, choose = Fractions(), extreme(1)
+    plain = copy.deepcopy(model)
+    wrapped = dynamic(model, rows(6), {0: (0,)}, choose)
+    for batch in (6, 11, 2):
+        wrapped.prepare(batch)
+        mine, theirs = (train(each, rows(batch), steps=1) for each in (wrapped, plain))
+        assert theirs.differences(mine) == []
+        assert max(mine.peaks) == predicted(wrapped, choose, (batch,))
+    assert wrapped.backend.graphs == len(wrapped.portfolio.members) == 1
 
 
 class Branches(nn.Module):

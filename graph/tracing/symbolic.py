@@ -19,7 +19,7 @@ from hybridremat.graph.sizes import Domain, Sizes, evaluated
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import strided_parts
 from hybridremat.graph.tracing.size_expressions import domain_of, has_symbols, size_inputs, size_of
-from hybridremat.graph.tracing.symbolic_calls import drop_idle_slices, is_size, merge_sizes
+from hybridremat.graph.tracing.symbolic_calls import drop_idle_slices, is_number, merge_sizes, number_of
 from hybridremat.graph.tracing.trace import merge_calls
 
 ORIGIN: Final = "hybridremat_origin"
@@ -104,7 +104,9 @@ class Instance:
 
 
 def symbolic_joint(module: fx.GraphModule, num_outputs: int) -> SymbolicJoint | None:
-    """A joint graph whose equal calls are merged in place; None if none of its sizes is a symbol.
+    """A copy of a joint graph whose equal calls are merged; None if none of its sizes is a symbol.
+
+    Compiling changes the joint graph: AOTAutograd writes fractions that are computed from sizes as tensors.
 
     Raises
     ------
@@ -114,6 +116,10 @@ def symbolic_joint(module: fx.GraphModule, num_outputs: int) -> SymbolicJoint | 
     facts = shape_facts(module)
     if facts is None:
         return None
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in module.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    module = fx.GraphModule(module, graph)
     merge_sizes(module)
     drop_idle_slices(module, num_outputs)
     merge_calls(module, num_outputs)
@@ -134,7 +140,7 @@ class _Copy:
         """The copy."""
         graph = fx.Graph()
         for node in self.module.graph.nodes:
-            if is_size(node) and node.op != "placeholder":
+            if is_number(node) and node.op != "placeholder":
                 continue
             copy = graph.create_node(
                 node.op, node.target, self._given(node.args), self._given(node.kwargs), node.name, node.type
@@ -148,7 +154,7 @@ class _Copy:
 
     def _given(self, arguments: Any) -> Any:
         def given(node: fx.Node) -> Any:
-            return self._number(node.meta["val"]) if is_size(node) else self.copies[node]
+            return number_of(node, self.sizes) if is_number(node) else self.copies[node]
 
         return fx.map_arg(arguments, given)
 

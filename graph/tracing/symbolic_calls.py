@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from hybridremat.graph.sizes import Size
+from hybridremat.graph.sizes import Size, Sizes, evaluated
+from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import joint_outputs, put_back, slice_arguments
 from hybridremat.graph.tracing.size_expressions import size_of
 
@@ -21,6 +22,32 @@ _SLICE = torch.ops.aten.slice.Tensor
 def is_size(node: object) -> bool:
     """Whether a node is a size, an input or computed."""
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.SymInt)
+
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def is_number(node: object) -> bool:
+    """Whether a node is a size, or a fraction or a condition that is computed from sizes."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), _NUMBERS)
+
+
+def number_of(node: fx.Node, sizes: Sizes) -> Any:
+    """What a node that is a number is at some sizes.
+
+    Raises
+    ------
+    TraceError
+        If it depends on data.
+    """
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        return evaluated(size_of(value), sizes)
+    if not is_number(node) or node.op != "call_function":
+        raise TraceError(f"the number {node.name} depends on the data")
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: number_of(each, sizes))
+    computed: Any = node.target
+    return computed(*args, **kwargs)
 
 
 def merge_sizes(module: fx.GraphModule) -> None:

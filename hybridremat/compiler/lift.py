@@ -23,7 +23,7 @@ from hybridremat.graph.sizes import Size, Sizes, Term, evaluated
 from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers
 from hybridremat.graph.tracing.size_expressions import size_of
 from hybridremat.graph.tracing.symbolic import JOINT, ORIGIN, Instance, SymbolicJoint
-from hybridremat.graph.tracing.symbolic_calls import is_size
+from hybridremat.graph.tracing.symbolic_calls import is_number, is_size, number_of
 
 
 def mark_origins(instance: Instance) -> None:
@@ -150,14 +150,24 @@ class _Lift:
             if not isinstance(own, (list, tuple)) or len(own) != len(given):
                 raise _OtherCallError
             return type(given)(map(self._paired, own, given))
-        if not is_size(given):
+        if not is_number(given):
             if isinstance(own, int) and not isinstance(own, bool) and own != given:
                 raise _OtherCallError
             return own
-        size = size_of(given.meta["val"])
-        if evaluated(size, self.sizes) != own:
+        if number_of(given, self.sizes) != own:
             raise _OtherCallError
-        return self._node_of(size)
+        return self._number(given)
+
+    def _number(self, node: fx.Node) -> Any:
+        """The node that computes what one of the symbolic joint graph does."""
+        if is_size(node):
+            return self._node_of(size_of(node.meta["val"]))
+        if node not in self.copies:  # a fraction
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._number)
+            copy = self.graph.call_function(node.target, args, kwargs)
+            copy.meta["val"] = node.meta["val"]
+            self.copies[node] = copy
+        return self.copies[node]
 
     def _node_of(self, size: Size) -> Any:
         """The node that computes a size; a number for one that has no symbols."""

@@ -9,10 +9,9 @@ from typing import Any
 from torch import fx
 
 from hybridremat.graph.private_torch import _make_graph_module, run_and_save_rng_state
-from hybridremat.graph.sizes import Sizes, evaluated
-from hybridremat.graph.tracing.size_expressions import size_of
+from hybridremat.graph.sizes import Sizes
 from hybridremat.graph.tracing.symbolic import JOINT, Instance
-from hybridremat.graph.tracing.symbolic_calls import is_size
+from hybridremat.graph.tracing.symbolic_calls import is_number, number_of
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,10 @@ def with_numbers(
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
 
     def given(node: fx.Node) -> Any:
-        return evaluated(size_of(node.meta["val"]), sizes) if is_size(node) else copies[node]
+        return number_of(node, sizes) if is_number(node) else copies[node]
 
     for node in module.graph.nodes:
-        if is_size(node) and node.op != "placeholder":
+        if is_number(node) and node.op != "placeholder":
             continue
         args, kwargs = fx.map_arg(node.args, given), fx.map_arg(node.kwargs, given)
         copies[node] = copy = graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
