@@ -71,7 +71,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
-from torch.fx._lazy_graph_module import _make_graph_module
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
@@ -183,6 +183,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_unflatten",
+    "unwritten_module",
     "will_run_in_this_backward",
     "with_effects",
 ]
@@ -484,6 +485,13 @@ def storage_reference(tensor: torch.Tensor) -> Callable[[], bool]:
         return lambda: True
     reference = StorageWeakRef(tensor.untyped_storage())
     return lambda: not reference.expired()
+
+
+def unwritten_module(root: torch.nn.Module, graph: torch.fx.Graph) -> GraphModule:
+    """A graph as a module whose code is not written before it is called; most are only read."""
+    with _use_lazy_graph_module(True):
+        module: GraphModule = _make_graph_module(root, graph)
+    return module
 
 
 def mark_static(tensor: Tensor, dimensions: Iterable[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -43,6 +44,7 @@ def size_of(number: int | torch.SymInt) -> Size:
     return number if isinstance(number, int) else size_expression(expression(number))
 
 
+@lru_cache(maxsize=4096)
 def size_expression(given: Any) -> Size:
     """An expression of PyTorch as plain data. Raises as :func:`size_of`."""
     kind = type(given).__name__

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from hybridremat.graph.private_torch import ShapeFacts, fake_on_meta, shape_facts
+from hybridremat.graph.private_torch import ShapeFacts, fake_on_meta, shape_facts, unwritten_module
 from hybridremat.graph.sizes import Domain, Sizes, evaluated
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import strided_parts
@@ -150,7 +150,7 @@ class _Copy:
                 copy.meta["val"] = self._value(node.meta["val"])
             self.copies[node] = copy
         origins = {copy: node for node, copy in self.copies.items()}
-        return Instance(fx.GraphModule(self.module, graph), self.sizes, origins)
+        return Instance(unwritten_module(self.module, graph), self.sizes, origins)
 
     def _given(self, arguments: Any) -> Any:
         def given(node: fx.Node) -> Any:

@@ -18,7 +18,7 @@ from torch import fx
 from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.compiler.lifted import Lifted
 from hybridremat.compiler.rng_replay import replay
-from hybridremat.graph.private_torch import _make_graph_module, run_and_save_rng_state
+from hybridremat.graph.private_torch import run_and_save_rng_state, unwritten_module
 from hybridremat.graph.sizes import Size, Sizes, Term, evaluated
 from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers
 from hybridremat.graph.tracing.size_expressions import size_of
@@ -88,7 +88,7 @@ class _Lift:
 
     def module(self) -> fx.GraphModule:
         self.graph.lint()
-        return _make_graph_module(self.source, self.graph)
+        return unwritten_module(self.source, self.graph)
 
     def take_sizes(self) -> None:
         """Let the size inputs be the first inputs."""

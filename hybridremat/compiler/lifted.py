@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from hybridremat.graph.private_torch import _make_graph_module, run_and_save_rng_state
+from hybridremat.graph.private_torch import run_and_save_rng_state, unwritten_module
 from hybridremat.graph.sizes import Sizes
 from hybridremat.graph.tracing.symbolic import JOINT, Instance
 from hybridremat.graph.tracing.symbolic_calls import is_number, number_of
@@ -55,7 +55,7 @@ def twin(module: fx.GraphModule) -> fx.GraphModule:
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in module.graph.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    return _make_graph_module(module, graph)
+    return unwritten_module(module, graph)
 
 
 def with_numbers(
@@ -77,4 +77,4 @@ def with_numbers(
             drawn = node.target is run_and_save_rng_state
             own = known.meta["val"]
             copy.meta["val"] = (node.meta["val"][0], own) if drawn else own
-    return _make_graph_module(module, graph)
+    return unwritten_module(module, graph)
