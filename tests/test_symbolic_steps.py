@@ -10,6 +10,8 @@ from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import fx, nn
 
 from hybridremat.compiler.emit import emit
@@ -27,9 +29,10 @@ from hybridremat.planning.pipeline import rewriting_of
 from hybridremat.planning.planner import choose_schedule
 from hybridremat.planning.settings import Settings
 from hybridremat.zoo.models import reference_model
+from support.examples import examples
 from support.extreme_schedules import extreme_schedule
 from support.symbolic import dynamic
-from support.training import ConvNet, Running, Transformer, allocated_peak, loss_in, train, with_costs
+from support.training import ConvNet, Mlp, Running, Transformer, allocated_peak, loss_in, train, with_costs
 
 STORE = KernelStore()
 
@@ -150,6 +153,27 @@ def test_a_limit_in_bytes_holds_at_every_size_without_a_capture():
         wrapped(**tokens(4, 60))
     assert wrapped.backend.graphs == 1
     assert train(plain, tokens(2, 24), steps=1).differences(train(wrapped, tokens(2, 24), steps=1)) == []
+
+
+@pytest.fixture(scope="module")
+def mlp():
+    torch.manual_seed(0)
+    model, choose = Mlp(16), extreme(6)
+    return copy.deepcopy(model), dynamic(model, rows(8), {0: (0,)}, choose), choose
+
+
+@examples(20)
+@given(st.integers(2, 400))
+def test_any_batch_of_an_mlp(mlp, batch):
+    plain, wrapped, choose = mlp
+    wrapped.prepare(batch)
+    mine, theirs = (train(each, rows(batch), steps=1, measure=False) for each in (wrapped, plain))
+    assert theirs.differences(mine) == []
+    for each in (wrapped, plain):
+        each.zero_grad()
+    drawn = rows(batch)
+    peak = allocated_peak(lambda: wrapped(**drawn).backward())
+    assert peak == predicted(wrapped, choose, (batch,))
 
 
 class Fractions(nn.Module):

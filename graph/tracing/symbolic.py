@@ -17,7 +17,7 @@ from torch import fx
 from hybridremat.graph.private_torch import ShapeFacts, fake_on_meta, shape_facts, unwritten_module
 from hybridremat.graph.sizes import Domain, Sizes, evaluated
 from hybridremat.graph.tracing.alias_analysis import TraceError
-from hybridremat.graph.tracing.fx_nodes import strided_parts
+from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers, strided_parts
 from hybridremat.graph.tracing.size_expressions import domain_of, has_symbols, size_inputs, size_of
 from hybridremat.graph.tracing.symbolic_calls import drop_idle_slices, is_number, merge_sizes, number_of
 from hybridremat.graph.tracing.trace import merge_calls
@@ -102,11 +102,23 @@ class Instance:
     sizes: Sizes
     origins: Mapping[fx.Node, fx.Node]
 
+    def mark_origins(self) -> None:
+        """Let what is emitted from it tell where it comes from; before that is emitted."""
+        for node in self.module.graph.nodes:
+            node.meta[JOINT] = node.name
+            node.meta.pop(ORIGIN, None)  # rewrites copy what they replace
+            if node in self.origins:
+                node.meta[ORIGIN] = self.origins[node]
+            made: Numbers | None = node.meta.get(NUMBERS)
+            source = made.shape_of if made is not None else None
+            if source is not None and source in self.origins:
+                node.meta[NUMBERS] = Numbers(self.origins[source])
+
 
 def symbolic_joint(module: fx.GraphModule, num_outputs: int) -> SymbolicJoint | None:
-    """A copy of a joint graph whose equal calls are merged; None if none of its sizes is a symbol.
+    """A copy of a joint graph, equal calls merged; None if none of its sizes is a symbol.
 
-    Compiling changes the joint graph: AOTAutograd writes fractions that are computed from sizes as tensors.
+    Of a copy, since compiling writes fractions that are computed from sizes as tensors.
 
     Raises
     ------

@@ -8,7 +8,7 @@ gets these as AOTAutograd passes them, behind the forward's other outputs and be
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, Final
 
@@ -18,25 +18,12 @@ from torch import fx
 from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.compiler.lifted import Lifted
 from hybridremat.compiler.rng_replay import replay
-from hybridremat.graph.private_torch import run_and_save_rng_state, unwritten_module
+from hybridremat.graph.private_torch import run_and_save_rng_state, tree_leaves, unwritten_module
 from hybridremat.graph.sizes import Size, Sizes, Term, evaluated
 from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers
 from hybridremat.graph.tracing.size_expressions import size_of
-from hybridremat.graph.tracing.symbolic import JOINT, ORIGIN, Instance, SymbolicJoint
+from hybridremat.graph.tracing.symbolic import ORIGIN, SymbolicJoint
 from hybridremat.graph.tracing.symbolic_calls import is_number, is_size, number_of
-
-
-def mark_origins(instance: Instance) -> None:
-    """Let what is emitted from a copy of a symbolic graph tell where it comes from: before it is emitted."""
-    for node in instance.module.graph.nodes:
-        node.meta[JOINT] = node.name
-        node.meta.pop(ORIGIN, None)  # rewrites copy what they replace
-        if node in instance.origins:
-            node.meta[ORIGIN] = instance.origins[node]
-        made: Numbers | None = node.meta.get(NUMBERS)
-        source = made.shape_of if made is not None else None
-        if source is not None and source in instance.origins:
-            node.meta[NUMBERS] = Numbers(instance.origins[source])
 
 
 def lifted(
@@ -53,19 +40,10 @@ def lifted(
     numbers = [first.sizes_of[name] for name in symbolic.inputs]
     output.args = ((*watched, *buffers, *numbers),)
     output.meta.pop("desc", None)  # of outputs one by one: nothing of ours reads it
-    second.take_sizes()
-    taken = list(backward.graph.find_nodes(op="placeholder"))
-    saved = len(returned) - symbolic.num_outputs
-    for node in _watched(taken[:saved]):
-        second.write(node)
-    given = {node.name: node for node in taken[:saved]}
-    for buffer in buffers:
-        if buffer.name in given:
-            second.write(given[buffer.name])
-        else:
-            second.graph.placeholder(buffer.name).meta = dict(buffer.meta)
-    for node in [*taken[saved:], *(node for node in backward.graph.nodes if node.op != "placeholder")]:
-        second.write(node)
+    second.take_inputs(len(returned) - symbolic.num_outputs, buffers)
+    for node in backward.graph.nodes:
+        if node.op != "placeholder":
+            second.write(node)
     return Lifted(first.module(), second.module(), tuple(first.fixed + second.fixed), len(symbolic.inputs))
 
 
@@ -90,12 +68,29 @@ class _Lift:
         self.graph.lint()
         return unwritten_module(self.source, self.graph)
 
-    def take_sizes(self) -> None:
-        """Let the size inputs be the first inputs."""
+    def take_inputs(self, saved: int, buffers: Sequence[fx.Node]) -> None:
+        """Write the inputs of the backward: sizes, what is saved, all buffers not to be watched, tangents.
+
+        ``saved`` inputs of the source are saved, some of the buffers among them.
+        """
         for name, node in self.symbolic.inputs.items():
-            taken = self.graph.placeholder(node.name)
-            taken.meta = dict(node.meta)
-            self.sizes_of[name] = taken
+            self.sizes_of[name] = self._input(node)
+        taken = list(self.source.graph.find_nodes(op="placeholder"))
+        given = {node.name: node for node in taken[:saved]}
+        for node in _watched(taken[:saved]):
+            self.write(node)
+        for buffer in buffers:
+            if buffer.name in given:
+                self.write(given[buffer.name])
+            else:
+                self._input(buffer)
+        for node in taken[saved:]:
+            self.write(node)
+
+    def _input(self, like: fx.Node) -> fx.Node:
+        taken = self.graph.placeholder(like.name)
+        taken.meta = dict(like.meta)
+        return taken
 
     def write(self, node: fx.Node) -> None:
         """Write a node of the source."""
@@ -164,7 +159,8 @@ class _Lift:
             return self._node_of(size_of(node.meta["val"]))
         if node not in self.copies:  # a fraction
             args, kwargs = fx.map_arg((node.args, node.kwargs), self._number)
-            copy = self.graph.call_function(node.target, args, kwargs)
+            computed: Any = node.target
+            copy = self.graph.call_function(computed, args, kwargs)
             copy.meta["val"] = node.meta["val"]
             self.copies[node] = copy
         return self.copies[node]
@@ -193,13 +189,9 @@ class _OtherCallError(Exception):
 _COMPUTED: Final[dict[str, Callable[..., Any]]] = {
     "+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
     "max": torch.sym_max, "min": torch.sym_min,
-}
+}  # fmt: skip
 
 
 def _has_numbers(arguments: Any) -> bool:
     """Whether a call is given whole numbers."""
-    if isinstance(arguments, (list, tuple)):
-        return any(map(_has_numbers, arguments))
-    if isinstance(arguments, Mapping):
-        return any(map(_has_numbers, arguments.values()))
-    return isinstance(arguments, int) and not isinstance(arguments, bool)
+    return any(isinstance(each, int) and not isinstance(each, bool) for each in tree_leaves(arguments))

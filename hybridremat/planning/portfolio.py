@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from hybridremat.compiler.dispatch import Dispatch, Emitted
 from hybridremat.errors import PlanError
+from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.private_joint import planning_state
@@ -78,7 +79,7 @@ class Portfolio:
         """
         key = self._key(sizes)
         if key not in self.numbers:
-            with planning_state():
+            with planning_state(), collected_seldom():
                 sized = self.steps.at(sizes)
                 chosen = self.choose(sized.traced)
                 self.numbers[key] = self._member(sized, chosen)

@@ -11,7 +11,7 @@ from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.layout_trials import LayoutTrials
-from hybridremat.compiler.lift import lifted, mark_origins
+from hybridremat.compiler.lift import lifted
 from hybridremat.compiler.lifted import Lifted
 from hybridremat.graph.sizes import Sizes
 from hybridremat.graph.tracing.symbolic import Instance, SymbolicJoint
@@ -72,15 +72,18 @@ class SymbolicSteps:
         return SizedStep(instance, self._trace(instance.module))
 
     def emitted(self, sized: SizedStep, chosen: Chosen) -> tuple[Lifted, EmittedMemory]:
-        """The graphs of a schedule that was found at some sizes, checked there, with symbols.
+        """The graphs of a schedule that was found at some sizes, with symbols, and checked there.
+
+        What is checked is what runs: the graphs with symbols, at these sizes.
 
         Raises
         ------
         PlanError
             If they fail the check.
         """
-        mark_origins(sized.instance)
+        sized.instance.mark_origins()
         forward, backward = emit(chosen.step, chosen.schedule)
-        memory = check(chosen.step, forward, backward, limit=chosen.limit)
+        made = lifted(self.joint, sized.instance.sizes, forward, backward)
+        memory = check(chosen.step, *made.at(sized.instance), limit=chosen.limit)
         chosen.accept(memory)
-        return lifted(self.joint, sized.instance.sizes, forward, backward), memory
+        return made, memory
