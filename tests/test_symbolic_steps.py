@@ -19,19 +19,20 @@ from hybridremat.compiler.lifted import twin
 from hybridremat.errors import InfeasibleLimitError, PlanError
 from hybridremat.graph.costs.cost_models import FlopsCost
 from hybridremat.graph.costs.kernel_store import KernelStore
-from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.joint import ops_by_parts, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.rewrites import with_rewrites
+from hybridremat.planning import step_costs
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.other_sizes import checked, differences, moved
+from hybridremat.planning.other_sizes import checked, differences, fastest_elsewhere, moved, run_alike
 from hybridremat.planning.pipeline import rewriting_of
-from hybridremat.planning.planner import choose_schedule
+from hybridremat.planning.planner import choose_schedule, step_frontier
 from hybridremat.planning.settings import Settings
 from hybridremat.zoo.models import reference_model
 from support.examples import examples
 from support.extreme_schedules import extreme_schedule
-from support.symbolic import dynamic
+from support.symbolic import captured, dynamic, traced_at
 from support.training import ConvNet, Mlp, Running, Transformer, allocated_peak, loss_in, train, with_costs
 
 STORE = KernelStore()
@@ -294,6 +295,34 @@ def test_a_schedule_moves_only_where_its_ways_to_run_are_known(wrapped):
     plain = tuple(replace(op, overwrites=(), variants=()) for op in step.graph.ops)
     assert moved(member.graph, member.schedule, replace(step.graph, ops=plain)) is None
     assert moved(member.graph, member.schedule, replace(step.graph, ops=step.graph.ops[:-1])) is None
+
+
+def by_parts(step, point):
+    return ops_by_parts(step.graph, point.parted)
+
+
+def test_the_fastest_schedule_that_fits_elsewhere_is_that_of_all():
+    torch.manual_seed(0)
+    joint = captured(small_transformer(), tokens(2, 24), {0: (0, 1)})
+    symbolic = joint.symbolic()
+    settings = Settings(memory_limit="60%", cost_model="flops", workers=1).validated(need_limit=True)
+    context = PlanContext.of(settings)
+
+    def costed(*sizes):
+        step = traced_at(joint, symbolic, *sizes)
+        return step_costs.with_costs(step, settings, context.agreement, context.progress)
+
+    found, timings = costed(2, 24)
+    points = sorted(step_frontier(found, timings, context).candidates, key=lambda point: point.time)
+    other = costed(3, 17)[0].graph  # where dropout does not run by rows
+    assert any(point.parted for point in points) and not any(op.variants for op in other.ops if op.random)
+    peaks = [step_memory(run_alike(by_parts(found, point), other), point.schedule).peak for point in points]
+    assert len(set(peaks)) > 5
+    for limit in (min(peaks) - 1, min(peaks), sorted(peaks)[len(peaks) // 2], max(peaks)):
+        chosen = fastest_elsewhere(found.graph, points, other, limit)
+        fitting = [point for point, peak in zip(points, peaks, strict=True) if peak <= limit]
+        assert (chosen[0] if chosen else None) is (fitting[0] if fitting else None)
+        assert chosen is None or step_memory(chosen[1], chosen[0].schedule).peak <= limit
 
 
 @pytest.mark.slow

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.lifted import Lifted
-from hybridremat.graph.joint import JointGraph, Op, Schedule
+from hybridremat.graph.joint import JointGraph, Op, Schedule, ops_by_parts
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.tracing.symbolic import Instance
 from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.sequence.pool import SchedulePoint
 
 
 def differences(one: JointGraph, other: JointGraph) -> Iterator[str]:
@@ -51,6 +52,42 @@ def moved(graph: JointGraph, schedule: Schedule, other: JointGraph) -> JointGrap
             return None
         ops.append(replace(its.run_as(ways[0]), overwrites=op.overwrites))
     return replace(other, ops=tuple(ops))
+
+
+def run_alike(graph: JointGraph, other: JointGraph) -> JointGraph:
+    """The graph at other sizes, its ops run by parts where those of a graph are, if they can be there."""
+    ops = []
+    for op, its in zip(graph.ops, other.ops, strict=True):
+        alike = [number for number, way in enumerate(its.ways) if way.kernel == op.runs.kernel]
+        ops.append(its.run_as(alike[0] if alike else 0))
+    return replace(other, ops=tuple(ops))
+
+
+def fastest_elsewhere(
+    graph: JointGraph, points: Sequence[SchedulePoint], other: JointGraph, limit: int
+) -> tuple[SchedulePoint, JointGraph] | None:
+    """The fastest of some schedules whose peak at other sizes is under a limit, and how it runs there.
+
+    It may have to be emitted anew there: :func:`moved` tells.
+
+    Parameters
+    ----------
+    graph
+        The graph that they were found on.
+    points
+        The schedules, the fastest first: they are tried in this order, until one fits.
+    other
+        The graph at the other sizes, with all ways to run its ops.
+    limit
+        Most bytes of the step.
+    """
+    if any(differences(graph, other)):
+        return None
+    for point in points:
+        there = run_alike(ops_by_parts(graph, point.parted), other)
+        if MemorySimulator(there)(point.schedule).peak <= limit:
+            return point, there
+    return None
 
 
 def checked(
