@@ -83,9 +83,13 @@ def fastest_elsewhere(
     """
     if any(differences(graph, other)):
         return None
+    known: dict[frozenset[int], tuple[JointGraph, MemorySimulator]] = {}
     for point in points:
-        there = run_alike(ops_by_parts(graph, point.parted), other)
-        if MemorySimulator(there)(point.schedule).peak <= limit:
+        if point.parted not in known:
+            made = run_alike(ops_by_parts(graph, point.parted), other)
+            known[point.parted] = made, MemorySimulator(made)
+        there, simulate = known[point.parted]
+        if simulate(point.schedule).peak <= limit:
             return point, there
     return None
 
