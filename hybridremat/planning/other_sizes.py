@@ -12,6 +12,8 @@ from hybridremat.graph.joint import JointGraph, Op, Schedule, ops_by_parts
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.tracing.symbolic import Instance
 from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
 from hybridremat.sequence.pool import SchedulePoint
 
 
@@ -64,9 +66,13 @@ def run_alike(graph: JointGraph, other: JointGraph) -> JointGraph:
 
 
 def fastest_elsewhere(
-    graph: JointGraph, points: Sequence[SchedulePoint], other: JointGraph, limit: int
+    graph: JointGraph,
+    points: Sequence[SchedulePoint],
+    other: JointGraph,
+    limit: int,
+    outside: OutsideMemory = NO_OUTSIDE_MEMORY,
 ) -> tuple[SchedulePoint, JointGraph] | None:
-    """The fastest of some schedules whose peak at other sizes is under a limit, and how it runs there.
+    """The fastest of some schedules that keeps a limit at other sizes, and how it runs there.
 
     It may have to be emitted anew there: :func:`moved` tells.
 
@@ -79,18 +85,20 @@ def fastest_elsewhere(
     other
         The graph at the other sizes, with all ways to run its ops.
     limit
-        Most bytes of the step.
+        Most bytes of the step, with what is alive around it.
+    outside
+        What is alive around it.
     """
     if any(differences(graph, other)):
         return None
-    known: dict[frozenset[int], tuple[JointGraph, MemorySimulator]] = {}
+    known: dict[frozenset[int], Judge] = {}
     for point in points:
         if point.parted not in known:
             made = run_alike(ops_by_parts(graph, point.parted), other)
-            known[point.parted] = made, MemorySimulator(made)
-        there, simulate = known[point.parted]
-        if simulate(point.schedule).peak <= limit:
-            return point, there
+            known[point.parted] = Judge(made, outside=outside)
+        there = known[point.parted]
+        if there.needs(point.schedule) <= limit:
+            return point, there.graph
     return None
 
 
