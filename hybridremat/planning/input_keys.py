@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,20 @@ def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 
     Calls with different keys need different graphs; calls with equal keys may (Dynamo's guards decide).
     """
+    return _key(args, kwargs, lambda tensor: tuple(tensor.shape))
 
+
+def ranks_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    """As :func:`input_key`, with numbers of dimensions in place of shapes."""
+    return _key(args, kwargs, torch.Tensor.dim)
+
+
+def _key(
+    args: Sequence[Any], kwargs: Mapping[str, Any], shape: Callable[[torch.Tensor], Hashable]
+) -> Hashable:
     def entry(leaf: object) -> Hashable:
         if isinstance(leaf, torch.Tensor):
-            return tuple(leaf.shape), leaf.dtype, leaf.device
+            return shape(leaf), leaf.dtype, leaf.device
         if isinstance(leaf, (bool, int, float, str, type(None))):
             return type(leaf), leaf
         return type(leaf).__qualname__

@@ -30,20 +30,29 @@ class SymbolicPartition:
         """``choose`` gives the schedule at each size, as for a :class:`Portfolio`."""
         self.choose, self.rewriting = choose, rewriting
         self.portfolio: Portfolio | None = None
+        self._joint: fx.GraphModule | None = None  # its graph, until a size of it could be planned
 
     def split(
         self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
     ) -> Partition:
-        """See :class:`~hybridremat.compiler.backend.Partitioner`."""
-        symbolic = symbolic_joint(joint, num_outputs)
-        if symbolic is None:  # PyTorch has made numbers of all
-            static = PlannedPartition(self.choose, rewriting=self.rewriting)
-            return static.split(joint, num_outputs, hold_outputs=hold_outputs, leaving=leaving)
-        steps = SymbolicSteps(
-            symbolic, hold_outputs=hold_outputs, leaving=leaving, rewriting=self.rewriting
-        )
-        self.portfolio = portfolio = Portfolio(steps, self.choose)
-        portfolio.number_for(symbolic.sample)
+        """See :class:`~hybridremat.compiler.backend.Partitioner`.
+
+        The sizes of the sample are planned first, unless others of the same graph have been since.
+        """
+        if self._joint is not joint:
+            symbolic = symbolic_joint(joint, num_outputs)
+            if symbolic is None:  # PyTorch has made numbers of all
+                static = PlannedPartition(self.choose, rewriting=self.rewriting)
+                return static.split(joint, num_outputs, hold_outputs=hold_outputs, leaving=leaving)
+            steps = SymbolicSteps(
+                symbolic, hold_outputs=hold_outputs, leaving=leaving, rewriting=self.rewriting
+            )
+            self.portfolio, self._joint = Portfolio(steps, self.choose), joint
+        portfolio = self.portfolio
+        assert portfolio is not None
+        if not portfolio.members:
+            portfolio.number_for(portfolio.steps.joint.sample)
+        self._joint = None
         dispatch = portfolio.dispatch()
         forward, backward = dispatch.template()
         delivered = tuple(each.index for each in portfolio.members[0].graph.deliveries)

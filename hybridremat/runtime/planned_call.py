@@ -34,6 +34,7 @@ from hybridremat.units import format_bytes
 
 if TYPE_CHECKING:
     from hybridremat.planning.breaks.survey import Survey
+    from hybridremat.runtime.all_sizes import AllSizes
     from hybridremat.runtime.first_steps import FirstSteps, SeenLoss
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ MANY_CAPTURES = 8  # of one input shape; switching modes, frozen layers and auto
 class PlannedCall:
     """Replaces a module's call: planned in training, plain otherwise.
 
-    Steps are kept by input shape; beyond ``Settings.max_plans``, the least recently used is dropped.
+    Steps are kept by input shape; beyond ``Settings.max_plans``, the least recently used is dropped. With
+    ``Settings.dynamic``, shapes that differ in sizes alone share theirs (``all_sizes.py``).
 
     Attributes
     ----------
@@ -65,6 +67,11 @@ class PlannedCall:
         self.in_flight = ForwardsInFlight(context)
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
         self._refused: dict[Hashable, InfeasibleLimitError] = {}
+        self._sizes: AllSizes | None = None
+        if context.settings.dynamic is not False:
+            from hybridremat.runtime.all_sizes import AllSizes
+
+            self._sizes = AllSizes(model, show=show)
         self._caching = caching_configs(model)
         self._warned_of_shapes = self._warned_of_captures = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -114,7 +121,8 @@ class PlannedCall:
     @property
     def captures(self) -> int:
         """The number of graphs compiled for the steps that are kept; it changes when a step is planned."""
-        return sum(step.backend.graphs for step in self._steps.values())
+        sized = self._sizes.captures if self._sizes is not None else 0
+        return sized + sum(step.backend.graphs for step in self._steps.values())
 
     def _plan_for(self, loss: SeenLoss) -> None:
         """Plan the next step for a loss that the loop computes."""
@@ -263,10 +271,17 @@ class PlannedCall:
         if key in self._steps:
             self._steps.move_to_end(key)
             return self._steps[key]
+        if self._sizes is not None and (known := self._sizes.known(args, kwargs)) is not None:
+            return known
         started = time.perf_counter()
         asked = key, conditions(self.model), self.context.store.granted
         self._require_not_refused(asked)
         try:
+            sized = None if self._sizes is None else self._sizes.step(args, kwargs, self.context)
+            if sized is not None:
+                taken = time.perf_counter() - started
+                logger.info("new sizes %s: planned in %.1f s", shape_text(args, kwargs), taken)
+                return sized
             step = plan_step(self.model, args, kwargs, self.context, show=self._show)
         except InfeasibleLimitError as error:
             kept = InfeasibleLimitError(str(error), limit=error.limit, least=error.least)
