@@ -7,7 +7,9 @@ costs so much more time than where they were found that a search there is won ba
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import JointGraph
@@ -27,6 +29,9 @@ from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.sequence.effort import PlanningEffort
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.pool import SchedulePoint
+
+NEARLY: Final = 0.002
+"""Of a plain step's time: a schedule that is emitted already, and no slower by more, is taken again."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class SizeChoice:
             if picked is None:
                 limit = context.settings.limit_bytes(plain.peak)
                 assert limit is not None, "sizes share schedules under limits alone"
-                picked = self._pick(graph, plain, limit, context)
+                picked = self._pick(graph, plain, limit)
             if picked is None:
                 return None
             self._picked[graph.fingerprint] = picked
@@ -104,24 +109,47 @@ class SizeChoice:
             request=context.settings.request(),
         ).with_timings(timed.timings)
 
-    def _pick(self, graph: JointGraph, plain: SchedulePoint, limit: int, context: PlanContext) -> Pick | None:
-        """The fastest known schedule that keeps a limit at some sizes, unless a search is worth its time."""
-        best: tuple[int, Pick, float] | None = None
-        for found in self.known:
-            points = sorted(found.candidates, key=lambda each: (each.time, each.needs))
+    def _pick(self, graph: JointGraph, plain: SchedulePoint, limit: int) -> Pick | None:
+        """The fastest known schedule that keeps a limit at some sizes, unless a search is worth its time.
+
+        One that has been picked before is emitted already, and taken if it is nearly as fast.
+        """
+        every = [(found, found.candidates) for found in self.known]
+        best = self._fastest(every, graph, limit)
+        if best is None:
+            return None
+        time, picked = best
+        found = picked.found
+        share = found.pool.under(limit * found.plain_peak // max(1, plain.peak)) or found.least_composed
+        effort, gap = PlanningEffort.of(graph, plain.time), time / max(1, plain.time) - 1.0
+        if effort.seconds(gap - found.overhead(share)) > effort.capture:
+            return None
+        before = [(each.found, (each.point,)) for each in self._picked.values()]
+        again = self._fastest(before, graph, limit)
+        if again is not None and again[0] <= time + NEARLY * plain.time:
+            return again[1]
+        return picked
+
+    def _fastest(
+        self,
+        known: Iterable[tuple[StepFrontier, Sequence[SchedulePoint]]],
+        graph: JointGraph,
+        limit: int,
+    ) -> tuple[int, Pick] | None:
+        """The fastest of some schedules that keeps a limit at some sizes, and its nanoseconds there."""
+        gathered: dict[int, tuple[StepFrontier, dict[int, SchedulePoint]]] = {}
+        for found, points in known:
+            gathered.setdefault(id(found), (found, {}))[1].update((id(each), each) for each in points)
+        best: tuple[int, Pick] | None = None
+        for found, mine in gathered.values():
+            points = sorted(mine.values(), key=lambda each: (each.time, each.needs))
             fitting = fastest_elsewhere(found.graph, points, graph, limit, found.outside)
             if fitting is None:
                 continue
             time = Judge(fitting[1]).time(fitting[0].schedule)
             if best is None or time < best[0]:
-                there = limit * found.plain_peak // max(1, plain.peak)
-                share = found.pool.under(there) or found.least_composed
-                best = time, Pick(found, fitting[0], limit), found.overhead(share)
-        if best is None:
-            return None
-        effort = PlanningEffort.of(graph, plain.time)
-        gap = (best[0] / max(1, plain.time) - 1.0) - best[2]
-        return best[1] if effort.seconds(gap) <= effort.capture else None
+                best = time, Pick(found, fitting[0], limit)
+        return best
 
     def _searched(self, step: TracedStep, context: PlanContext) -> Plan:
         """A plan that is searched for at these sizes; what is found on the way is known from then on."""
