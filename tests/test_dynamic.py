@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import hybridremat
 from hybridremat.errors import CaptureError, InfeasibleLimitError, LimitError
+from hybridremat.zoo.models import reference_model
 from support.examples import examples
 from support.training import ConvNet, Mlp, Running, Transformer, loss_in, train
 
@@ -36,14 +37,9 @@ def images(batch):
     return {"x": drawn, "labels": torch.randint(0, 5, (batch,), generator=seeded(batch))}
 
 
-def sizes_of(model):
-    return model._compiled_call_impl._sizes
-
-
 def captured(model):
     """The number of captures with symbols, and of schedules that they have emitted."""
-    captures = [each for family in sizes_of(model)._families.values() for each in family.captures]
-    return len(captures), sum(len(each.partition.portfolio.members) for each in captures)
+    return model._compiled_call_impl.sizes.counts()
 
 
 def require_exact(model, plain, batch, steps=1):
@@ -82,7 +78,7 @@ def test_one_capture_trains_as_the_plain_model_at_every_size(name, dynamic):
 def test_without_a_word_every_shape_is_captured_by_itself():
     model = hybridremat.wrap(Mlp(32, 1), kwargs=rows(8), memory_limit="100%", **HOW)
     model(**rows(9)).backward()
-    assert sizes_of(model) is None and len(model._compiled_call_impl._steps) == 2
+    assert model._compiled_call_impl.sizes is None and len(model._compiled_call_impl._steps) == 2
 
 
 def test_the_first_shape_is_captured_as_it_is_unless_all_are_asked_for():
@@ -296,3 +292,45 @@ def test_a_plan_of_known_schedules_is_written_and_read(transformer, tmp_path):
     read = hybridremat.Plan.load(tmp_path / "plan.json")
     assert read.predicted_peak == plan.predicted_peak and read.schedule == plan.schedule
     assert "38" in str(read.origin.inputs[0]) and str(read)
+
+
+def drawn_for(name, batch, size):
+    """Inputs of a built-in model for a batch and a length (of images: sides)."""
+    generator = seeded(batch * size)
+
+    def ids(*shape):
+        return torch.randint(0, 100, shape, generator=generator)
+
+    images = torch.randn(batch, 3, size, size, generator=generator)
+    if name == "unet":
+        return {"x": images, "labels": torch.zeros(batch, size, size, dtype=torch.int64)}
+    if name in ("vit", "resnet50"):
+        return {"pixel_values": images, "labels": torch.randint(0, 10, (batch,), generator=generator)}
+    return {"input_ids": ids(batch, size), "labels": ids(batch, size)}
+
+
+MODELS = {
+    "gpt2": ({"n_layer": 2}, 0.1, [(2, 96), (3, 41), (2, 128), (5, 77), (4, 19)], "70%", 1),
+    "llama": ({"num_hidden_layers": 2}, 0.0, [(2, 96), (3, 41), (2, 128), (5, 77)], "70%", 1),
+    "bert": ({"num_hidden_layers": 2}, 0.1, [(2, 96), (3, 41), (2, 128), (5, 77)], "70%", 1),
+    "t5": ({"num_layers": 1, "num_decoder_layers": 1}, 0.1, [(2, 64), (3, 41), (4, 77)], "80%", 1),
+    "vit": ({"num_hidden_layers": 2, "pixels": 64}, 0.0, [(4, 64), (7, 64), (3, 64), (17, 64)], "70%", 1),
+    "resnet50": ({"pixels": 32}, 0.0, [(8, 32), (15, 32), (16, 32), (17, 32), (6, 32)], "92%", 2),
+    "unet": ({"pixels": 32, "depth": 2, "base": 16}, 0.0, [(6, 32), (3, 32), (7, 32)], "80%", 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*MODELS])
+def test_built_in_models_train_as_plain_ones_at_every_size(name):
+    changes, dropout, sizes, share, captures = MODELS[name]
+    model, _ = reference_model(name, dropout, changes)
+    if name == "resnet50":  # what its forward would set in the first call
+        model.config.problem_type = "single_label_classification"
+    plain = copy.deepcopy(model)
+    largest = drawn_for(name, *max(sizes, key=prod))
+    limit = hybridremat.plan(copy.deepcopy(model), kwargs=largest, memory_limit=share, **HOW).memory_limit
+    hybridremat.wrap(model, kwargs=drawn_for(name, *sizes[0]), memory_limit=limit, dynamic=None, **HOW)
+    for each in sizes:
+        require_exact(model, plain, drawn_for(name, *each), steps=3)
+    assert captured(model)[0] == captures

@@ -57,6 +57,8 @@ MOST_GRAPHS: Final = 16384
 def dynamo_settings(*, dynamic: bool = False) -> Iterator[None]:
     """Dynamo's settings for planned steps; ``dynamic``: with symbols for sizes, and for nothing else."""
     numbers: dict[str, Any] = {"specialize_float": True, "specialize_int": True} if dynamic else {}
+    if dynamic:  # what earlier captures have seen would make dimensions that are equal symbols of their own
+        numbers["automatic_dynamic_shapes"] = False
     left_out = dynamo_config.ignore_logging_functions | _logging_methods()
     with (
         opaque_while_capturing(),

@@ -66,6 +66,12 @@ class AllSizes:
         graphs = sum(each.backend.graphs for family in families for each in family.captures)
         return graphs + sum(len(family.steps) for family in families)
 
+    def counts(self) -> tuple[int, int]:
+        """How many captures with symbols there are, and how many schedules they run."""
+        captures = [each for family in self._families.values() for each in family.captures]
+        made = [each.partition.portfolio for each in captures]
+        return len(captures), sum(len(each.members) for each in made if each is not None)
+
     def known(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step | None:
         """The step of a call whose sizes are planned already; None if they are not."""
         family = self._families.get(self._key(args, kwargs))

@@ -53,6 +53,8 @@ class PlannedCall:
     ----------
     around_forward
         Makes a context manager that is entered around each planned forward, once its step is planned.
+    sizes
+        The steps that are captured with symbols for sizes; None without ``Settings.dynamic``.
     first_steps
         Runs the first step of each shape where the loop computes the loss outside of the model
         (``loss_outside``); else None.
@@ -67,11 +69,11 @@ class PlannedCall:
         self.in_flight = ForwardsInFlight(context)
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
         self._refused: dict[Hashable, InfeasibleLimitError] = {}
-        self._sizes: AllSizes | None = None
+        self.sizes: AllSizes | None = None
         if context.settings.dynamic is not False:
             from hybridremat.runtime.all_sizes import AllSizes
 
-            self._sizes = AllSizes(model, show=show)
+            self.sizes = AllSizes(model, show=show)
         self._caching = caching_configs(model)
         self._warned_of_shapes = self._warned_of_captures = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -121,7 +123,7 @@ class PlannedCall:
     @property
     def captures(self) -> int:
         """The number of graphs compiled for the steps that are kept; it changes when a step is planned."""
-        sized = self._sizes.captures if self._sizes is not None else 0
+        sized = self.sizes.captures if self.sizes is not None else 0
         return sized + sum(step.backend.graphs for step in self._steps.values())
 
     def _plan_for(self, loss: SeenLoss) -> None:
@@ -271,13 +273,13 @@ class PlannedCall:
         if key in self._steps:
             self._steps.move_to_end(key)
             return self._steps[key]
-        if self._sizes is not None and (known := self._sizes.known(args, kwargs)) is not None:
+        if self.sizes is not None and (known := self.sizes.known(args, kwargs)) is not None:
             return known
         started = time.perf_counter()
         asked = key, conditions(self.model), self.context.store.granted
         self._require_not_refused(asked)
         try:
-            sized = None if self._sizes is None else self._sizes.step(args, kwargs, self.context)
+            sized = None if self.sizes is None else self.sizes.step(args, kwargs, self.context)
             if sized is not None:
                 taken = time.perf_counter() - started
                 logger.info("new sizes %s: planned in %.1f s", shape_text(args, kwargs), taken)
