@@ -230,6 +230,30 @@ def test_a_model_without_symbols_is_planned_by_shape_or_refused(caplog):
     assert caplog.text.count("for each input shape by itself") == 1
 
 
+class Strict(Mlp):
+    def forward(self, x):
+        if len(x) > 16:
+            raise ValueError("more than 16 rows")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_inputs_that_the_model_refuses_cost_nothing(dynamic):
+    model = hybridremat.wrap(Strict(32, 1), kwargs=rows(8), memory_limit="100%", dynamic=dynamic, **HOW)
+    with pytest.raises(ValueError, match="more than 16 rows"):
+        model(**rows(17))
+    for batch in (9, 5):
+        model(**rows(batch)).backward()
+    assert captured(model)[0] == 1
+
+
+def test_a_plan_of_the_caller_is_that_of_the_first_sizes():
+    plan = hybridremat.plan(Mlp(32, 3), kwargs=rows(64), memory_limit="80%", **HOW)
+    model = hybridremat.wrap(Mlp(32, 3), kwargs=rows(64), plan=plan, dynamic=True, **HOW)
+    assert hybridremat.get_plan(model).schedule == plan.schedule
+    assert hybridremat.prepare(model, kwargs=rows(20)).memory_limit >= plan.memory_limit
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -175,7 +175,8 @@ def _shares(context: PlanContext) -> bool:
     plain = Settings()
     others = "max_overhead", "policy", "planning_budget", "strategy"
     same = all(getattr(settings, name) == getattr(plain, name) for name in others)
-    return same and settings.memory_limit is not None and context.agreement.alone
+    given = context.given is not None and not len(context.store)  # the caller's plan comes first
+    return same and not given and settings.memory_limit is not None and context.agreement.alone
 
 
 def _frontier_there(

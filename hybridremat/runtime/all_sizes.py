@@ -35,14 +35,15 @@ MOST_CAPTURES: Final = 8
 class _Family:
     """Calls that differ in sizes alone, in one state of the model.
 
-    ``first``: the shapes of the first one; ``varied``: dimensions that have had several sizes; ``alone``:
-    whether each shape is planned by itself.
+    ``first``: the shapes of the first one; ``varied``: dimensions that have had several sizes; ``failed``:
+    why the last one was not captured for all sizes; ``alone``: whether each shape is planned by itself.
     """
 
     first: Shapes
     varied: set[tuple[int, int]] = field(default_factory=set)
     captures: list[SizedCapture] = field(default_factory=list)
     steps: dict[Shapes, Step] = field(default_factory=dict)
+    failed: str = ""
     alone: bool = False
 
     def note(self, shapes: Shapes) -> None:
@@ -90,6 +91,7 @@ class AllSizes:
         asked, shapes = context.settings.dynamic, shapes_of(args, kwargs)
         family = self._families.setdefault(self._key(args, kwargs), _Family(shapes))
         family.note(shapes)
+        family.failed = ""
         if family.alone or (asked is None and (shapes == family.first or not family.varied)):
             return None
         if context.settings.one_capture_refused():
@@ -101,6 +103,15 @@ class AllSizes:
                 return self._kept(family, shapes, capture, fingerprint)
         return self._captured(family, shapes, args, kwargs, context)
 
+    def planned_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Plan each further shape by itself if this one could be, and could not be captured for all sizes."""
+        family = self._families[self._key(args, kwargs)]
+        if family.failed and not family.alone:
+            family.alone = True
+            logger.warning(
+                "%s is captured and planned for each input shape by itself: %s", self._name, family.failed
+            )
+
     def _captured(
         self,
         family: _Family,
@@ -111,7 +122,7 @@ class AllSizes:
     ) -> Step | None:
         """The step of a call that needs a capture of its own."""
         if len(family.captures) == MOST_CAPTURES:
-            self._give_up(family, f"it was captured {MOST_CAPTURES} times for inputs of other sizes")
+            family.failed = f"it was captured {MOST_CAPTURES} times for inputs of other sizes"
             return None
         asked, dimensions = context.settings.dynamic, _symbols(family, shapes, context.settings.dynamic)
         if not dimensions:
@@ -125,14 +136,13 @@ class AllSizes:
         except HybridRematError as error:
             if asked:
                 raise self._refusal(str(error)) from error
-            self._give_up(family, str(error))
+            family.failed = str(error)
             return None
         if made is None:
             why = "its graph is another one at each of these sizes, so that PyTorch makes numbers of them."
             if asked and all(min(shape or (2,), default=2) > 1 for shape in shapes):
                 raise self._refusal(why)
-            if not asked:
-                self._give_up(family, why)
+            family.failed = why if not asked else ""
             return None
         family.captures.append(made)
         if made.refused is not None:
@@ -150,10 +160,6 @@ class AllSizes:
             f"{self._name} cannot be captured for all sizes of its inputs: {why} Pass dynamic=False, and "
             "each shape is captured by itself."
         )
-
-    def _give_up(self, family: _Family, why: str) -> None:
-        family.alone = True
-        logger.warning("%s is captured and planned for each input shape by itself: %s", self._name, why)
 
     @property
     def _name(self) -> str:

@@ -291,6 +291,8 @@ class PlannedCall:
             if settings.budget_seconds() is None and settings.gradients == "at_end":  # else more may change
                 self._refused = dict([*self._refused.items(), (asked, kept)][-MOST_REFUSED:])
             raise
+        if self.sizes is not None:
+            self.sizes.planned_alone(args, kwargs)
         self._make_room()  # not earlier: a shape that cannot be planned must not cost another its plan
         self._steps[key] = step
         if len(self._steps) > 1:
