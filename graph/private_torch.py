@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -141,6 +141,7 @@ __all__ = [
     "backward_number",
     "boxed_nop",
     "change_count",
+    "code_unwritten",
     "detect_fake_mode",
     "dynamo_config",
     "expression",
@@ -492,6 +493,12 @@ def unwritten_module(root: torch.nn.Module, graph: torch.fx.Graph) -> GraphModul
     with _use_lazy_graph_module(True):
         module: GraphModule = _make_graph_module(root, graph)
     return module
+
+
+def code_unwritten() -> AbstractContextManager[None]:
+    """While it is entered, modules of graphs that PyTorch makes have no code until they are called."""
+    context: AbstractContextManager[None] = _use_lazy_graph_module(True)
+    return context
 
 
 def mark_static(tensor: Tensor, dimensions: Iterable[int]) -> None:

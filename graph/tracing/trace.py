@@ -101,6 +101,8 @@ class TracedStep:
     @property
     def fused_ops(self) -> frozenset[int]:
         """The ops whose kernels a compiler generates, and may fuse with their neighbours."""
+        if not self.fusion.kernels:
+            return frozenset()
         return frozenset(op for op, node in enumerate(self.op_nodes) if node in self.fusion.kernels)
 
     @property

@@ -12,7 +12,7 @@ from hybridremat.errors import DeviceMemoryWarning
 from hybridremat.graph.costs.cost_models import ProfileCost, with_footprints, with_times
 from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.costs.kernel_store import KernelStore
-from hybridremat.graph.costs.kernels import distinct_kernels
+from hybridremat.graph.costs.kernels import device_of
 from hybridremat.graph.joint import JointGraph, Op
 from hybridremat.graph.rewrites import with_rewrite_times, with_rewrites
 from hybridremat.graph.tracing.trace import TracedStep
@@ -57,7 +57,7 @@ def with_memory(step: TracedStep, settings: Settings, agreement: RankAgreement) 
 
 
 def _store(step: TracedStep, settings: Settings) -> KernelStore:
-    return KernelStore.for_device(distinct_kernels(step).device) if settings.cache else KernelStore()
+    return KernelStore.for_device(device_of(step.op_nodes)) if settings.cache else KernelStore()
 
 
 def _with_memory(

@@ -13,6 +13,7 @@ from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.layout_trials import LayoutTrials
 from hybridremat.compiler.lift import lifted
 from hybridremat.compiler.lifted import Lifted
+from hybridremat.graph.private_torch import code_unwritten
 from hybridremat.graph.sizes import Sizes
 from hybridremat.graph.tracing.symbolic import Instance, SymbolicJoint
 from hybridremat.graph.tracing.trace import Rewriting, TracedStep, trace_joint
@@ -82,7 +83,8 @@ class SymbolicSteps:
             If they fail the check.
         """
         sized.instance.mark_origins()
-        forward, backward = emit(chosen.step, chosen.schedule)
+        with code_unwritten():  # what runs is lifted from them
+            forward, backward = emit(chosen.step, chosen.schedule)
         made = lifted(self.joint, sized.instance.sizes, forward, backward)
         memory = check(chosen.step, *made.at(sized.instance), limit=chosen.limit)
         chosen.accept(memory)
