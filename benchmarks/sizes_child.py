@@ -75,7 +75,9 @@ def main() -> None:
     torch.set_num_threads(1)
     model, batch = reference_model(name, 0.1, json.loads(changes))
     plain, static = copy.deepcopy(model), copy.deepcopy(model)
-    cuts = [{key: each[:, :length] for key, each in batch.items()} for length in json.loads(lengths)]
+    cuts = [
+        {key: each[:, :length].contiguous() for key, each in batch.items()} for length in json.loads(lengths)
+    ]
     hybridremat.wrap(model, kwargs=cuts[0], memory_limit=limit, dynamic=None, **HOW)
     if limit == "100%":
         hybridremat.wrap(static, kwargs=cuts[0], memory_limit=limit, **HOW)

@@ -247,6 +247,27 @@ def test_inputs_that_the_model_refuses_cost_nothing(dynamic):
     assert captured(model)[0] == 1
 
 
+def test_inputs_with_gaps_are_planned_by_shape_and_others_beside_them_are_not(caplog):
+    torch.manual_seed(0)
+    model = Mlp(32, 1)
+    plain = copy.deepcopy(model)
+
+    def slices(batch):
+        return {"x": rows(batch, 40)["x"][:, :32]}
+
+    limit = hybridremat.plan(model, kwargs=rows(20), memory_limit="100%", **HOW).memory_limit
+    hybridremat.wrap(model, kwargs=rows(20), memory_limit=limit, dynamic=None, **HOW)
+    with caplog.at_level(logging.WARNING, logger="hybridremat"):
+        for batch in (rows(9), slices(12), slices(7), slices(5), rows(4)):
+            mine, theirs = (train(each, batch, steps=1, measure=False) for each in (model, plain))
+            assert theirs.differences(mine) == []
+    families = model._compiled_call_impl.sizes._families.values()
+    assert [each.backend.graphs for family in families for each in family.captures] == [1]
+    assert caplog.text.count("contiguous()") == 1
+    with pytest.raises(CaptureError, match="contiguous"):
+        hybridremat.wrap(Mlp(32, 1), kwargs=slices(8), memory_limit="100%", dynamic=True, **HOW)
+
+
 def test_a_plan_of_the_caller_is_that_of_the_first_sizes():
     plan = hybridremat.plan(Mlp(32, 3), kwargs=rows(64), memory_limit="80%", **HOW)
     model = hybridremat.wrap(Mlp(32, 3), kwargs=rows(64), plan=plan, dynamic=True, **HOW)

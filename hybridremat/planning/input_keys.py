@@ -21,8 +21,29 @@ def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 
 
 def ranks_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-    """As :func:`input_key`, with numbers of dimensions in place of shapes."""
-    return _key(args, kwargs, torch.Tensor.dim)
+    """As :func:`input_key`, with numbers of dimensions and their order in memory in place of shapes."""
+    return _key(args, kwargs, lambda tensor: (tensor.dim(), order_in_memory(tensor)))
+
+
+def order_in_memory(tensor: torch.Tensor) -> Hashable:
+    """The dimensions from the outermost in memory; None if there are gaps between elements, as in a slice."""
+    if tensor.layout != torch.strided:
+        return str(tensor.layout)
+    if tensor.is_contiguous():
+        return tuple(range(tensor.dim()))
+    strides, expected = tensor.stride(), 1
+    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+    for dim in reversed(order):
+        if tensor.shape[dim] != 1 and strides[dim] != expected:
+            return None
+        expected *= tensor.shape[dim]
+    return tuple(order)
+
+
+def has_gaps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a tensor in a call has gaps between its elements."""
+    leaves = tree_leaves((tuple(args), dict(kwargs)))
+    return any(isinstance(each, torch.Tensor) and order_in_memory(each) is None for each in leaves)
 
 
 def _key(

@@ -15,7 +15,7 @@ from torch import nn
 
 from hybridremat.errors import CaptureError, HybridRematError, InfeasibleLimitError, PolicyError
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.input_keys import conditions, ranks_key
+from hybridremat.planning.input_keys import conditions, has_gaps, ranks_key
 from hybridremat.planning.pipeline import Step, at_step
 from hybridremat.planning.sized_capture import (
     Shapes,
@@ -95,6 +95,12 @@ class AllSizes:
         if family.alone or (asked is None and (shapes == family.first or not family.varied)):
             return None
         if context.settings.one_capture_refused():
+            return None
+        if has_gaps(args, kwargs):
+            why = "an input has gaps between its elements, as a slice has: pass tensor.contiguous()."
+            if asked:
+                raise self._refusal(why)
+            family.failed = why
             return None
         for capture in family.captures:
             if (sizes := capture.sizes_of(shapes)) is not None:
