@@ -379,3 +379,16 @@ def test_built_in_models_train_as_plain_ones_at_every_size(name):
     for each in sizes:
         require_exact(model, plain, drawn_for(name, *each), steps=3)
     assert captured(model)[0] == captures
+
+
+def test_times_are_measured_at_the_first_sizes_alone(monkeypatch):
+    torch.manual_seed(0)
+    model, how = Mlp(32, 3), HOW | {"cost_model": "profile"}
+    plain = copy.deepcopy(model)
+    first = hybridremat.wrap(model, kwargs=rows(256), memory_limit="85%", dynamic=True, **how)
+    times = [op.time for op in hybridremat.get_plan(first).details.graph.ops]
+    monkeypatch.setattr("hybridremat.planning.step_costs.with_times", None)
+    plan = require_exact(model, plain, rows(128))
+    halved = zip(times, (op.time for op in plan.details.graph.ops), strict=True)
+    assert all(other <= time for time, other in halved) and plan.overhead >= 0
+    assert 0.3 * sum(times) < sum(op.time for op in plan.details.graph.ops) < sum(times)
