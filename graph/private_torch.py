@@ -12,7 +12,8 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -77,7 +78,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
-from torch.fx._lazy_graph_module import _make_graph_module
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
@@ -150,6 +151,7 @@ __all__ = [
     "HigherOrderOperator",
     "LoggedByName",
     "OpOverload",
+    "ShapeFacts",
     "TorchDynamoException",
     "TorchRuntimeError",
     "_disable_current_modes",
@@ -164,9 +166,12 @@ __all__ = [
     "backward_number",
     "boxed_nop",
     "change_count",
+    "code_unwritten",
     "detect_fake_mode",
     "dynamo_config",
+    "expression",
     "failures_unlogged",
+    "fake_on_meta",
     "force_save_bw_mutation_src",
     "force_save_collectives",
     "force_save_effectful_ops",
@@ -185,6 +190,8 @@ __all__ = [
     "inside_transform",
     "is_traceable_wrapper_subclass",
     "is_traced",
+    "let_saved_vary",
+    "mark_static",
     "new_node_number",
     "node_number",
     "not_traced",
@@ -194,6 +201,7 @@ __all__ = [
     "reset_code",
     "run_and_save_rng_state",
     "saved_tensor_hooks_are_set",
+    "shape_facts",
     "step_inputs",
     "tangent_output",
     "tree_flatten",
@@ -201,6 +209,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_unflatten",
+    "unwritten_module",
     "will_run_in_this_backward",
     "with_effects",
 ]
@@ -335,6 +344,27 @@ def allow_second_backward() -> None:
     donated = _donated()
     if donated:
         donated.clear()
+
+
+class _NoInputs:
+    """In place of a list that says of each saved tensor whether it is an input of the graph: none is."""
+
+    def __getitem__(self, _: int) -> bool:
+        return False
+
+
+def let_saved_vary() -> None:
+    """Called while a forward is compiled: it may save other tensors, and more or fewer, in each call.
+
+    AOTAutograd takes what is saved by the number of outputs before it and behind it; what it has noted of
+    single saved tensors goes.
+    """
+    context = TracingContext.try_get()
+    known = context.fw_metadata if context is not None else None
+    if known is not None:
+        known.dynamic_saved_tensors_idxs.clear()
+        if hasattr(known, "saved_tensor_is_graph_input"):  # from 2.14 on
+            known.saved_tensor_is_graph_input = _NoInputs()
 
 
 def allows_second_backward() -> bool:
@@ -481,3 +511,68 @@ def storage_reference(tensor: torch.Tensor) -> Callable[[], bool]:
         return lambda: True
     reference = StorageWeakRef(tensor.untyped_storage())
     return lambda: not reference.expired()
+
+
+def unwritten_module(root: torch.nn.Module, graph: torch.fx.Graph) -> GraphModule:
+    """A graph as a module whose code is not written before it is called; most are only read."""
+    with _use_lazy_graph_module(True):
+        module: GraphModule = _make_graph_module(root, graph)
+    return module
+
+
+def code_unwritten() -> AbstractContextManager[None]:
+    """While it is entered, modules of graphs that PyTorch makes have no code until they are called."""
+    context: AbstractContextManager[None] = _use_lazy_graph_module(True)
+    return context
+
+
+def mark_static(tensor: Tensor, dimensions: Iterable[int]) -> None:
+    """Let dimensions of a tensor be numbers where it is captured with symbols for sizes."""
+    torch._dynamo.mark_static(tensor, list(dimensions))
+
+
+def fake_on_meta(tensor: Tensor, *, like: Tensor) -> Tensor:
+    """A tensor on ``meta`` as a fake one of the mode and on the device of another; they share the storage."""
+    assert isinstance(like, FakeTensor)
+    return FakeTensor(like.fake_mode, tensor, like.device)
+
+
+def expression(number: torch.SymInt) -> Any:
+    """A symbolic number as an expression of sympy, by what is known of its symbols so far."""
+    return number.node.expr
+
+
+@dataclass(frozen=True)
+class ShapeFacts:
+    """What PyTorch knows of the symbols of a trace, and relies on.
+
+    Attributes
+    ----------
+    ranges
+        By the name of a symbol its least and greatest number; None if there is no greatest.
+    sample
+        By the name of a symbol its number in the sample that was traced.
+    guards
+        Conditions, as expressions of sympy: where one fails, another graph would have been traced.
+    """
+
+    ranges: dict[str, tuple[int, int | None]]
+    sample: dict[str, int]
+    guards: tuple[Any, ...]
+
+
+def shape_facts(module: GraphModule) -> ShapeFacts | None:
+    """What is known of the symbols of a captured graph; None if it has none."""
+    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    number = next((value for value in values if isinstance(value, torch.SymInt)), None)
+    if number is None:
+        return None
+    environment = number.node.shape_env
+    known = {str(symbol): int(value) for symbol, value in environment.backed_var_to_val.items()}
+    ranges = {}
+    for symbol, found in environment.var_to_range.items():
+        if str(symbol) in known and found.lower.is_Integer:
+            greatest = int(found.upper) if found.upper.is_Integer else None
+            ranges[str(symbol)] = (int(found.lower), greatest)
+    guards = tuple(environment.replace(guard.expr) for guard in environment.guards)
+    return ShapeFacts(ranges, known, guards)

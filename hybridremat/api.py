@@ -85,7 +85,7 @@ def wrap(
         ``*`` is the whole model. OP is matched against the short name that plans show (``addmm``, ``gelu``)
         and the full one (``aten.gelu.default``). The outputs of a ``must_save`` op are saved by the forward,
         and the op runs once; those of a ``must_recompute`` op are recomputed if the backward reads them.
-    graph_breaks, units, max_plans
+    graph_breaks, units, max_plans, dynamic
         **Graphs and shapes.** ``graph_breaks``: what to do if the model's graph breaks: ``"plan"`` the graphs
         between the breaks together, or ``"error"``; ``"auto"`` plans them with a
         :class:`~hybridremat.GraphBreakWarning`, which names the line. To find them, the forward then runs
@@ -94,6 +94,12 @@ def wrap(
         ``units``: submodules that are planned each as a graph of its own (:func:`hybridremat.wrap_each`).
 
         ``max_plans``: the most input shapes whose plans are kept; the least recently used is dropped.
+
+        ``dynamic``: whether input shapes that differ in sizes alone share one capture and its schedules.
+        ``False``: each is captured and planned by itself. ``None``: the first is, and the second captures the
+        step for all sizes of the dimensions that differ, if PyTorch can. ``True``: the first does so, for all
+        sizes that it can, or a CaptureError says why it cannot. Not for compiled steps, several graphs and
+        losses by chunks, which are captured for each shape.
     compiler
         **What runs the step.** ``"eager"``: kernels op by op, with the same bits as plain PyTorch.
         ``"inductor"``: PyTorch's compiler fuses kernels; numbers are then as near to the plain ones as

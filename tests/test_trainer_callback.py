@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hybridremat
+from hybridremat.runtime.planned_call import PlannedCall
 from support.loop_cases import (
     BAD,
     HOW,
@@ -130,6 +131,35 @@ def test_training_is_equal_and_measured(tmp_path):
     files = [tmp_path / run / "checkpoint-3" / "model.safetensors" for run in ("plain", "planned")]
     kept, made = map(load_file, files)
     assert kept.keys() == made.keys() and all(torch.equal(kept[name], made[name]) for name in kept)
+
+
+def cut_to_odd_lengths(rows):
+    """A collator whose batches have lengths of 5 to 16, by what is in them."""
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    length = 5 + int(batch["input_ids"].sum()) % 12
+    return {name: column[:, :length].contiguous() for name, column in batch.items()}
+
+
+def test_batches_of_many_lengths_are_captured_twice(tmp_path):
+    plain, model, calls = language_model(), language_model(), []
+    rows, watch = text_rows(24), planned("110%", dynamic=None, measure_every=1)
+    first = make_trainer(plain, tmp_path / "plain", rows=rows, max_steps=8)
+    first.data_collator = cut_to_odd_lengths
+    first.train()
+    second = make_trainer(model, tmp_path / "planned", watch, rows=rows, max_steps=8)
+    second.data_collator = cut_to_odd_lengths
+    with planned_forwards() as ran, warnings.catch_warnings():
+        warnings.simplefilter("error", hybridremat.PredictionWarning)
+        with pytest.MonkeyPatch.context() as patch:
+            removed = PlannedCall.remove
+            patch.setattr(PlannedCall, "remove", lambda call: (calls.append(call), removed(call))[1])
+            second.train()
+    assert len(ran) == 8
+    (call,) = calls
+    assert call.sizes.counts()[0] == 1 and call.captures > 4
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
+    assert all(map(agree, entries(second, MEASURED)))
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from torch import fx
 from hybridremat.errors import ModelError
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import device_of
+from hybridremat.graph.private_torch import unwritten_module
 from hybridremat.graph.rewrites.by_parts import BY_PARTS
 from hybridremat.graph.rewrites.chunked_loss import LOSS_BY_CHUNKS
 from hybridremat.graph.rewrites.in_place import IN_PLACE
@@ -72,7 +73,7 @@ class JointRewrites:
         for each, sites in found:
             each.write(joint, sites)
         joint.module.graph.eliminate_dead_code()
-        return fx.GraphModule(joint.module, before)
+        return unwritten_module(joint.module, before)
 
     def _proven(self, rewrite: Rewrite, joint: Joint) -> Sequence[Any]:
         sites = rewrite.find(joint)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from hybridremat.graph.rewrites.rewrite import Call, Joint, Rewrite
+from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers
 
 _ATEN: Final = torch.ops.aten
 _NLL: Final = _ATEN.nll_loss_backward.default
@@ -58,7 +59,7 @@ def _fuse(joint: Joint, pairs: Sequence[fx.Node]) -> None:
         arrived: Any = node.args[0]
         with joint.module.graph.inserting_before(node):
             fused = joint.module.graph.call_function(LOSS_BACKWARD, arrived.args)
-        fused.meta = dict(node.meta)
+        fused.meta = {**node.meta, NUMBERS: Numbers()}
         node.replace_all_uses_with(fused)
         joint.module.graph.erase_node(node)
         joint.module.graph.erase_node(arrived)

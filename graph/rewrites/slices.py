@@ -28,7 +28,7 @@ from hybridremat.graph.private_torch import OpOverload
 from hybridremat.graph.rewrites.rewrite import Call, Joint, Rewrite
 from hybridremat.graph.rewrites.trial import bits_of, random_like, refusals, same_bits
 from hybridremat.graph.tracing.flops import FLOPS
-from hybridremat.graph.tracing.fx_nodes import fake_call, slice_arguments
+from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers, fake_call, slice_arguments
 from hybridremat.graph.tracing.signature import distinct_arguments, fake_value, kernel_signature
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,13 @@ class SlicedGradient:
     call: fx.Node
     gradient: fx.Node
     slices: dict[fx.Node, tuple[int, int]]
+
+    @property
+    def given(self) -> fx.Node:
+        """The convolution's input."""
+        given: Any = self.call.args[1]
+        assert isinstance(given, fx.Node)
+        return given
 
     @property
     def without_input(self) -> tuple[Any, ...]:
@@ -225,7 +232,7 @@ def _make_by_slices(joint: Joint, sites: Sequence[SlicedGradient]) -> None:
             with graph.inserting_before(part):
                 made = graph.call_function(INPUT_GRADIENT, sliced.arguments(part))
             made.meta = {**call.meta, "val": fake_call(INPUT_GRADIENT, made.args, {}, call)}
-            made.meta[FLOPS] = _flops(made)
+            made.meta |= {FLOPS: _flops(made), NUMBERS: Numbers(shape_of=sliced.given)}
             part.replace_all_uses_with(made)
             graph.erase_node(part)
         graph.erase_node(sliced.gradient)

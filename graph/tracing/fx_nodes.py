@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -89,6 +90,20 @@ def argument(node: fx.Node, name: str, op: object = None) -> Any:
                 return node.kwargs[name]
             return node.args[position] if position < len(node.args) else entry.default_value
     return None
+
+
+NUMBERS: Final = "hybridremat_numbers"
+"""The meta of a call that a rewrite has made: a :class:`Numbers`, if it is one at other sizes of the step."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What the whole numbers are that a call is given, where a step is planned for other sizes as well.
+
+    A list of them that is the shape of ``shape_of`` stands for it; all others depend on no size.
+    """
+
+    shape_of: fx.Node | None = None
 
 
 def put_back(node: fx.Node) -> tuple[Any, list[int], int, int | None, int | None, int] | None:

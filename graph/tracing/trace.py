@@ -101,6 +101,8 @@ class TracedStep:
     @property
     def fused_ops(self) -> frozenset[int]:
         """The ops whose kernels a compiler generates, and may fuse with their neighbours."""
+        if not self.fusion.kernels:
+            return frozenset()
         return frozenset(op for op, node in enumerate(self.op_nodes) if node in self.fusion.kernels)
 
     @property
@@ -110,18 +112,23 @@ class TracedStep:
 
 
 def prepare_joint_graph(
-    module: fx.GraphModule, num_outputs: int, rewriting: Rewriting | None, real: RealResults | None = None
+    module: fx.GraphModule,
+    num_outputs: int,
+    rewriting: Rewriting | None,
+    real: RealResults | None = None,
+    *,
+    merged: bool = False,
 ) -> Originals:
     """Drop dead code, merge common subexpressions, copy shared gradients, mark what PyTorch wants saved.
 
-    ``real``: see :func:`trace_joint`.
+    ``real``, ``merged``: see :func:`trace_joint`.
 
     Returns the graph as it was before it was rewritten, if that was asked for and there was anything to do.
 
     Raises ModelError if it cannot be rewritten as asked for.
     """
-    module.graph.eliminate_dead_code()
-    merge_common_subexpressions(module, num_outputs)
+    if not merged:
+        merge_calls(module, num_outputs)
     if real is not None:
         correct_layouts(module, real)
     copy_shared_gradients(module)
@@ -131,6 +138,12 @@ def prepare_joint_graph(
     originals = NOT_REWRITTEN if rewriting is None else rewriting(module, num_outputs)
     module.recompile()
     return originals
+
+
+def merge_calls(module: fx.GraphModule, num_outputs: int) -> None:
+    """Drop dead code and merge common subexpressions, in place."""
+    module.graph.eliminate_dead_code()
+    merge_common_subexpressions(module, num_outputs)
 
 
 def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
@@ -297,6 +310,7 @@ def trace_joint(
     leaving: Mapping[int, int] | None = None,
     rewriting: Rewriting | None = None,
     real: RealResults | None = None,
+    merged: bool = False,
 ) -> TracedStep:
     """Read a joint graph.
 
@@ -319,6 +333,9 @@ def trace_joint(
         Rewrites the graph; None if it may not be.
     real
         Runs kernels whose strides may have been traced wrong; None: they are taken as traced.
+    merged
+        Whether its common subexpressions have been merged, and no others may be: at these sizes calls can be
+        equal that are not at others.
 
     Raises
     ------
@@ -328,7 +345,7 @@ def trace_joint(
         For symbolic shapes, branches on data, and ops that return a view of what the step has made
         together with a new tensor.
     """
-    originals = prepare_joint_graph(module, num_outputs, rewriting, real)
+    originals = prepare_joint_graph(module, num_outputs, rewriting, real, merged=merged)
     fusion = NO_FUSION if rules is None else find_fusion(module, rules)
     groups = AliasAnalysis(fusion)
     for node in module.graph.nodes:

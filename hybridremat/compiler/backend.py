@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 from torch.profiler import record_function
 
+from hybridremat.compiler.dispatch import Dispatch
 from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs, original
 from hybridremat.compiler.inner import Captured, Finish, InnerCompiler, op_by_op
 from hybridremat.compiler.model_checks import require_current_device
@@ -77,7 +78,8 @@ class Partition:
     both graphs, unless it was cached; it raises PlanError if that is not what was planned. ``lean``: whether
     a compiler has to keep the order of the graphs and free every buffer at once; ``plain``: whether they are
     those of the plain step. ``delivered``: the inputs whose gradients the backward delivers;
-    ``overwritten``: the places of the backward's own inputs that it writes over.
+    ``overwritten``: the places of the backward's own inputs that it writes over. ``dispatch``: runs one of
+    several schedules in place of the graphs.
     """
 
     forward: fx.GraphModule
@@ -88,6 +90,7 @@ class Partition:
     plain: bool = False
     delivered: tuple[int, ...] = ()
     overwritten: tuple[int, ...] = ()
+    dispatch: Dispatch | None = None
 
 
 class Partitioner(Protocol):
@@ -130,6 +133,8 @@ class Backend:
         Captures, compiles and runs the graphs.
     build
         Whether graphs are compiled. Otherwise :class:`CaptureComplete` is raised once a step is planned.
+    dynamic
+        Whether sizes of inputs are symbols in its graphs.
 
     Attributes
     ----------
@@ -176,9 +181,10 @@ class Backend:
         early_gradients: bool = False,
         inner: InnerCompiler = op_by_op,
         build: bool = True,
+        dynamic: bool = False,
     ) -> None:
         self.partitioner = partitioner
-        self.inner, self.build = inner, build
+        self.inner, self.build, self.dynamic = inner, build, dynamic
         self.hold_outputs, self.all_outputs = hold_outputs, all_outputs or several_graphs
         self.loss_only = loss_only
         self.several_graphs, self.early_gradients = several_graphs, early_gradients
@@ -373,6 +379,8 @@ class CapturedGraph:
                         how = self._how
                         self._made = self._backend.partitioner.split(joint.graph, joint.num_outputs, **how)
                 self._run = captured.compiled(self)
+                if self.dispatch is not None:
+                    self.dispatch.compiled()
             self._captured = self._made = self.unplanned = None
 
     def forget(self) -> None:
@@ -415,6 +423,11 @@ class CapturedGraph:
     def lean(self) -> bool:
         """See :class:`Partition`."""
         return self._made is not None and self._made.lean
+
+    @property
+    def dispatch(self) -> Dispatch | None:
+        """See :class:`Partition`."""
+        return self._made.dispatch if self._made is not None else None
 
     @property
     def plain(self) -> bool:

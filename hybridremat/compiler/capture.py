@@ -54,8 +54,11 @@ MOST_GRAPHS: Final = 16384
 
 
 @contextmanager
-def dynamo_settings() -> Iterator[None]:
-    """Dynamo's settings for planned steps."""
+def dynamo_settings(*, dynamic: bool = False) -> Iterator[None]:
+    """Dynamo's settings for planned steps; ``dynamic``: with symbols for sizes, and for nothing else."""
+    numbers: dict[str, Any] = {"specialize_float": True, "specialize_int": True} if dynamic else {}
+    if dynamic:  # what earlier captures have seen would make dimensions that are equal symbols of their own
+        numbers["automatic_dynamic_shapes"] = False
     left_out = dynamo_config.ignore_logging_functions | _logging_methods()
     with (
         opaque_while_capturing(),
@@ -70,6 +73,7 @@ def dynamo_settings() -> Iterator[None]:
             fail_on_recompile_limit_hit=True,  # the step would then run unplanned
             recompile_limit=MOST_CAPTURES,
             accumulated_recompile_limit=MOST_GRAPHS,
+            **numbers,
         ),
     ):
         yield
@@ -112,11 +116,15 @@ def model_device(model: nn.Module) -> str:
 
 
 def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
-    """The model's call, compiled by ``backend``: one graph, or several if the backend takes several."""
+    """The model's call, compiled by ``backend``: one graph, or several if the backend takes several.
+
+    If it is ``dynamic``, sizes of inputs are symbols, but those that are marked as static
+    (:func:`~hybridremat.compiler.dynamic_inputs.sample_with_symbols`).
+    """
     call = fresh_call(model)
     forget_with(call, backend)
     compiled: Callable[..., Any] = torch.compile(
-        call, backend=backend, dynamic=False, fullgraph=not backend.several_graphs
+        call, backend=backend, dynamic=backend.dynamic, fullgraph=not backend.several_graphs
     )
     return compiled
 
@@ -206,7 +214,8 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     """Raise Dynamo's errors as ours, and errors of planning as they are."""
     backend.error = None
     try:
-        with nothing_forgotten(), dynamo_settings(), failures_unlogged(), noting_code(backend.codes):
+        settings = dynamo_settings(dynamic=backend.dynamic)
+        with nothing_forgotten(), settings, failures_unlogged(), noting_code(backend.codes):
             yield
     except BackendCompilerFailed as error:
         inner = backend.error or error.inner_exception

@@ -13,6 +13,10 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from hybridremat.graph.private_torch import expression
+from hybridremat.graph.tracing.size_expressions import has_symbols
+from hybridremat.graph.tracing.symbolic_calls import is_size
+
 ATEN = torch.ops.aten
 
 _METHODS: Final[dict[Any, str]] = {
@@ -70,7 +74,7 @@ _IDLE: Final = (ATEN.view.default, ATEN.detach.default)
 def call_directly(module: fx.GraphModule) -> None:
     """Write the calls of a graph so, without views that change nothing.
 
-    It computes the same with the same kernels. No shape is symbolic.
+    It computes the same with the same kernels.
     """
     _drop_idle_views(module.graph)
     for node in module.graph.nodes:
@@ -117,8 +121,13 @@ def _drop_for(node: fx.Node, base: fx.Node) -> None:
 
 
 def _layout(node: fx.Node) -> object:
+    """Sizes as expressions: what is equal is so at every size."""
     value = node.meta.get("val")
-    return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    numbers = (*value.shape, *value.stride())
+    found = (expression(size) if isinstance(size, torch.SymInt) else size for size in numbers)
+    return tuple(found), value.dtype
 
 
 def _is_view_of(node: fx.Node, base: fx.Node) -> bool:
@@ -126,6 +135,8 @@ def _is_view_of(node: fx.Node, base: fx.Node) -> bool:
     value, whole = node.meta.get("val"), base.meta.get("val")
     if not isinstance(value, torch.Tensor) or not isinstance(whole, torch.Tensor):
         return False
+    if has_symbols(value) or has_symbols(whole):
+        return False  # whether its strides allow it would depend on the sizes
     try:
         return whole.view(value.shape).stride() == value.stride()
     except RuntimeError:  # its strides do not allow it
@@ -137,5 +148,7 @@ def _positional(node: fx.Node) -> bool:
 
 
 def _integers(sizes: Any) -> bool:
-    """Whether a list is one of integers, and not empty: ``x.view()`` is no call."""
-    return isinstance(sizes, (list, tuple)) and bool(sizes) and all(type(size) is int for size in sizes)
+    """Whether a list is one of integers, computed or not, and not empty: ``x.view()`` is no call."""
+    if not isinstance(sizes, (list, tuple)) or not sizes:
+        return False
+    return all(type(size) is int or is_size(size) for size in sizes)

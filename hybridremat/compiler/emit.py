@@ -33,6 +33,7 @@ from hybridremat.graph.rewrites import form_of
 from hybridremat.graph.rewrites.part_kernels import DRAWING
 from hybridremat.graph.rewrites.rewrite import Form
 from hybridremat.graph.tracing.fx_nodes import is_check, is_mutation, is_random, joint_outputs, tensors
+from hybridremat.graph.tracing.symbolic import JOINT, ORIGIN
 from hybridremat.graph.tracing.trace import TracedStep
 
 _LEAVING = "hybridremat_leaving"  # a node's ``meta``: the inputs whose gradients leave right after it
@@ -142,6 +143,7 @@ class _Writer:
         state = self.graph.create_node("call_function", operator.getitem, (pair, 0))
         state.meta["val"] = self._fake_state()
         pair.meta["val"] = (state.meta["val"], node.meta["val"])
+        pair.meta |= {key: node.meta[key] for key in (ORIGIN, JOINT) if key in node.meta}
         self.states[op] = state
         self.forward_nodes.add(state)
         return self.graph.create_node("call_function", operator.getitem, (pair, 1))

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 from torch import fx
 
 from hybridremat.compiler.direct_calls import call_directly
+from hybridremat.compiler.dispatch import Dispatch
 from hybridremat.graph.private_joint import Compiled, ExportedGraph
-from hybridremat.graph.private_torch import allow_second_backward, boxed_nop, not_traced
+from hybridremat.graph.private_torch import allow_second_backward, boxed_nop, let_saved_vary, not_traced
 
 
 class Callbacks(Protocol):
@@ -24,6 +25,11 @@ class Callbacks(Protocol):
     @property
     def lean(self) -> bool:
         """Whether the two graphs are to run in their own order, every buffer freed at once."""
+        ...
+
+    @property
+    def dispatch(self) -> Dispatch | None:
+        """What runs in place of the two graphs, if it is not they themselves."""
         ...
 
     @property
@@ -104,11 +110,15 @@ class OpByOp:
 
         def compiled(graph: fx.GraphModule, given: Sequence[Any], *, backward: bool) -> Compiled:
             finish = callbacks.begin(graph, backward=backward)
+            if (dispatch := callbacks.dispatch) is not None:
+                return finish(dispatch.backward if backward else dispatch.forward)
             call_directly(graph)
             return finish(boxed_nop(graph, list(given)))
 
         def forward(graph: fx.GraphModule, given: Sequence[Any]) -> Compiled:
             allow_second_backward()
+            if callbacks.dispatch is not None:
+                let_saved_vary()
             return compiled(graph, given, backward=False)
 
         @not_traced

@@ -25,7 +25,8 @@ from hybridremat.planning.planner import choose_schedule
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.settings import SETTING_NAMES, Settings, did_you_mean
 
-OPTION_NAMES = (*SETTING_NAMES, "on_plan", "progress")
+_OWN = ("dynamic",)  # an argument of torch.compile itself, which hands over one shape's graph at a time
+OPTION_NAMES = (*(name for name in SETTING_NAMES if name not in _OWN), "on_plan", "progress")
 
 
 def hybridremat_backend(

@@ -27,6 +27,13 @@ def choose_plan(
     InfeasibleLimitError
         If no point satisfies them and ``on_infeasible`` is ``"error"``, or the limit alone is feasible.
     """
+    return choose_with_point(frontier, settings, origin, on_infeasible=on_infeasible)[0]
+
+
+def choose_with_point(
+    frontier: GraphFrontier, settings: Settings, origin: Origin, *, on_infeasible: OnInfeasible
+) -> tuple[Plan, SchedulePoint]:
+    """:func:`choose_plan`, and the point that it is the plan of."""
     started = time.perf_counter()
     asked = limit = settings.limit_bytes(frontier.plain_peak)
     try:
@@ -37,7 +44,7 @@ def choose_plan(
         if on_infeasible == "error" or too_slow:
             raise
         limit, chosen = chosen.needs, frontier.finished(chosen, chosen.needs)
-        warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=3)
+        warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=4)
     plan = plan_of_point(
         frontier,
         chosen,
@@ -48,8 +55,9 @@ def choose_plan(
         request=settings.request(),
     )
     if not (stage := frontier.choosing):
-        return plan
-    return plan.with_timings({stage: plan.timings.get(stage, 0.0) + time.perf_counter() - started})
+        return plan, chosen
+    taken = plan.timings.get(stage, 0.0) + time.perf_counter() - started
+    return plan.with_timings({stage: taken}), chosen
 
 
 def plan_of_point(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,41 @@ def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 
     Calls with different keys need different graphs; calls with equal keys may (Dynamo's guards decide).
     """
+    return _key(args, kwargs, lambda tensor: tuple(tensor.shape))
 
+
+def ranks_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    """As :func:`input_key`, with numbers of dimensions and their order in memory in place of shapes."""
+    return _key(args, kwargs, lambda tensor: (tensor.dim(), order_in_memory(tensor)))
+
+
+def order_in_memory(tensor: torch.Tensor) -> Hashable:
+    """The dimensions from the outermost in memory; None if there are gaps between elements, as in a slice."""
+    if tensor.layout != torch.strided:
+        return str(tensor.layout)
+    if tensor.is_contiguous():
+        return tuple(range(tensor.dim()))
+    strides, expected = tensor.stride(), 1
+    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+    for dim in reversed(order):
+        if tensor.shape[dim] != 1 and strides[dim] != expected:
+            return None
+        expected *= tensor.shape[dim]
+    return tuple(order)
+
+
+def has_gaps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a tensor in a call has gaps between its elements."""
+    leaves = tree_leaves((tuple(args), dict(kwargs)))
+    return any(isinstance(each, torch.Tensor) and order_in_memory(each) is None for each in leaves)
+
+
+def _key(
+    args: Sequence[Any], kwargs: Mapping[str, Any], shape: Callable[[torch.Tensor], Hashable]
+) -> Hashable:
     def entry(leaf: object) -> Hashable:
         if isinstance(leaf, torch.Tensor):
-            return tuple(leaf.shape), leaf.dtype, leaf.device
+            return shape(leaf), leaf.dtype, leaf.device
         if isinstance(leaf, (bool, int, float, str, type(None))):
             return type(leaf), leaf
         return type(leaf).__qualname__

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
-from hybridremat.compiler.backend import Backend, Partition
+from hybridremat.compiler.backend import Backend, Partition, Partitioner
 from hybridremat.compiler.capture import capture, compile_step, model_device, translated_errors
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.frame_room import with_room
-from hybridremat.compiler.inner import op_by_op
+from hybridremat.compiler.inner import InnerCompiler, op_by_op
 from hybridremat.compiler.layout_trials import LayoutTrials
 from hybridremat.compiler.library_workspaces import keep_workspaces
 from hybridremat.compiler.model_checks import require_capturable
@@ -198,6 +198,20 @@ def backend_for(
 ) -> Backend:
     """The backend of steps of one graph or ``several``; without ``build`` they are planned and never run."""
     partition = partition_for(settings, choose, several=several)
+    inner = partition.inductor or op_by_op
+    return backend_of(settings, partition, inner, build=build, several=several)
+
+
+def backend_of(
+    settings: Settings,
+    partition: Partitioner,
+    inner: InnerCompiler = op_by_op,
+    *,
+    build: bool = True,
+    several: bool = False,
+    dynamic: bool = False,
+) -> Backend:
+    """The backend of steps that ``partition`` splits; ``dynamic``: with symbols for sizes."""
     return Backend(
         partition,
         hold_outputs=settings.hold_outputs,
@@ -205,8 +219,9 @@ def backend_for(
         several_graphs=several,
         loss_only=settings.outputs == "loss" and not several,  # outputs of one of several graphs are read
         early_gradients=settings.gradients == "in_backward",
-        inner=partition.inductor or op_by_op,
+        inner=inner,
         build=build,
+        dynamic=dynamic,
     )
 
 

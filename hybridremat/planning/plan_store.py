@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridremat.planning.plan import Plan
 
 
@@ -19,6 +21,7 @@ class PlanStore:
     def __init__(self, most: int) -> None:
         self._most = most
         self._plans: dict[str, Plan] = {}
+        self._figures: dict[str, Plan] = {}
         self._current: str | None = None
         self.granted = 0
         self.told_of_checkpoints = False
@@ -28,8 +31,13 @@ class PlanStore:
 
     @property
     def current(self) -> Plan | None:
-        """The plan of the step that ran or was compiled last."""
-        return self._plans.get(self._current) if self._current is not None else None
+        """The plan of the step that ran or was compiled last.
+
+        Without ``details`` if it is of a size that shares its schedules, and was dropped.
+        """
+        if self._current is None:
+            return None
+        return self._plans.get(self._current) or self._figures.get(self._current)
 
     def get(self, fingerprint: str) -> Plan | None:
         """The plan of a graph, if there is one."""
@@ -52,6 +60,12 @@ class PlanStore:
         """Make the plan of a graph the current one, if there is one."""
         if fingerprint is not None and fingerprint in self._plans:
             self.add(self._plans[fingerprint])
+        elif fingerprint in self._figures:
+            self._current = fingerprint
+
+    def keep_figures(self, fingerprint: str) -> None:
+        """Keep the figures of a plan when it is dropped: its step can still run."""
+        self._figures[fingerprint] = replace(self._plans[fingerprint], details=None, blocks=())
 
     def drop(self, plan: Plan) -> None:
         """Remove a plan that another one replaces."""

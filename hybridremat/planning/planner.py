@@ -67,13 +67,21 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
         else:
             plan = ready or make_plan(step, timings, context)
             context.agreement.tell(plan)
+    return adopted(plan, step, context, keep=is_new)
+
+
+def adopted(plan: Plan, step: TracedStep, context: PlanContext, *, keep: bool) -> Chosen:
+    """The schedule of a plan of a step, which becomes the current one of the store.
+
+    ``keep``: whether other processes get it, once its graphs have passed.
+    """
     context.store.add(plan)
     context.progress("emitting", 0, 1)
     started = partial(context.store.use, plan.fingerprint)
     if plan.details is not None:  # with the workspaces of its code, and what runs by parts
         step = replace(step, graph=plan.details.graph)
     if plan.compiler == "inductor":
-        if is_new:
+        if keep:
             keep_plan(plan, context)
         accept_code = partial(require_code_within_limit, plan, step.graph)
         return Chosen(
@@ -88,7 +96,7 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
         step,
         plan.schedule,
         plan.memory_limit,
-        accept=partial(_accept, plan, step.graph, context if is_new else None),
+        accept=partial(_accept, plan, step.graph, context if keep else None),
         started=started,
     )
 

@@ -59,6 +59,7 @@ class StepSettings(CommonSettings, total=False):
     forwards: int
     on_infeasible: OnInfeasible
     max_plans: int
+    dynamic: bool | None
 
 
 class WrapSettings(StepSettings, total=False):
@@ -93,6 +94,7 @@ class Settings(Request):
     """Settings of :func:`hybridremat.wrap`, which describes each of them: the request, and how to plan it."""
 
     max_plans: int = 64
+    dynamic: bool | None = False
     workers: int | None = None
     cache: bool = field(default=True, metadata={"option": "no_cache"})
 
@@ -139,6 +141,10 @@ class Settings(Request):
         require_count("max_plans", self.max_plans, "of input shapes")
         if self.workers is not None:
             require_count("workers", self.workers, "of processes, or None")
+        if self.dynamic not in (None, True, False):
+            raise LimitError(f"dynamic={self.dynamic!r} is not known; use None, True or False")
+        if self.dynamic and (why := self.one_capture_refused()):
+            raise LimitError(f"dynamic=True and {why} cannot be combined: leave one of them out")
         if self.policy is not None:
             validated_policy(self.policy)
         for name, known in _CHOICES.items():
@@ -152,6 +158,11 @@ class Settings(Request):
             if (one := checked._given(first)) and (other := checked._given(second)):
                 raise LimitError(f"{one} and {other} cannot be combined: {why}")
         return checked
+
+    def one_capture_refused(self) -> str:
+        """The setting for which each input shape is captured by itself; empty if there is none."""
+        each = ('compiler="inductor"', 'graph_breaks="plan"', "units", 'rewrites="chunked"', "device_spec")
+        return next(filter(None, map(self._given, each)), "")
 
     def _given(self, setting: str) -> str:
         """A setting of :data:`REFUSED_PAIRS` with its value; empty if it is not given."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from dataclasses import replace
 from functools import partial
 
 from hybridremat.errors import DeviceMemoryWarning
-from hybridremat.graph.costs.cost_models import with_footprints, with_times
+from hybridremat.graph.costs.cost_models import ProfileCost, with_footprints, with_times
 from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.costs.kernel_store import KernelStore
-from hybridremat.graph.costs.kernels import distinct_kernels
+from hybridremat.graph.costs.kernels import device_of
+from hybridremat.graph.joint import JointGraph, Op
 from hybridremat.graph.rewrites import with_rewrite_times, with_rewrites
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.context import PlanContext
@@ -55,7 +57,7 @@ def with_memory(step: TracedStep, settings: Settings, agreement: RankAgreement) 
 
 
 def _store(step: TracedStep, settings: Settings) -> KernelStore:
-    return KernelStore.for_device(distinct_kernels(step).device) if settings.cache else KernelStore()
+    return KernelStore.for_device(device_of(step.op_nodes)) if settings.cache else KernelStore()
 
 
 def _with_memory(
@@ -96,3 +98,26 @@ def costed(traced: TracedStep, context: PlanContext) -> tuple[TracedStep, Timing
     """The step with costs, and the seconds that measuring them took."""
     note_checkpointing(traced, context)
     return with_costs(traced, context.settings, context.agreement, context.progress)  # cost
+
+
+def costs_like(traced: TracedStep, known: JointGraph, context: PlanContext) -> TracedStep:
+    """The step with costs, where it is known at other sizes: its memory is measured, and its times are not.
+
+    Each op takes the time that it takes there, by the ratio of its flops, or else of the bytes it moves; by a
+    cost model that measures nothing, what that says.
+    """
+    step, model = with_memory(traced, context.settings, context.agreement), context.settings.costs()
+    if not isinstance(model, ProfileCost):
+        return with_times(step, model, KernelStore(), lambda *_: None)
+    if len(step.graph.ops) != len(known.ops):
+        return step
+    ops = tuple(map(_timed_like, step.graph.ops, known.ops))
+    return replace(step, graph=replace(step.graph, ops=ops))
+
+
+def _timed_like(op: Op, known: Op) -> Op:
+    work, its = (op.flops, known.flops) if op.flops and known.flops else (op.io_bytes, known.io_bytes)
+    times = {way.kernel: round(way.time * work / max(1, its)) for way in known.ways}
+    own = times[""]
+    ways = tuple(replace(way, time=times.get(way.kernel, own)) for way in op.variants)
+    return replace(op, time=times.get(op.runs.kernel, own), variants=ways)

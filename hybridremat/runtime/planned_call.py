@@ -36,6 +36,7 @@ from hybridremat.units import format_bytes
 
 if TYPE_CHECKING:
     from hybridremat.planning.breaks.survey import Survey
+    from hybridremat.runtime.all_sizes import AllSizes
     from hybridremat.runtime.first_steps import FirstSteps, SeenLoss
 
 logger = logging.getLogger(__name__)
@@ -47,12 +48,15 @@ MANY_CAPTURES = 8  # of one input shape; switching modes, frozen layers and auto
 class PlannedCall:
     """Replaces a module's call: planned in training, plain otherwise.
 
-    Steps are kept by input shape; beyond ``Settings.max_plans``, the least recently used is dropped.
+    Steps are kept by input shape; beyond ``Settings.max_plans``, the least recently used is dropped. With
+    ``Settings.dynamic``, shapes that differ in sizes alone share theirs (``all_sizes.py``).
 
     Attributes
     ----------
     around_forward
         Makes a context manager that is entered around each planned forward, once its step is planned.
+    sizes
+        The steps that are captured with symbols for sizes; None without ``Settings.dynamic``.
     first_steps
         Runs the first step of each shape where the loop computes the loss outside of the model
         (``loss_outside``); else None.
@@ -67,6 +71,11 @@ class PlannedCall:
         self.in_flight = ForwardsInFlight(context)
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
         self._refused: dict[Hashable, InfeasibleLimitError] = {}
+        self.sizes: AllSizes | None = None
+        if context.settings.dynamic is not False:
+            from hybridremat.runtime.all_sizes import AllSizes
+
+            self.sizes = AllSizes(model, show=show)
         self._caching = caching_configs(model)
         self._warned_of_shapes = self._warned_of_captures = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -116,7 +125,8 @@ class PlannedCall:
     @property
     def captures(self) -> int:
         """The number of graphs compiled for the steps that are kept; it changes when a step is planned."""
-        return sum(step.backend.graphs for step in self._steps.values())
+        sized = self.sizes.captures if self.sizes is not None else 0
+        return sized + sum(step.backend.graphs for step in self._steps.values())
 
     def _plan_for(self, loss: SeenLoss) -> None:
         """Plan the next step for a loss that the loop computes."""
@@ -265,10 +275,17 @@ class PlannedCall:
         if key in self._steps:
             self._steps.move_to_end(key)
             return self._steps[key]
+        if self.sizes is not None and (known := self.sizes.known(args, kwargs)) is not None:
+            return known
         started = time.perf_counter()
         asked = key, conditions(self.model), self.context.store.granted
         self._require_not_refused(asked)
         try:
+            sized = None if self.sizes is None else self.sizes.step(args, kwargs, self.context)
+            if sized is not None:
+                taken = time.perf_counter() - started
+                logger.info("new sizes %s: planned in %.1f s", shape_text(args, kwargs), taken)
+                return sized
             step = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
         except InfeasibleLimitError as error:
             kept = InfeasibleLimitError(str(error), limit=error.limit, least=error.least)
@@ -277,6 +294,8 @@ class PlannedCall:
                 self._refused = dict([*self._refused.items(), (asked, kept)][-MOST_REFUSED:])
             raise
         key = self._key(args, kwargs)  # with breaks it is another
+        if self.sizes is not None:
+            self.sizes.planned_alone(args, kwargs)
         self._make_room()  # not earlier: a shape that cannot be planned must not cost another its plan
         self._steps[key] = step
         if len(self._steps) > 1:

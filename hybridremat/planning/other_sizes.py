@@ -1,0 +1,127 @@
+"""A schedule that was found at some sizes, at others: whether it may run there, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hybridremat.compiler.check import check
+from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.lifted import Lifted
+from hybridremat.graph.joint import JointGraph, Op, Schedule, ops_by_parts
+from hybridremat.graph.memory import MemorySimulator
+from hybridremat.graph.tracing.symbolic import Instance
+from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
+from hybridremat.sequence.pool import SchedulePoint
+
+
+def differences(one: JointGraph, other: JointGraph) -> Iterator[str]:
+    """Where two graphs are not the same but for sizes: names of ops, or what else differs."""
+
+    def described(op: Op) -> tuple[object, ...]:
+        return op.target, op.phase, op.reads, op.writes, op.random, op.mutates, op.recomputable
+
+    if len(one.ops) != len(other.ops) or len(one.values) != len(other.values):
+        yield f"{len(one.ops)} ops, and {len(other.ops)}"
+        return
+    pairs = zip(one.ops, other.ops, strict=True)
+    yield from (op.name for op, its in pairs if described(op) != described(its))
+    for name in ("held_outputs", "released_outputs", "gradients", "deliveries"):
+        if getattr(one, name) != getattr(other, name):
+            yield name
+
+
+def moved(graph: JointGraph, schedule: Schedule, other: JointGraph) -> JointGraph | None:
+    """The graph at other sizes with its ops run as the schedule runs them; None if they cannot be.
+
+    ``graph`` is the one that the schedule was found on, ``other`` what is known at the other sizes, with all
+    ways to run its ops. What writes over something does so there too, or the schedule cannot run: this is in
+    the code of its graphs.
+    """
+    if any(differences(graph, other)):
+        return None
+    over = MemorySimulator(graph).overwritten(schedule)
+    used: dict[int, set[int]] = {}
+    for position, value in over.items():
+        used.setdefault(schedule.steps[position], set()).add(value)
+    ops = []
+    for op, its in zip(graph.ops, other.ops, strict=True):
+        how = (op.runs.kernel, op.runs.parts)
+        ways = [number for number, way in enumerate(its.ways) if (way.kernel, way.parts) == how]
+        if not ways or not used.get(op.id, set()) <= set(its.ways[ways[0]].overwrites):
+            return None
+        ops.append(replace(its.run_as(ways[0]), overwrites=op.overwrites))
+    return replace(other, ops=tuple(ops))
+
+
+def run_alike(graph: JointGraph, other: JointGraph) -> JointGraph:
+    """The graph at other sizes, its ops run by parts where those of a graph are, if they can be there."""
+    ops = []
+    for op, its in zip(graph.ops, other.ops, strict=True):
+        alike = [number for number, way in enumerate(its.ways) if way.kernel == op.runs.kernel]
+        ops.append(its.run_as(alike[0] if alike else 0))
+    return replace(other, ops=tuple(ops))
+
+
+def fastest_elsewhere(
+    graph: JointGraph,
+    points: Sequence[SchedulePoint],
+    other: JointGraph,
+    limit: int,
+    outside: OutsideMemory = NO_OUTSIDE_MEMORY,
+) -> tuple[SchedulePoint, JointGraph] | None:
+    """The fastest of some schedules that keeps a limit at other sizes, and how it runs there.
+
+    It may have to be emitted anew there: :func:`moved` tells.
+
+    Parameters
+    ----------
+    graph
+        The graph that they were found on.
+    points
+        The schedules, the fastest first: they are tried in this order, until one fits.
+    other
+        The graph at the other sizes, with all ways to run its ops.
+    limit
+        Most bytes of the step, with what is alive around it.
+    outside
+        What is alive around it.
+    """
+    if any(differences(graph, other)):
+        return None
+    known: dict[frozenset[int], Judge] = {}
+    for point in points:
+        if point.parted not in known:
+            made = run_alike(ops_by_parts(graph, point.parted), other)
+            known[point.parted] = Judge(made, outside=outside)
+        there = known[point.parted]
+        if there.needs(point.schedule) <= limit:
+            return point, there.graph
+    return None
+
+
+def checked(
+    lifted: Lifted, step: TracedStep, graph: JointGraph, instance: Instance, limit: int | None = None
+) -> EmittedMemory:
+    """The memory of lifted graphs at some sizes, where they are checked as any that are emitted there.
+
+    Parameters
+    ----------
+    lifted
+        The graphs.
+    step
+        The traced step at these sizes, of ``instance``.
+    graph
+        How it runs there, from :func:`moved`.
+    limit
+        Most bytes.
+
+    Raises
+    ------
+    PlanError
+        If they do not compute what the step at these sizes does, or need more.
+    """
+    forward, backward = lifted.at(instance)
+    return check(replace(step, graph=graph), forward, backward, limit=limit)

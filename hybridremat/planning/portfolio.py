@@ -1,0 +1,120 @@
+"""The schedules of a step with symbols for sizes: which runs at which, each emitted when it is first chosen.
+
+What a schedule needs at other sizes is known from the copy of the step there, as it is at its own; that it
+computes the same there is checked there, before anything of the step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hybridremat.compiler.dispatch import Dispatch, Emitted
+from hybridremat.errors import PlanError
+from hybridremat.graph.garbage import collected_seldom
+from hybridremat.graph.joint import JointGraph, Schedule
+from hybridremat.graph.memory import MemorySimulator
+from hybridremat.graph.private_joint import planning_state
+from hybridremat.graph.sizes import Sizes
+from hybridremat.planning.chosen import Choose, Chosen
+from hybridremat.planning.other_sizes import checked, moved
+from hybridremat.planning.symbolic_step import SizedStep, SymbolicSteps
+
+
+@dataclass(frozen=True)
+class Member:
+    """An emitted schedule, and the graph that it was found on, which tells how its ops run."""
+
+    graph: JointGraph
+    schedule: Schedule
+    emitted: Emitted
+
+    def is_as(self, graph: JointGraph, schedule: Schedule) -> bool:
+        """Whether its code is that of a schedule on a graph, which may be of other sizes."""
+        return self.schedule == schedule and _ways(self.graph, self.schedule) == _ways(graph, schedule)
+
+
+def _ways(graph: JointGraph, schedule: Schedule) -> tuple[object, ...]:
+    """How the executions of a schedule run: by parts, and over what."""
+    how = [(graph.ops[op].runs.kernel, graph.ops[op].runs.parts) for op in schedule.steps]
+    return how, sorted(MemorySimulator(graph).overwritten(schedule).items())
+
+
+@dataclass
+class Portfolio:
+    """Chooses a schedule at each size.
+
+    Attributes
+    ----------
+    steps
+        The step.
+    choose
+        The schedule at some sizes, given the step there.
+    members
+        The schedules that have been emitted; one that runs at several sizes is there once.
+    numbers
+        By sizes, in the order of the step's size inputs, the number of the member that runs there.
+    """
+
+    steps: SymbolicSteps
+    choose: Choose
+    members: list[Member] = field(default_factory=list)
+    numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _started: dict[tuple[int, ...], Callable[[], None]] = field(default_factory=dict)
+
+    def dispatch(self) -> Dispatch:
+        """What runs its schedules, the first of which has been chosen."""
+        placeholders = self.steps.joint.module.graph.find_nodes(op="placeholder")
+        places = {node: place for place, node in enumerate(placeholders)}
+        inputs = {name: places[node] for name, node in self.steps.joint.inputs.items()}
+        return Dispatch(inputs, self._begin, self._emitted, self.steps.joint.require_guarded)
+
+    def number_for(self, sizes: Sizes) -> int:
+        """The number of the schedule for some sizes; at new ones it is chosen and, if it is new, emitted.
+
+        Raises
+        ------
+        HybridRematError
+            As planning.
+        """
+        key = self._key(sizes)
+        if key not in self.numbers:
+            with planning_state(), collected_seldom():
+                sized = self.steps.at(sizes)
+                chosen = self.choose(sized.traced)
+                self.numbers[key] = self._member(sized, chosen)
+                self._started[key] = chosen.started
+        return self.numbers[key]
+
+    def _emitted(self, number: int) -> Emitted:
+        return self.members[number].emitted
+
+    def _begin(self, sizes: Sizes) -> int:
+        number = self.number_for(sizes)
+        self._started[self._key(sizes)]()
+        return number
+
+    def _key(self, sizes: Sizes) -> tuple[int, ...]:
+        return tuple(sizes[name] for name in self.steps.joint.inputs)
+
+    def _member(self, sized: SizedStep, chosen: Chosen) -> int:
+        graph = chosen.step.graph
+        for number, member in enumerate(self.members):
+            if member.is_as(graph, chosen.schedule) and self._runs_here(member, sized, chosen):
+                return number
+        lifted, memory = self.steps.emitted(sized, chosen)
+        overwritten = tuple(lifted.num_sizes + place for place in memory.overwritten)
+        self.members.append(Member(graph, chosen.schedule, Emitted(lifted, overwritten)))
+        return len(self.members) - 1
+
+    def _runs_here(self, member: Member, sized: SizedStep, chosen: Chosen) -> bool:
+        """Whether the graphs of a member pass the check at some sizes."""
+        graph = moved(member.graph, member.schedule, chosen.step.graph)
+        if graph is None:
+            return False
+        try:
+            memory = checked(member.emitted.lifted, chosen.step, graph, sized.instance, chosen.limit)
+        except PlanError:  # a rewrite has written other numbers into it
+            return False
+        chosen.accept(memory)
+        return True

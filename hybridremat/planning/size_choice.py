@@ -1,0 +1,198 @@
+"""The schedule of a step at each of many sizes: of those that are known already, or searched for there.
+
+Whatever was found without a limit at some sizes is a schedule at all others: the fastest that fits there is
+taken. A search at further sizes comes where none fits, or where the same share of the plain step's memory
+costs so much more time than where they were found that a search there is won back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from hybridremat.errors import InfeasibleLimitError
+from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.planning.accept import under_checked_policy
+from hybridremat.planning.choose import choose_with_point, plan_of_point
+from hybridremat.planning.chosen import Chosen
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.other_sizes import fastest_elsewhere, run_alike
+from hybridremat.planning.plan import Plan
+from hybridremat.planning.planner import adopted, choose_schedule, has_backward, make_plan, step_frontier
+from hybridremat.planning.progress import Stopwatch
+from hybridremat.planning.settings import Settings
+from hybridremat.planning.stages import plain_point
+from hybridremat.planning.step_costs import costed, costs_like, note_checkpointing
+from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.sequence.effort import PlanningEffort
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.pool import SchedulePoint
+
+NEARLY: Final = 0.002
+"""Of a plain step's time: a schedule that is emitted already, and no slower by more, is taken again."""
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A schedule that was chosen at some sizes.
+
+    ``found`` is the frontier that it comes from, of other sizes or of these; ``limit`` the bytes that were
+    asked for.
+    """
+
+    found: StepFrontier
+    point: SchedulePoint
+    limit: int
+
+
+class SizeChoice:
+    """Chooses the schedule of a step at each size; a ``Choose``.
+
+    Attributes
+    ----------
+    context
+        What is planned for: of the call at hand, to be set before each choice.
+    known
+        The frontiers that were searched, each at its sizes, with all that was found there.
+    """
+
+    def __init__(self, context: PlanContext) -> None:
+        self.context = context
+        self.known: list[StepFrontier] = []
+        self._picked: dict[str, Pick] = {}
+
+    def __call__(self, traced: TracedStep) -> Chosen:
+        """The schedule of a step at its sizes, whose plan becomes the current one of the store.
+
+        Raises
+        ------
+        HybridRematError
+            As :func:`hybridremat.wrap`.
+        """
+        context = self.context
+        if not _shares(context) or not has_backward(traced.graph):
+            return choose_schedule(traced, context)
+        note_checkpointing(traced, context)
+        step = under_checked_policy(traced, context)
+        plan = context.store.get(step.graph.fingerprint)
+        if plan is None or plan.details is None:
+            plan = self._of_known(step, context) or self._searched(step, context)
+        return adopted(plan, step, context, keep=False)
+
+    def _of_known(self, step: TracedStep, context: PlanContext) -> Plan | None:
+        """The plan of a known schedule; None if a search has to find one."""
+        if not self.known:
+            return None
+        timed = Stopwatch({})
+        with timed("costs"):
+            graph = costs_like(step, self.known[0].graph, context).graph
+        with timed("compose"):
+            plain = plain_point(graph)
+            picked = self._picked.get(graph.fingerprint)
+            if picked is None:
+                limit = context.settings.limit_bytes(plain.peak)
+                assert limit is not None, "sizes share schedules under limits alone"
+                picked = self._pick(graph, plain, limit)
+            if picked is None:
+                return None
+            self._picked[graph.fingerprint] = picked
+            there = _frontier_there(picked.found, graph, plain, context, [picked.point])
+        return plan_of_point(
+            there,
+            there.fastest,
+            limit=picked.limit,
+            asked=picked.limit,
+            cost_model=context.settings.costs().name,
+            origin=context.origin,
+            request=context.settings.request(),
+        ).with_timings(timed.timings)
+
+    def _pick(self, graph: JointGraph, plain: SchedulePoint, limit: int) -> Pick | None:
+        """The fastest known schedule that keeps a limit at some sizes, unless a search is worth its time.
+
+        One that has been picked before is emitted already, and taken if it is nearly as fast.
+        """
+        every = [(found, found.candidates) for found in self.known]
+        best = self._fastest(every, graph, limit)
+        if best is None:
+            return None
+        time, picked = best
+        found = picked.found
+        share = found.pool.under(limit * found.plain_peak // max(1, plain.peak)) or found.least_composed
+        effort, gap = PlanningEffort.of(graph, plain.time), time / max(1, plain.time) - 1.0
+        if effort.seconds(gap - found.overhead(share)) > effort.capture:
+            return None
+        before = [(each.found, (each.point,)) for each in self._picked.values()]
+        again = self._fastest(before, graph, limit)
+        if again is not None and again[0] <= time + NEARLY * plain.time:
+            return again[1]
+        return picked
+
+    def _fastest(
+        self,
+        known: Iterable[tuple[StepFrontier, Sequence[SchedulePoint]]],
+        graph: JointGraph,
+        limit: int,
+    ) -> tuple[int, Pick] | None:
+        """The fastest of some schedules that keeps a limit at some sizes, and its nanoseconds there."""
+        gathered: dict[int, tuple[StepFrontier, dict[int, SchedulePoint]]] = {}
+        for found, points in known:
+            gathered.setdefault(id(found), (found, {}))[1].update((id(each), each) for each in points)
+        best: tuple[int, Pick] | None = None
+        for found, mine in gathered.values():
+            points = sorted(mine.values(), key=lambda each: (each.time, each.needs))
+            fitting = fastest_elsewhere(found.graph, points, graph, limit, found.outside)
+            if fitting is None:
+                continue
+            time = Judge(fitting[1]).time(fitting[0].schedule)
+            if best is None or time < best[0]:
+                best = time, Pick(found, fitting[0], limit)
+        return best
+
+    def _searched(self, step: TracedStep, context: PlanContext) -> Plan:
+        """A plan that is searched for at these sizes; what is found on the way is known from then on."""
+        step, timings = costed(step, context)
+        reuse = bool(len(context.store))
+        frontier = step_frontier(step, timings, context, reuse=reuse, bounded=True)
+        assert isinstance(frontier, StepFrontier), "shared schedules run op by op"
+        context.progress("improving", 0, 1)
+        try:
+            plan, point = choose_with_point(frontier, context.settings, context.origin, on_infeasible="error")
+        except InfeasibleLimitError:
+            return make_plan(step, timings, context)
+        frontier = replace(frontier, pool=frontier.pool.with_points([point]), searches=())
+        self.known.append(frontier)
+        assert plan.memory_limit is not None
+        self._picked[plan.fingerprint] = Pick(frontier, point, plan.memory_limit)
+        return plan
+
+
+def _shares(context: PlanContext) -> bool:
+    """Whether sizes share schedules: what else is asked for is searched for at each size."""
+    settings = context.settings
+    plain = Settings()
+    others = "max_overhead", "policy", "planning_budget", "strategy"
+    same = all(getattr(settings, name) == getattr(plain, name) for name in others)
+    given = context.given is not None and not len(context.store)  # the caller's plan comes first
+    return same and not given and settings.memory_limit is not None and context.agreement.alone
+
+
+def _frontier_there(
+    found: StepFrontier,
+    graph: JointGraph,
+    plain: SchedulePoint,
+    context: PlanContext,
+    points: list[SchedulePoint],
+) -> StepFrontier:
+    """A frontier of some sizes that has known schedules alone: some of ``found``, and its least."""
+    outside = context.settings.outside_memory()
+    moved = []
+    for point in (*points, found.least_composed):
+        made = run_alike(found.graph_of(point), graph)
+        figures = Judge(made, outside=outside)(point.schedule, point.decisions)
+        parted = frozenset(op.id for op in made.ops if op.variant)
+        moved.append(replace(figures, parted=parted, chain=point.chain))
+    judge = Judge(graph, outside=outside)
+    return StepFrontier(judge, found.chains, judge.pool(moved[:-1], moved), plain, {}, reused_options=True)

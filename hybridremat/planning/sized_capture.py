@@ -1,0 +1,170 @@
+"""A step that is captured once with symbols for sizes, and planned at each size when it first comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hybridremat.compiler.backend import Backend, CapturedGraph
+from hybridremat.compiler.capture import capture, compile_step, model_device, translated_errors
+from hybridremat.compiler.dynamic_inputs import Dimensions, sample_with_symbols
+from hybridremat.compiler.frame_room import with_room
+from hybridremat.compiler.library_workspaces import keep_workspaces
+from hybridremat.compiler.model_checks import require_capturable
+from hybridremat.errors import InfeasibleLimitError
+from hybridremat.graph.private_torch import tree_leaves
+from hybridremat.graph.sizes import Sizes
+from hybridremat.interrupts import prompt_interrupts
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.pipeline import at_step, backend_of, rewriting_of
+from hybridremat.planning.size_choice import SizeChoice
+from hybridremat.planning.symbolic_partition import SymbolicPartition
+
+Shapes = tuple[tuple[int, ...] | None, ...]
+"""The shape of each input that is a tensor, as ``tree_leaves`` counts inputs."""
+
+
+def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
+    """The shapes of the tensors of a call."""
+    leaves = tree_leaves((tuple(args), dict(kwargs)))
+    return tuple(tuple(each.shape) if isinstance(each, torch.Tensor) else None for each in leaves)
+
+
+@dataclass(frozen=True)
+class SizedCapture:
+    """A step with symbols for sizes.
+
+    Attributes
+    ----------
+    model
+        The model.
+    backend, compiled
+        As those of :class:`~hybridremat.planning.pipeline.Step`.
+    graph
+        What is compiled once the first sizes are planned.
+    partition
+        Has the schedules.
+    choice
+        Chooses among them.
+    shapes
+        Those of the sample.
+    places
+        By the name of a symbol, the dimensions of inputs that it is: (input, dimension). All others are as in
+        the sample.
+    refused
+        Why the sizes of the sample could not be planned; others may be.
+    """
+
+    model: nn.Module
+    backend: Backend
+    compiled: Callable[..., Any]
+    graph: CapturedGraph
+    partition: SymbolicPartition
+    choice: SizeChoice
+    shapes: Shapes
+    places: Mapping[str, tuple[tuple[int, int], ...]]
+    refused: InfeasibleLimitError | None = None
+
+    def sizes_of(self, shapes: Shapes) -> Sizes | None:
+        """The sizes that inputs of some shapes have; None if they need a capture of their own."""
+        assert self.partition.portfolio is not None
+        named = {place: name for name, places in self.places.items() for place in places}
+        found: dict[str, int] = {}
+        for number, (shape, known) in enumerate(zip(shapes, self.shapes, strict=True)):
+            for dim, size in enumerate(shape or ()):
+                name = named.get((number, dim))
+                wanted = (known or ())[dim] if name is None else found.setdefault(name, size)
+                if size != wanted:
+                    return None
+        return None if self.partition.portfolio.steps.joint.domain.refused(found) else found
+
+    @prompt_interrupts()
+    @with_room
+    def plan(self, sizes: Sizes, context: PlanContext) -> str | None:
+        """Plan for sizes of the capture, in the context of a call; the fingerprint of the plan.
+
+        Raises
+        ------
+        HybridRematError
+            As planning.
+        """
+        assert self.partition.portfolio is not None
+        self.choice.context = context
+        started = time.perf_counter()
+        self.partition.portfolio.number_for(sizes)
+        with translated_errors(self.model, self.backend):
+            self.graph.plan()
+        context.store.note_total(time.perf_counter() - started)
+        return keep_current(context)
+
+
+def keep_current(context: PlanContext) -> str | None:
+    """The fingerprint of the plan that was made last, whose figures are kept as long as its step may run."""
+    if (plan := context.store.current) is None:
+        return None
+    context.store.keep_figures(plan.fingerprint)
+    return plan.fingerprint
+
+
+@prompt_interrupts()
+@with_room
+def capture_sizes(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dimensions: Dimensions,
+    context: PlanContext,
+    *,
+    show: bool = False,
+) -> SizedCapture | None:
+    """Capture a step with symbols for some dimensions of these inputs, and plan it for their sizes.
+
+    None if PyTorch makes numbers of all of them.
+
+    Raises
+    ------
+    HybridRematError
+        As :func:`hybridremat.wrap`, but for a limit in which nothing fits at these sizes.
+    """
+    require_capturable(model)
+    started, refused = time.perf_counter(), None
+    with at_step(model, args, kwargs, context, show=show) as context:
+        choice = SizeChoice(context)
+        partition = SymbolicPartition(choice, rewriting_of(context.settings))
+        backend = backend_of(context.settings, partition, build=context.build, dynamic=True)
+        compiled = compile_step(model, backend)
+        given, named = sample_with_symbols(args, kwargs, dimensions)
+        graph = capture(model, compiled, backend, given, named)
+        if graph is None:
+            return None
+        try:
+            with translated_errors(model, backend):
+                graph.plan()
+        except InfeasibleLimitError as error:
+            refused = InfeasibleLimitError(str(error), limit=error.limit, least=error.least)
+    keep_workspaces(model_device(model))
+    if partition.portfolio is None:
+        return None
+    context.store.note_total(time.perf_counter() - started, backend.compile_seconds)
+    shapes = shapes_of(args, kwargs)
+    places = _places(partition.portfolio.steps.joint.sample, shapes, dimensions)
+    return SizedCapture(model, backend, compiled, graph, partition, choice, shapes, places, refused)
+
+
+def _places(
+    sample: Sizes, shapes: Shapes, dimensions: Dimensions
+) -> dict[str, tuple[tuple[int, int], ...]]:
+    """The dimensions that each symbol is: PyTorch makes those that are equal in the sample one symbol."""
+    named = {size: name for name, size in sample.items()}
+    found: dict[str, list[tuple[int, int]]] = {name: [] for name in sample}
+    for number, dims in dimensions.items():
+        for dim in dims:
+            size = (shapes[number] or ())[dim]
+            if size in named:
+                found[named[size]].append((number, dim))
+    return {name: tuple(places) for name, places in found.items()}

@@ -1,0 +1,115 @@
+"""Sizes as expressions, against the same arithmetic written in Python."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridremat.graph.sizes import (
+    Domain,
+    Table,
+    Term,
+    as_data,
+    combined,
+    evaluated,
+    from_data,
+    rounded_up,
+    symbols_of,
+    with_bytes,
+)
+from support.nets import Net
+
+LEAVES = st.one_of(st.integers(-9, 9), st.sampled_from(["batch", "length"]))
+OPERATORS = ("+", "*", "max", "min", "==", "!=", "<", "<=", "and", "or")
+
+
+def terms(inner):
+    pairs = st.tuples(inner, inner)
+    both = st.builds(Term, st.sampled_from(OPERATORS), pairs)
+    divided = st.builds(Term, st.sampled_from(("//", "%")), st.tuples(inner, st.integers(1, 9)))
+    return st.one_of(both, divided, st.builds(Term, st.just("not"), st.tuples(inner)))
+
+
+SIZES = st.recursive(LEAVES, terms, max_leaves=12)
+PLACES = st.fixed_dictionaries({"batch": st.integers(0, 500), "length": st.integers(0, 500)})
+
+
+def written(size):
+    """An expression in Python's own words."""
+    if not isinstance(size, Term):
+        return f"({size})"
+    inner = [written(each) for each in size.args]
+    if size.op in ("max", "min"):
+        return f"{size.op}({inner[0]}, {inner[1]})"
+    if size.op == "not":
+        return f"int(not {inner[0]})"
+    if size.op in ("and", "or"):
+        return f"int(bool({inner[0]}) {size.op} bool({inner[1]}))"
+    return f"int({inner[0]} {size.op} {inner[1]})"
+
+
+@given(st.lists(SIZES, min_size=1, max_size=6), PLACES)
+def test_sizes_are_what_python_computes_one_by_one_and_in_a_table(sizes, at):
+    expected = [eval(written(size), {}, dict(at)) for size in sizes]
+    assert [evaluated(size, at) for size in sizes] == expected
+    assert Table(sizes).at(at) == expected
+
+
+@given(SIZES, PLACES)
+def test_what_is_written_and_read_is_the_same(size, at):
+    read = from_data(json.loads(json.dumps(as_data(size))))
+    assert read == size
+    assert symbols_of(read) <= set(at)
+
+
+@pytest.mark.parametrize("data", [["**", 2, 3], [], ["+"], [1, 2], None, 1.5, True, {"op": "+"}])
+def test_other_data_is_no_size(data):
+    with pytest.raises(ValueError, match="is no size"):
+        from_data(data)
+
+
+@given(st.sampled_from(["+", "*"]), st.lists(LEAVES, max_size=5), PLACES)
+def test_numbers_are_put_together(op, sizes, at):
+    numbers = [at.get(each, each) for each in sizes]
+    expected = sum(numbers)
+    if op == "*":
+        expected = 1
+        for each in numbers:
+            expected *= each
+    made = combined(op, *sizes)
+    assert evaluated(made, at) == expected
+    assert not isinstance(made, Term) or sum(isinstance(each, int) for each in made.args) <= 1
+
+
+@given(SIZES, st.integers(1, 600), PLACES)
+def test_rounding_up(size, multiple, at):
+    exact, rounded = evaluated(size, at), evaluated(rounded_up(size, multiple), at)
+    assert rounded % multiple == 0 and exact <= rounded < exact + multiple
+
+
+def test_a_domain_says_why_sizes_are_outside():
+    domain = Domain({"s0": (2, 15), "s1": (2, None)}, (Term("<", ("s0", "s1")),))
+    assert domain.refused({"s0": 2, "s1": 3}) == ()
+    assert domain.refused({"s0": 15, "s1": 10**9}) == ()
+    assert domain.refused({"s0": 16, "s1": 20}) == ("s0 = 16 is outside 2 to 15",)
+    assert domain.refused({"s0": 4, "s1": 1})[0] == "s1 = 1 is outside 2 to any size"
+    assert domain.refused({"s0": 4, "s1": 3}) == ("(s0 < s1)",)
+    assert domain.refused({"s0": 4}) == ("s1 is not given",)
+
+
+def test_a_symbol_without_a_number_is_an_error():
+    for evaluate in (evaluated, lambda size, at: Table([size]).at(at)):
+        with pytest.raises(KeyError):
+            evaluate(Term("+", ("batch", 1)), {"length": 3})
+
+
+def test_a_graph_with_other_bytes():
+    net = Net()
+    net.layer("a", [net.input()], 100)
+    graph = net.joint()
+    other = with_bytes(graph, [7 * value.bytes for value in graph.values])
+    assert [value.bytes for value in other.values] == [7 * value.bytes for value in graph.values]
+    assert other.ops == graph.ops
