@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hybridremat
-from hybridremat.errors import InfeasibleLimitError, LimitError, ModelError
+from hybridremat.errors import InfeasibleLimitError, LimitError
 from hybridremat.planning.settings import REFUSED_PAIRS, Settings
 from support.setting_pairs import ALONE, PAIRS, REFUSED, asked, made, table
 from support.training import train
@@ -65,17 +65,14 @@ def test_a_pair_plans_for_another_device(pair):
 @pytest.mark.parametrize("pair", [p for p in ALLOWED if "device_spec" not in p], ids=" and ".join)
 def test_a_pair_that_is_allowed_keeps_its_limit_and_the_numbers(pair):
     model, batch = made(pair)
-    if {*pair} == {'rewrites="chunked"', "units"}:  # the loss of this model is in no unit
-        with pytest.raises(ModelError, match="Logits and loss have to be in one graph"):
-            limited(model, batch, asked(*pair))
-        return
     given = limited(model, batch, asked(*pair))
     plain = copy.deepcopy(model)
     hybridremat.wrap(model, kwargs=batch, **given, **HOW)
     plan = hybridremat.get_plan(model)
     assert plan.memory_limit is None or plan.needed <= plan.memory_limit
-    # two units, and what Dynamo captures before and behind them
-    assert len(plan.parts) == (3 if "units" in pair else 2 if SEVERAL & {*pair} else 0)
+    # two units and, unless it breaks besides, what Dynamo captures around them
+    around = "units" in pair and 'graph_breaks="plan"' not in pair
+    assert len(plan.parts) == (3 if around else 2 if SEVERAL & {*pair} else 0)
     measured = hybridremat.measure(model, kwargs=batch)
     # of what the caller drops before the backward a plan with all outputs counts more
     assert measured.peak <= plan.needed
