@@ -45,10 +45,12 @@ from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
+    TensorifyScalarRestartAnalysis,
     TorchDynamoException,
     TorchRuntimeError,
 )
 from torch._dynamo.guards import DeletedGuardManagerWrapper
+from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import (
     DEFAULT_COMPILATION_METRICS_LIMIT,
     get_compilation_metrics,
@@ -152,6 +154,7 @@ __all__ = [
     "LoggedByName",
     "OpOverload",
     "ShapeFacts",
+    "TensorifyScalarRestartAnalysis",
     "TorchDynamoException",
     "TorchRuntimeError",
     "_disable_current_modes",
@@ -202,6 +205,7 @@ __all__ = [
     "run_and_save_rng_state",
     "saved_tensor_hooks_are_set",
     "shape_facts",
+    "specialize_floats",
     "step_inputs",
     "tangent_output",
     "tree_flatten",
@@ -549,16 +553,37 @@ class ShapeFacts:
     Attributes
     ----------
     ranges
-        By the name of a symbol its least and greatest number; None if there is no greatest.
+        By the name of a symbol its least and greatest number; None if there is none.
     sample
         By the name of a symbol its number in the sample that was traced.
     guards
         Conditions, as expressions of sympy: where one fails, another graph would have been traced.
     """
 
-    ranges: dict[str, tuple[int, int | None]]
+    ranges: dict[str, tuple[int | None, int | None]]
     sample: dict[str, int]
     guards: tuple[Any, ...]
+
+
+def specialize_floats(module: GraphModule) -> None:
+    """Let Dynamo capture a graph again with numbers for the floats that are symbols in it, if there are any.
+
+    Raises
+    ------
+    TensorifyScalarRestartAnalysis
+        What Dynamo captures again for.
+    """
+    values = (node.meta.get("example_value") for node in module.graph.nodes)
+    floats = {str(value.node.expr) for value in values if isinstance(value, torch.SymFloat)}
+    found = [name for name in floats if name.startswith("zf")]
+    if found:
+        for name in found:
+            TensorifyState.specialize(name)
+        raise TensorifyScalarRestartAnalysis
+
+
+def _whole(end: Any) -> int | None:
+    return int(end) if end.is_Integer else None
 
 
 def shape_facts(module: GraphModule) -> ShapeFacts | None:
@@ -569,10 +594,10 @@ def shape_facts(module: GraphModule) -> ShapeFacts | None:
         return None
     environment = number.node.shape_env
     known = {str(symbol): int(value) for symbol, value in environment.backed_var_to_val.items()}
-    ranges = {}
-    for symbol, found in environment.var_to_range.items():
-        if str(symbol) in known and found.lower.is_Integer:
-            greatest = int(found.upper) if found.upper.is_Integer else None
-            ranges[str(symbol)] = (int(found.lower), greatest)
+    ranges = {
+        str(symbol): (_whole(found.lower), _whole(found.upper))
+        for symbol, found in environment.var_to_range.items()
+        if str(symbol) in known
+    }
     guards = tuple(environment.replace(guard.expr) for guard in environment.guards)
     return ShapeFacts(ranges, known, guards)

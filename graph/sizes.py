@@ -158,20 +158,22 @@ class Domain:
     Attributes
     ----------
     ranges
-        For each symbol its least and its greatest number; None if there is no greatest.
+        For each symbol its least and its greatest number; None if there is none.
     guards
         Conditions on the symbols that the capture relies on: PyTorch traced another graph where one fails.
     """
 
-    ranges: Mapping[str, tuple[int, int | None]]
+    ranges: Mapping[str, tuple[int | None, int | None]]
     guards: tuple[Size, ...] = ()
 
     def refused(self, sizes: Sizes) -> tuple[str, ...]:
         """Why some sizes need a capture of their own, each reason as text; empty if they do not."""
         found = [f"{name} is not given" for name in self.ranges if name not in sizes]
         for name, (least, most) in self.ranges.items() if not found else ():
-            if sizes[name] < least or (most is not None and sizes[name] > most):
-                found.append(f"{name} = {sizes[name]} is outside {least} to {most or 'any size'}")
+            below, above = least is not None and sizes[name] < least, most is not None and sizes[name] > most
+            if below or above:
+                ends = ("any size" if end is None else end for end in (least, most))
+                found.append(f"{name} = {sizes[name]} is outside {' to '.join(map(str, ends))}")
         failing = () if found else (each for each in self.guards if not evaluated(each, sizes))
         return (*found, *map(str, failing))
 

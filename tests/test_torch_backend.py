@@ -7,10 +7,12 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from hybridremat.errors import CaptureError, HybridRematError, InfeasibleLimitError, LimitError, OptionsError
 from hybridremat.integrations.torch_compile import OPTION_NAMES, read_options
+from support.training import allocated_peak
 
 BACKEND = "hybridremat"
 QUICK = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -27,6 +29,11 @@ class ConvNet(nn.Module):
         x = functional.relu(self.norm(self.first(x)))
         x = functional.dropout(functional.relu(self.second(x)), 0.3, self.training)
         return self.head(x.flatten(1))
+
+
+class ConvLoss(ConvNet):
+    def forward(self, x):
+        return super().forward(x).square().mean()
 
 
 class Breaking(nn.Module):
@@ -116,11 +123,107 @@ def test_each_shape_gets_a_plan_with_dynamic_false():
     assert len(plans) == 2
 
 
-def test_symbolic_shapes_are_refused():
-    call = compiled(mlp(), memory_limit="110%")
+def measured_step(run, model, batch, measure=allocated_peak):
+    """Loss, gradients and buffers of a step, and the bytes that it allocates; no other one may be planned."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    kept = {}
+
+    def step():
+        output = run(*batch)
+        kept["loss"] = output if output.dim() == 0 else output.square().mean()
+        kept["loss"].backward()
+
+    torch.manual_seed(0)
+    peak = measure(step)
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    return [kept["loss"].detach(), *gradients, *[each.clone() for each in model.buffers()]], peak
+
+
+def unmeasured(step):
+    step()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_second_shape_makes_symbols_and_every_further_one_is_planned_from_them(dynamic):
+    plain = ConvLoss()
+    planned, plans = copy.deepcopy(plain), []
+    call = compiled(planned, {"dynamic": dynamic}, memory_limit=500_000, on_plan=plans.append)
+    counters.clear()
+    for batch in (6, 9, 4, 13):
+        images = (torch.randn(batch, 3, 8, 8),)
+        measured_step(call, planned, images, unmeasured)
+        measured_step(plain, plain, images)
+        mine, peak = measured_step(call, planned, images)
+        theirs, _ = measured_step(plain, plain, images)
+        assert all(map(torch.equal, mine, theirs))
+        assert (batch, 3, 8, 8) in [tuple(each.shape) for each in plans[-1].origin.inputs]
+        assert peak == plans[-1].predicted_peak <= plans[-1].memory_limit == 500_000
+    assert len(plans) == 4
+    assert counters["stats"]["unique_graphs"] == (1 if dynamic else 2)
+
+
+def test_a_size_that_does_not_fit_is_refused_before_anything_runs_there():
+    net, ran = mlp(), []
+    net[0].weight.register_hook(ran.append)
+    call = compiled(net, {"dynamic": True}, memory_limit=100_000)
+    call(torch.randn(64, 16)).sum().backward()
+    with pytest.raises(InfeasibleLimitError, match=r"97\.7 KiB"):
+        call(torch.randn(6400, 16))
+    call(torch.randn(48, 16)).sum().backward()
+    assert len(ran) == 2
+
+
+def test_two_forwards_of_different_sizes_wait_for_their_backwards():
+    plain = ConvNet()
+    planned = copy.deepcopy(plain)
+    call = compiled(planned, {"dynamic": True}, memory_limit="110%")
+    one, other = torch.randn(5, 3, 8, 8), torch.randn(7, 3, 8, 8)
+    for run in (plain, call):
+        torch.manual_seed(0)
+        first, second = run(one).sum(), run(other).sum()
+        first.backward()
+        second.backward()
+    for mine, its in zip(planned.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, its.grad)
+
+
+def test_symbols_are_nothing_without_gradients():
+    model = ConvNet().eval()
+    call = compiled(model, {"dynamic": True}, memory_limit="110%")
+    with torch.no_grad():
+        for batch in (3, 5):
+            x = torch.randn(batch, 3, 8, 8)
+            assert torch.equal(call(x), model(x))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x, times, factor):
+        return self.second(torch.tanh(self.first(x)) * times * factor)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_among_the_inputs_may_change_with_symbols(dynamic):
+    plain = Scaled()
+    planned = copy.deepcopy(plain)
+    call = compiled(planned, {"dynamic": dynamic}, memory_limit="150%")
+    for rows, times, factor in [(8, 2, 0.5), (9, -3, 0.5), (10, 0, 0.5), (10, 7, 0.25)]:
+        batch = torch.randn(rows, 16), times, factor
+        runs = (call, planned), (plain, plain)
+        mine, theirs = (measured_step(*each, batch, unmeasured)[0] for each in runs)
+        assert all(map(torch.equal, mine, theirs))
+
+
+def test_symbols_are_refused_where_each_shape_is_captured_by_itself():
+    call = compiled(mlp(), memory_limit="110%", compiler="inductor")
     call(torch.randn(8, 16))
     error = error_of(lambda: call(torch.randn(16, 16)))
     assert isinstance(error, CaptureError)
+    assert 'compiler="inductor"' in str(error)
     assert "dynamic=False" in str(error)
 
 

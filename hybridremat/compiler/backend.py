@@ -40,7 +40,11 @@ from hybridremat.compiler.recurrent import make_recurrent_opaque
 from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_joint import Compiled, planning_state
-from hybridremat.graph.private_torch import allows_second_backward, forget_code_of
+from hybridremat.graph.private_torch import (
+    TensorifyScalarRestartAnalysis,
+    allows_second_backward,
+    forget_code_of,
+)
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import joint_outputs, name_modules
 
@@ -480,8 +484,8 @@ class CapturedGraph:
 def _failures_named() -> Iterator[None]:
     try:
         yield
-    except (HybridRematError, TraceError):
-        raise
+    except (HybridRematError, TraceError, TensorifyScalarRestartAnalysis):
+        raise  # the last is for Dynamo, which captures again with a number for a float
     except Exception as error:
         raise GraphError(str(error)) from error
 

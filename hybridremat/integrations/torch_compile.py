@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import fx
 
 from hybridremat.errors import CaptureError, OptionsError
+from hybridremat.graph.private_torch import specialize_floats
+from hybridremat.integrations.symbolic_graphs import is_symbolic, symbolic_backend
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.origin import graph_origin
 from hybridremat.planning.pipeline import backend_for
@@ -42,7 +43,8 @@ def hybridremat_backend(
     ----------
     options
         The settings of :func:`hybridremat.wrap` by name, ``progress``, and
-        ``on_plan``, called with the :class:`~hybridremat.Plan` of each training graph once it is compiled.
+        ``on_plan``, called with the :class:`~hybridremat.Plan` of each training graph once it is compiled,
+        and with that of each further size of a graph with symbols before it first runs there.
 
     Raises
     ------
@@ -53,14 +55,20 @@ def hybridremat_backend(
     InfeasibleLimitError
         If no plan fits.
     CaptureError
-        If the graph breaks (before any of it has run), or has symbolic shapes.
+        If the graph breaks (before any of it has run), or has symbols for sizes and cannot be planned so.
     """
     settings, on_plan, show = read_options(mode, options or {})
-    _refuse_symbolic_shapes(example_inputs)
+    symbolic = any(map(is_symbolic, example_inputs))
+    if symbolic:
+        _require_symbols(settings)
+        specialize_floats(module)
     started = time.perf_counter()
     with planning_progress(show=show) as progress:
         context = PlanContext.of(settings).at(graph_origin(example_inputs), progress)
-        backend = backend_for(settings, partial(choose_schedule, context=context))
+        if symbolic:
+            backend = symbolic_backend(context, on_plan)
+        else:
+            backend = backend_for(settings, partial(choose_schedule, context=context))
         graph = backend.capture(module, example_inputs)
         graph.plan()  # errors are to come before any of it has run
     context.store.note_total(time.perf_counter() - started, backend.compile_seconds)
@@ -95,12 +103,11 @@ def read_options(
     return Settings(**given).validated(need_limit=True), on_plan, show
 
 
-def _refuse_symbolic_shapes(example_inputs: Sequence[Any]) -> None:
-    for value in example_inputs:
-        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
-        if any(isinstance(size, torch.SymInt) for size in sizes):
-            raise CaptureError(
-                "the graph has symbolic shapes, and a plan is for one shape, to the byte. torch.compile "
-                "makes shapes symbolic when a second one arrives: pass torch.compile(…, dynamic=False), and "
-                "each shape gets a plan of its own."
-            )
+def _require_symbols(settings: Settings) -> None:
+    """Refuse symbols for sizes where a graph is to be captured for each shape by itself."""
+    if why := settings.one_capture_refused():
+        raise CaptureError(
+            f"the graph has symbols for sizes, and with {why} each shape is captured by itself. "
+            "torch.compile makes sizes symbols when a second shape arrives: pass torch.compile(…, "
+            "dynamic=False), and each shape gets a graph and a plan of its own."
+        )

@@ -26,9 +26,15 @@ class SymbolicPartition:
         PyTorch captures another graph where sizes are outside of what it is right for.
     """
 
-    def __init__(self, choose: Choose, rewriting: Rewriting | None = None) -> None:
-        """``choose`` gives the schedule at each size, as for a :class:`Portfolio`."""
+    def __init__(
+        self, choose: Choose, rewriting: Rewriting | None = None, *, plain_forwards: bool = False
+    ) -> None:
+        """``choose`` gives the schedule at each size, as for a :class:`Portfolio`.
+
+        ``plain_forwards``: a graph without a backward runs as it is, instead of being refused.
+        """
         self.choose, self.rewriting = choose, rewriting
+        self._plain_forwards = plain_forwards
         self.portfolio: Portfolio | None = None
         self._joint: fx.GraphModule | None = None  # its graph, until a size of it could be planned
 
@@ -60,4 +66,6 @@ class SymbolicPartition:
 
     def forward_only(self, graph: fx.GraphModule) -> Callable[[], None]:
         """See :class:`~hybridremat.compiler.backend.Partitioner`."""
+        if self._plain_forwards:
+            return lambda: None
         raise CaptureError("a step without a backward has no sizes to plan for")
