@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from torch import nn
 
@@ -19,6 +19,7 @@ from hybridremat.planning.settings import (
     settings_of,
 )
 from hybridremat.planning.step_costs import warn_beyond
+from hybridremat.plans.sizes import SizeCurve
 from hybridremat.runtime.prepare import make_planned_call, model_frontier, require_planned_call
 
 if TYPE_CHECKING:
@@ -248,8 +249,30 @@ def unwrap(model: M) -> M:
     return model
 
 
-def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Plan:
-    """Plan a wrapped model for one more input shape, before it comes in training.
+@overload
+def prepare(
+    model: nn.Module, args: Sequence[Any] = ..., kwargs: Mapping[str, Any] | None = ..., *, sizes: None = ...
+) -> Plan: ...
+
+
+@overload
+def prepare(
+    model: nn.Module,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    sizes: Sequence[Mapping[str, int]],
+) -> SizeCurve: ...
+
+
+def prepare(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    sizes: Sequence[Mapping[str, int]] | None = None,
+) -> Plan | SizeCurve:
+    """Plan a wrapped model for one more input shape, or many, before they come in training.
 
     Otherwise a shape is planned at its first step, and measuring its kernels then adds to that step's memory.
 
@@ -257,16 +280,31 @@ def prepare(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any
     ----------
     args, kwargs
         Sample inputs of that shape, used as in :func:`wrap`.
+    sizes
+        Sizes to be planned, by name (``[{"length": 128}, {"batch": 4, "length": 256}]``); others are those of
+        the sample inputs, which are captured once for all of them. ``batch`` is the first dimension of an
+        input, ``length`` the second of one with up to three, ``height`` and ``width`` the last of one with
+        four; others are ``"NAME.DIMENSION"``. Dimensions that are equal in the sample inputs are one size.
+
+    Returns
+    -------
+    Plan or SizeCurve
+        The plan for the sample inputs; with ``sizes``, what the step needs at each of them.
 
     Raises
     ------
     ModelError
         If the model is not wrapped.
+    LimitError
+        If ``sizes`` are given, and each shape is to be captured by itself.
     InfeasibleLimitError, InputError, CaptureError
-        As :func:`wrap`; existing plans are kept.
+        As :func:`wrap`; existing plans are kept. With ``sizes``, those that fit are planned before an
+        InfeasibleLimitError names the largest; InputError also for a size that is no input's.
     """
     call = require_planned_call(model)
     require_matching_inputs(model, args, {} if kwargs is None else kwargs)
+    if sizes is not None:
+        return call.curve(args, {} if kwargs is None else kwargs, sizes)
     made = call.prepare(args, {} if kwargs is None else kwargs)
     assert made is not None
     return made

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.cli.output import stdout_to_stderr
 from hybridremat.cli.targets import load_target
-from hybridremat.errors import PolicyError, TargetError
+from hybridremat.errors import PolicyError, TargetError, UsageError
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.policy import Action, validated_policy
 
@@ -38,6 +38,7 @@ def settings_given(options: Namespace, keywords: Collection[str]) -> dict[str, A
         "max_overhead": overhead_value,
         "cache": lambda no_cache: not no_cache,
         "policy": policy_of_pins,
+        "dynamic": dynamic_value,
     }
     found = {}
     for setting in fields(Settings):
@@ -46,6 +47,42 @@ def settings_given(options: Namespace, keywords: Collection[str]) -> dict[str, A
             value = getattr(options, option)
             read = readers.get(setting.name)
             found[setting.name] = value if read is None else read(value)
+    return found
+
+
+def dynamic_value(text: str) -> bool | None:
+    """The setting of ``--dynamic``.
+
+    Raises
+    ------
+    UsageError
+        If it is none.
+    """
+    known = {"auto": None, "true": True, "false": False}
+    if text not in known:
+        raise UsageError(f"--dynamic: {text!r} is not known; use auto, true or false")
+    return known[text]
+
+
+def sizes_given(texts: Sequence[str]) -> dict[str, Sequence[int]]:
+    """The sizes of ``--sizes NAME=1,2,3`` and ``--sizes NAME=FROM:TO:STEP``.
+
+    Raises
+    ------
+    UsageError
+        If they cannot be read.
+    """
+    found: dict[str, Sequence[int]] = {}
+    for text in texts:
+        name, _, numbers = text.partition("=")
+        parts = numbers.split(":") if ":" in numbers else numbers.split(",")
+        if not all(part.strip().isdigit() for part in parts):
+            raise UsageError(f"--sizes: {text!r} cannot be read; write length=64,128 or length=64:512:64")
+        given = [int(part) for part in parts]
+        several = ":" not in numbers
+        if not several and (len(given) > 3 or given[2:] == [0]):
+            raise UsageError(f"--sizes: {text!r} is no range; write length=FROM:TO:STEP")
+        found[name] = given if several else range(*given)
     return found
 
 

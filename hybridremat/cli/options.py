@@ -21,6 +21,8 @@ The function returns (model, kwargs) or (model, args, kwargs): what one training
 SET_HELP = "field of a built-in model's config, or argument of your function; repeatable (n_layer=24)"
 PIN_HELP = "MODULE[:OP]=must_save or =must_recompute, both globs: h.*.mlp.act=must_recompute; repeatable"
 OPTIMIZER_HELP = "adamw (default), sgd,momentum=0.9, adamw,foreach=False, … or module:Class"
+DYNAMIC_HELP = "one capture for all input sizes: auto (default: from the second shape on), true or false"
+SIZES_HELP = "also plan at length=64,128,256 or batch=2:17:2 (FROM:TO:STEP, without TO); repeatable"
 DEVICE_HELP = "plan for another device: h200, a100-80g, rtx4090, … or a JSON or TOML file"
 
 
@@ -123,6 +125,7 @@ def _planning_options() -> Parser:
     group.add_argument(
         "--planning-budget", metavar="TIME", help="end the search by then: 10s, 2min; unlimited: search on"
     )
+    group.add_argument("--dynamic", metavar="WHAT", default="auto", help=DYNAMIC_HELP)
     group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
     group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)
     group.add_argument("--no-cache", action="store_true", help="neither read nor keep plans, kernel figures")
@@ -213,6 +216,8 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan as JSON to this file")
     parser.add_argument("--certify", action="store_true", help="prove how near it is to the best there is")
     parser.add_argument("--optimizer", metavar="NAME", default="adamw", help=OPTIMIZER_HELP)
+    parser.add_argument("--sizes", metavar="NAME=SIZES", action="append", default=[], help=SIZES_HELP)
+    parser.add_argument("--curve", metavar="FILE", help="draw --sizes to this .png, .svg or .pdf")
 
 
 def add_certify_options(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hybridremat.analysis.needs import TrainingNeeds, training_needs
 from hybridremat.api import plan as make_plan
-from hybridremat.cli.inputs import load, settings_given
+from hybridremat.cli.inputs import load, settings_given, sizes_given
 from hybridremat.cli.output import print_json, require_writable, stdout_to_stderr
 from hybridremat.errors import TargetError, UsageError
 from hybridremat.graph.costs.device_specs import device_spec
@@ -18,21 +18,34 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import PlanSettings, Settings
 from hybridremat.plans.codec import write_plan
 from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation, block_text, module_text
+from hybridremat.reports.size_tables import size_table
 from hybridremat.reports.text import certificate_dict, plan_tables, render, summary
 
 
 def run_plan(options: Namespace) -> int:
     """Plan, write the file if one is named, and print the summary, or all of the plan as JSON."""
     require_writable(options.output)
+    require_writable(options.curve, option="--curve")
+    sizes = sizes_given(options.sizes)
+    if options.curve is not None and not sizes:
+        raise UsageError("--curve draws the sizes that --sizes names, --sizes length=64:512:64, for one")
+    if sizes and options.dynamic == "auto":
+        options.dynamic = "true"  # there is but one shape to capture
     plan, needs = _planned(options, certify=options.certify)
+    with stdout_to_stderr(active=options.json):
+        curve = plan.curve(**sizes) if sizes else None
+    if curve is not None and options.curve is not None:
+        curve.plot(options.curve)
     if options.output is not None:
         write_plan(plan, options.output)
     if options.json:
-        print_json(plan.to_dict())
+        print_json(plan.to_dict() if curve is None else plan.to_dict() | {"curve": curve.to_dict()})
     else:
         memory = None if options.device_spec is None else device_spec(options.device_spec).memory
         whole = f"in all: {needs.formula(plan.needed, memory=memory)}"
         render([summary(plan), Text(whole)], sys.stdout)
+        if curve is not None:
+            render([Text(), size_table(curve.rows)], sys.stdout)
     return 0
 
 

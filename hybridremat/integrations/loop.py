@@ -114,7 +114,9 @@ class LoopWatch:
             The loop's loggers.
         """
         log = self.log
-        self.summary = run_summary(log.plans, log.largest, log.overhead, log.planning_seconds)
+        sizes = self._call.sizes if self._call is not None else None
+        counts = sizes.counts() if sizes is not None else (0, 0)
+        self.summary = run_summary(log.plans, log.largest, log.overhead, log.planning_seconds, counts)
         if self.target is None or self.summary is None:
             return
         if folder is not None and self.options.report:

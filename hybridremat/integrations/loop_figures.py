@@ -100,7 +100,10 @@ class StepLog:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans that ran, one for each graph, in the order of their first step."""
+        """The plans that ran, one for each graph, in the order of their first step.
+
+        Of those that share a capture, the one with the largest peak is whole; of the others the figures stay.
+        """
         return tuple(self._plans.values())
 
     def ran(self, plan: Plan) -> None:
@@ -108,10 +111,22 @@ class StepLog:
         if self._plan is None:
             self.due = self.waiting = True
         self._plan = plan
-        if self._plans.get(plan.fingerprint) is not plan:
-            self._plans[plan.fingerprint] = plan
+        known = self._plans.get(plan.fingerprint)
+        if known is None or known.timings != plan.timings:
+            self._keep(plan)
             self.waiting = True
             self.planning_seconds += plan.planning_seconds
+
+    def _keep(self, plan: Plan) -> None:
+        """Keep a plan: a run may meet hundreds of sizes, whose plans are of many megabytes each."""
+        shared = [each for each in self._plans.values() if each.others is not None]
+        before = max(shared, key=lambda each: each.predicted_peak, default=None)
+        if plan.others is not None and before is not None:
+            if before.predicted_peak > plan.predicted_peak:
+                plan = plan.figures()
+            else:
+                self._plans[before.fingerprint] = before.figures()
+        self._plans[plan.fingerprint] = plan
 
     def measured(self, figures: StepFigures, *, due: bool) -> None:
         """A step has been measured."""

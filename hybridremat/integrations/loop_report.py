@@ -38,6 +38,8 @@ class RunSummary:
         Extra time as a fraction: measured if it was, else by the cost model.
     plans
         How many plans ran, one for each input shape.
+    captures, schedules
+        How many captures of all sizes there were, and how many schedules these ran; 0 without.
     planning_seconds
         What all of them took to plan.
     report
@@ -51,9 +53,14 @@ class RunSummary:
     plans: int
     planning_seconds: float
     report: Path | None = None
+    captures: int = 0
+    schedules: int = 0
 
     def __str__(self) -> str:
-        shapes = "1 shape" if self.plans == 1 else f"{self.plans} shapes"
+        shapes = _counted(self.plans, "shape")
+        if self.captures:
+            made = _counted(self.captures, "capture"), _counted(self.schedules, "schedule")
+            shapes += " ({} of all sizes, {})".format(*made)
         how = "" if self.measured else " (predicted)"
         line = (
             f"peak {format_bytes(self.peak)}{how} instead of {format_bytes(self.plan.plain_peak)}, "
@@ -74,10 +81,21 @@ class Uploads:
 NO_UPLOADS: Final = Uploads()
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def run_summary(
-    plans: Sequence[Plan], largest: StepFigures | None, overhead: float | None, planning_seconds: float
+    plans: Sequence[Plan],
+    largest: StepFigures | None,
+    overhead: float | None,
+    planning_seconds: float,
+    captures: tuple[int, int] = (0, 0),
 ) -> RunSummary | None:
-    """The figures of a run; None if nothing was planned in it."""
+    """The figures of a run; None if nothing was planned in it.
+
+    ``captures``: those of all sizes, and their schedules.
+    """
     if not plans:
         return None
     plan = largest.plan if largest is not None else max(plans, key=lambda each: each.predicted_peak)
@@ -88,6 +106,8 @@ def run_summary(
         overhead=plan.overhead if overhead is None else overhead,
         plans=len(plans),
         planning_seconds=planning_seconds,
+        captures=captures[0],
+        schedules=captures[1],
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hybridremat.errors import InputError
 from hybridremat.plans.plan_data import PlanData
+from hybridremat.plans.sizes import OtherSizes, SizeCurve
 
 if TYPE_CHECKING:
     from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation
@@ -81,6 +85,9 @@ class Plan(PlanData):
     certificate
         How near the plan is to the best there is, if it was certified or had a budget; ``lower_bound`` and
         ``optimality_gap`` are its figures.
+    others
+        The capture that the plan is of, if that is planned at many sizes (:meth:`at`, :meth:`curve`); not in
+        plan files and copies.
     untried
         The ops whose workspace is unknown and not counted in any peak, each with its line and why: those that
         ``untried="allow"`` let pass, and ops with effects.
@@ -174,6 +181,49 @@ class Plan(PlanData):
         with planning_progress(show=progress) as report:
             report("certifying", 0, 1)
             return replace(self, certificate=certificate_of(self))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the inputs that may differ without another capture, by name; empty for one shape."""
+        return {} if self.others is None else dict(self.others.own)
+
+    def at(self, **sizes: int) -> Plan:
+        """The plan of the same step at other sizes (``batch=…, length=…``), from the same capture.
+
+        Nothing has to be of these sizes, and nothing runs; sizes that are not given are those of this plan.
+        It becomes a plan of the model that this one is of, so that its first step there is planned already.
+
+        Raises
+        ------
+        InputError
+            If the plan is of one shape alone, a name is not among :attr:`sizes`, or these sizes need a
+            capture of their own.
+        InfeasibleLimitError
+            If nothing fits there.
+        """
+        made = self._capture().plan(sizes)
+        assert isinstance(made, Plan)
+        return made
+
+    def curve(self, **sizes: Sequence[int]) -> SizeCurve:
+        """What the step needs at many sizes: ``curve(length=range(64, 513, 64))``, all pairs of several.
+
+        Raises
+        ------
+        InputError
+            As :meth:`at`; sizes at which nothing fits are in the curve.
+        """
+        capture, names = self._capture(), list(sizes)
+        found = [dict(zip(names, each, strict=True)) for each in product(*sizes.values())]
+        return SizeCurve(tuple(capture.rows(found)))
+
+    def _capture(self) -> OtherSizes:
+        if self.others is None:
+            raise InputError(
+                "this plan is of one shape: pass dynamic=True to plan or wrap, and one capture is planned at "
+                "all sizes"
+            )
+        return self.others
 
     @staticmethod
     def load(path: str | Path) -> Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybridremat.planning.plan import Plan
+from hybridremat.plans.sizes import OtherSizes
 
 
 class PlanStore:
@@ -65,7 +66,11 @@ class PlanStore:
 
     def keep_figures(self, fingerprint: str) -> None:
         """Keep the figures of a plan when it is dropped: its step can still run."""
-        self._figures[fingerprint] = replace(self._plans[fingerprint], details=None, blocks=())
+        self._figures[fingerprint] = self._plans[fingerprint].figures()
+
+    def let_know(self, fingerprint: str, others: OtherSizes) -> None:
+        """Let a plan know the capture that it is of."""
+        self._plans[fingerprint] = replace(self._plans[fingerprint], others=others)
 
     def drop(self, plan: Plan) -> None:
         """Remove a plan that another one replaces."""

@@ -67,7 +67,7 @@ class Portfolio:
         placeholders = self.steps.joint.module.graph.find_nodes(op="placeholder")
         places = {node: place for place, node in enumerate(placeholders)}
         inputs = {name: places[node] for name, node in self.steps.joint.inputs.items()}
-        return Dispatch(inputs, self._begin, self._emitted, self.steps.joint.require_guarded)
+        return Dispatch(inputs, self.begin, self._emitted, self.steps.joint.require_guarded)
 
     def number_for(self, sizes: Sizes) -> int:
         """The number of the schedule for some sizes; at new ones it is chosen and, if it is new, emitted.
@@ -89,7 +89,8 @@ class Portfolio:
     def _emitted(self, number: int) -> Emitted:
         return self.members[number].emitted
 
-    def _begin(self, sizes: Sizes) -> int:
+    def begin(self, sizes: Sizes) -> int:
+        """As :meth:`number_for`; the plan there becomes the current one."""
         number = self.number_for(sizes)
         self._started[self._key(sizes)]()
         return number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,9 +21,13 @@ from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.graph.sizes import Sizes
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.context import PlanContext
+from hybridremat.planning.other_plans import PlannedElsewhere
 from hybridremat.planning.pipeline import at_step, backend_of, rewriting_of
+from hybridremat.planning.progress import no_progress
 from hybridremat.planning.size_choice import SizeChoice
 from hybridremat.planning.symbolic_partition import SymbolicPartition
+from hybridremat.plans.origin import Origin
+from hybridremat.plans.sizes import Place, SizeRow, dimension_names
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 """The shape of each input that is a tensor, as ``tree_leaves`` counts inputs."""
@@ -56,8 +60,14 @@ class SizedCapture:
     places
         By the name of a symbol, the dimensions of inputs that it is: (input, dimension). All others are as in
         the sample.
+    names
+        By name of a size (:func:`~hybridremat.plans.sizes.dimension_names`), its symbol.
+    origin
+        What was captured.
     refused
         Why the sizes of the sample could not be planned; others may be.
+    rows
+        What is known of sizes that were planned, by their numbers in the order of ``names``.
     """
 
     model: nn.Module
@@ -68,7 +78,32 @@ class SizedCapture:
     choice: SizeChoice
     shapes: Shapes
     places: Mapping[str, tuple[tuple[int, int], ...]]
+    names: Mapping[str, str]
+    origin: Origin
     refused: InfeasibleLimitError | None = None
+    rows: dict[tuple[int, ...], SizeRow] = field(default_factory=dict)
+
+    @property
+    def tensor_places(self) -> dict[str, tuple[Place, ...]]:
+        """By the name of a symbol, its dimensions of inputs, counted among those that are tensors."""
+        return _among_tensors(self.places, self.shapes)
+
+    def refused_at(self, sizes: Sizes) -> tuple[str, ...]:
+        """Why some sizes need a capture of their own; empty if they do not."""
+        assert self.partition.portfolio is not None
+        return self.partition.portfolio.steps.joint.domain.refused(sizes)
+
+    def elsewhere(self, shapes: Shapes, context: PlanContext) -> PlannedElsewhere:
+        """The capture at sizes by name; those not given are of inputs of these shapes, which it is right for."""
+        sizes = self.sizes_of(shapes)
+        assert sizes is not None
+        return self._elsewhere(self._named(sizes), context)
+
+    def _elsewhere(self, own: Mapping[str, int], context: PlanContext) -> PlannedElsewhere:
+        return PlannedElsewhere(self, replace(context, progress=no_progress), own)
+
+    def _named(self, sizes: Sizes) -> dict[str, int]:
+        return {name: sizes[symbol] for name, symbol in self.names.items()}
 
     def sizes_of(self, shapes: Shapes) -> Sizes | None:
         """The sizes that inputs of some shapes have; None if they need a capture of their own."""
@@ -81,7 +116,7 @@ class SizedCapture:
                 wanted = (known or ())[dim] if name is None else found.setdefault(name, size)
                 if size != wanted:
                     return None
-        return None if self.partition.portfolio.steps.joint.domain.refused(found) else found
+        return None if self.refused_at(found) else found
 
     @prompt_interrupts()
     @with_room
@@ -96,19 +131,27 @@ class SizedCapture:
         assert self.partition.portfolio is not None
         self.choice.context = context
         started = time.perf_counter()
-        self.partition.portfolio.number_for(sizes)
-        with translated_errors(self.model, self.backend):
-            self.graph.plan()
+        self.partition.portfolio.begin(sizes)
+        if self.backend.build:  # else it is captured, and no more
+            with translated_errors(self.model, self.backend):
+                self.graph.plan()
         context.store.note_total(time.perf_counter() - started)
-        return keep_current(context)
+        return self.keep_current(sizes, context)
 
+    def keep_current(self, sizes: Sizes, context: PlanContext) -> str | None:
+        """The fingerprint of the plan of some sizes that was made last, which is kept with its capture.
 
-def keep_current(context: PlanContext) -> str | None:
-    """The fingerprint of the plan that was made last, whose figures are kept as long as its step may run."""
-    if (plan := context.store.current) is None:
-        return None
-    context.store.keep_figures(plan.fingerprint)
-    return plan.fingerprint
+        Its figures are kept as long as its step may run.
+        """
+        if (plan := context.store.current) is None:
+            return None
+        own = self._named(sizes)
+        self.rows[tuple(own.values())] = SizeRow(
+            own, plan.memory_limit, plan.plain_peak, plan.needed, plan.overhead
+        )
+        context.store.let_know(plan.fingerprint, self._elsewhere(own, context))
+        context.store.keep_figures(plan.fingerprint)
+        return plan.fingerprint
 
 
 @prompt_interrupts()
@@ -153,7 +196,19 @@ def capture_sizes(
     context.store.note_total(time.perf_counter() - started, backend.compile_seconds)
     shapes = shapes_of(args, kwargs)
     places = _places(partition.portfolio.steps.joint.sample, shapes, dimensions)
-    return SizedCapture(model, backend, compiled, graph, partition, choice, shapes, places, refused)
+    groups = {places: symbol for symbol, places in _among_tensors(places, shapes).items()}
+    names = {name: groups[each] for name, each in dimension_names(groups, context.origin.inputs).items()}
+    return SizedCapture(
+        model, backend, compiled, graph, partition, choice, shapes, places, names, context.origin, refused
+    )
+
+
+def _among_tensors(
+    places: Mapping[str, tuple[Place, ...]], shapes: Shapes
+) -> dict[str, tuple[Place, ...]]:
+    tensors = [number for number, shape in enumerate(shapes) if shape is not None]
+    numbers = {number: place for place, number in enumerate(tensors)}
+    return {name: tuple((numbers[n], dim) for n, dim in each) for name, each in places.items()}
 
 
 def _places(

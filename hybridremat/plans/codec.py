@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from cattrs import Converter
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from cattrs.preconf.json import make_converter
 
 from hybridremat.blocks.types import Option, OptionSet
@@ -126,11 +127,33 @@ def _converter(columns: tuple[tuple[str, tuple[str, ...]], ...] = tuple(_columns
         converter.register_unstructure_hook(kind, _row_writer(converter, written[name]))
         converter.register_structure_hook(kind, _row_reader(converter, kind, read.get(name, ())))
     converter.register_unstructure_hook_func(lambda kind: kind == frozenset[int], sorted)  # one order
+    _let_out_others(converter)
     _read_as(converter, AnyCostModel, str)
     _read_as(converter, AnyDevice, DeviceSpec | None)
     converter.register_unstructure_hook(Decision, _written_decision)
     converter.register_structure_hook(Decision, _read_decision)
     return converter
+
+
+def _let_out_others(converter: Converter) -> None:
+    """The capture that a plan is of is not stored with it."""
+
+    def is_plan(kind: Any) -> bool:
+        return isinstance(kind, type) and issubclass(kind, PlanData)
+
+    converter.register_unstructure_hook_factory(
+        is_plan, lambda kind: make_dict_unstructure_fn(kind, converter, others=override(omit=True))
+    )
+    converter.register_structure_hook_factory(
+        is_plan,
+        lambda kind: make_dict_structure_fn(
+            kind,
+            converter,
+            _cattrs_forbid_extra_keys=True,
+            _cattrs_detailed_validation=False,
+            others=override(omit=True),
+        ),
+    )
 
 
 def _read_as(converter: Converter, given: object, stored: Any) -> None:

@@ -17,6 +17,7 @@ from hybridremat.plans.records import (
     StepComposition,
 )
 from hybridremat.plans.request import Request
+from hybridremat.plans.sizes import OtherSizes
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class PlanData:
     untried: tuple[str, ...] = ()
     search: SearchEffort | None = field(default=None, compare=False)
     timings: dict[str, float] = field(compare=False, default_factory=dict)
+    others: OtherSizes | None = field(default=None, compare=False, repr=False)
 
     @property
     def reserve(self) -> int:
@@ -87,6 +89,10 @@ class PlanData:
     def optimality_gap(self) -> float | None:
         """The most that a better schedule could save, as a fraction of the time; None if not certified."""
         return None if self.certificate is None else self.certificate.gap
+
+    def figures(self) -> Self:
+        """The same plan without what it was chosen from, and block by block: some kilobytes."""
+        return replace(self, details=None, blocks=())
 
     def with_timings(self, timings: dict[str, float]) -> Self:
         """The same plan with more stages timed."""

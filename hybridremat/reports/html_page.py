@@ -21,6 +21,8 @@ from hybridremat.files import write_atomic
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.reports.html_data import report_data
 from hybridremat.reports.html_rows import row_views
+from hybridremat.reports.size_svg import size_charts
+from hybridremat.reports.size_tables import size_cells, size_heads
 from hybridremat.reports.text import COUNTED, summary
 from hybridremat.units import format_bytes, format_share_up, format_time
 
@@ -52,8 +54,17 @@ def render_html(plan: PlanData) -> str:
         summary=summary_lines(plan),
         pins=_records(plan.pins),
         data=report_data(plan),
+        sizes=_sizes(plan),
         **page_files(),
     )
+
+
+def _sizes(plan: PlanData) -> dict[str, Any]:
+    """What is known of other sizes, as a table and charts; nothing if that is one size."""
+    rows = [] if plan.others is None else plan.others.known()
+    if len(rows) < 2:
+        return {}
+    return {"heads": size_heads(rows), "rows": list(size_cells(rows)), "charts": size_charts(rows)}
 
 
 def page_files() -> dict[str, Markup]:

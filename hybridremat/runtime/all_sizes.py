@@ -13,17 +13,24 @@ from typing import Any, Final
 
 from torch import nn
 
-from hybridremat.errors import CaptureError, HybridRematError, InfeasibleLimitError, PolicyError
+from hybridremat.errors import (
+    CaptureError,
+    HybridRematError,
+    InfeasibleLimitError,
+    InputError,
+    PolicyError,
+)
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import conditions, has_gaps, ranks_key
+from hybridremat.planning.origin import origin_of
 from hybridremat.planning.pipeline import Step, at_step
 from hybridremat.planning.sized_capture import (
     Shapes,
     SizedCapture,
     capture_sizes,
-    keep_current,
     shapes_of,
 )
+from hybridremat.plans.sizes import SizeCurve, dimension_names, equal_dimensions
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +116,58 @@ class AllSizes:
                 return self._kept(family, shapes, capture, fingerprint)
         return self._captured(family, shapes, args, kwargs, context)
 
+    def curve(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sizes: Sequence[Mapping[str, int]],
+        context: PlanContext,
+    ) -> SizeCurve:
+        """Plan at sizes by name, from one capture that has symbols for these; sample inputs tell the others.
+
+        Raises
+        ------
+        InputError
+            If a name is none of the inputs', or a size cannot be a symbol or needs a capture of its own.
+        HybridRematError
+            As planning; InfeasibleLimitError, once all others are planned, if some do not fit.
+        """
+        capture = self._with_symbols(args, kwargs, {name for each in sizes for name in each}, context)
+        rows = capture.elsewhere(shapes_of(args, kwargs), context).rows(sizes)
+        if tight := [row for row in rows if row.needed is None]:
+            most = max(tight, key=lambda row: row.least or 0)
+            raise InfeasibleLimitError(
+                f"{len(tight)} of {len(rows)} sizes do not fit memory_limit {most.memory_limit}: most is "
+                f"needed at {most.text}, {most.least} bytes at least. The others are planned. Raise the "
+                'limit, leave these sizes out, or pass on_infeasible="least".',
+                limit=most.memory_limit or 0,
+                least=most.least or 0,
+            )
+        return SizeCurve(tuple(rows))
+
+    def _with_symbols(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], names: set[str], context: PlanContext
+    ) -> SizedCapture:
+        """A capture that has symbols for sizes by these names, and is right for these inputs."""
+        shapes, inputs = shapes_of(args, kwargs), origin_of(self._model, args, kwargs).inputs
+        named = dimension_names(equal_dimensions(inputs), inputs)
+        if unknown := sorted(names - named.keys()):
+            raise InputError(
+                f"{unknown[0]!r} is no size of these inputs: there are {', '.join(named)}. Dimensions of "
+                "size 1 have no name, and those that are equal share one: pass inputs in which sizes that "
+                "are to differ do"
+            )
+        family = self._families.setdefault(self._key(args, kwargs), _Family(shapes))
+        for capture in family.captures:
+            if names <= capture.names.keys() and capture.sizes_of(shapes) is not None:
+                return capture
+        tensors = [number for number, shape in enumerate(shapes) if shape is not None]
+        family.varied.update((tensors[n], dim) for name in names for n, dim in named[name])
+        family.failed = ""
+        if self._captured(family, shapes, args, kwargs, context) is None:
+            raise self._refusal(family.failed or "PyTorch makes numbers of its sizes.")
+        return family.captures[-1]
+
     def planned_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Plan each further shape by itself if this one could be, and could not be captured for all sizes."""
         family = self._families[self._key(args, kwargs)]
@@ -153,7 +212,9 @@ class AllSizes:
         family.captures.append(made)
         if made.refused is not None:
             raise made.refused
-        return self._kept(family, shapes, made, keep_current(context))
+        sizes = made.sizes_of(shapes)
+        assert sizes is not None
+        return self._kept(family, shapes, made, made.keep_current(sizes, context))
 
     def _kept(
         self, family: _Family, shapes: Shapes, capture: SizedCapture, fingerprint: str | None

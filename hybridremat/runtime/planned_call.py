@@ -19,7 +19,7 @@ from hybridremat.compiler.capture import SLOT, no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
-from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, ModelError
+from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, LimitError, ModelError
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_torch import inside_transform, tree_leaves
 from hybridremat.interrupts import prompt_interrupts
@@ -36,6 +36,7 @@ from hybridremat.units import format_bytes
 
 if TYPE_CHECKING:
     from hybridremat.planning.breaks.survey import Survey
+    from hybridremat.plans.sizes import SizeCurve
     from hybridremat.runtime.all_sizes import AllSizes
     from hybridremat.runtime.first_steps import FirstSteps, SeenLoss
 
@@ -269,6 +270,16 @@ class PlannedCall:
         if step.breaks is None:
             self.context.store.use(step.fingerprint)
         return self.plan
+
+    def curve(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Sequence[Mapping[str, int]]
+    ) -> SizeCurve:
+        """Capture for sizes by name and plan at each of them; no step is run. Raises as :func:`prepare`."""
+        if self.sizes is None or (why := self.context.settings.one_capture_refused()):
+            given = "dynamic=False" if self.sizes is None else why
+            raise LimitError(f"sizes= need one capture for all of them, and {given} makes one for each shape")
+        with without_caches(self._caching):
+            return self.sizes.curve(args, kwargs, sizes, self.context)
 
     def _step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         key = self._key(args, kwargs)

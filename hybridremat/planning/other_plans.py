@@ -1,0 +1,116 @@
+"""The plans of a capture with symbols at sizes for which there are no inputs: by the names of the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from hybridremat.errors import InfeasibleLimitError, InputError
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.plan import Plan
+from hybridremat.plans.sizes import SizeRow
+from hybridremat.units import is_count
+
+if TYPE_CHECKING:
+    from hybridremat.graph.sizes import Sizes
+    from hybridremat.planning.sized_capture import SizedCapture
+
+
+@dataclass(frozen=True)
+class PlannedElsewhere:
+    """A capture at sizes by name (:class:`~hybridremat.plans.sizes.OtherSizes`).
+
+    ``context`` is that of the model; ``own`` are the sizes of the plan that this belongs to.
+    """
+
+    capture: SizedCapture
+    context: PlanContext
+    own: Mapping[str, int]
+
+    def plan(self, sizes: Mapping[str, int]) -> Plan:
+        """The plan at other sizes; the model's current plan stays. Raises as :meth:`Plan.at`."""
+        numbers = self._numbers(sizes)
+        with self._current_kept():
+            self.capture.plan(numbers, self._context(numbers))
+            made = self.context.store.current
+        assert made is not None
+        return made
+
+    def rows(self, every: Sequence[Mapping[str, int]]) -> list[SizeRow]:
+        """The step at many sizes. Raises as :meth:`plan`, but where nothing fits.
+
+        The largest come first: a limit that is a share is that of the largest so far.
+        """
+        order = sorted(range(len(every)), key=lambda n: -prod({**self.own, **every[n]}.values()))
+        found = {number: self._row(every[number]) for number in order}
+        return [found[number] for number in range(len(every))]
+
+    def _row(self, sizes: Mapping[str, int]) -> SizeRow:
+        key = tuple({**self.own, **sizes}.values())
+        if key not in self.capture.rows:
+            try:
+                self.plan(sizes)
+            except InfeasibleLimitError as error:
+                return SizeRow({**self.own, **sizes}, error.limit, None, None, None, error.least)
+        return self.capture.rows[key]
+
+    def known(self) -> Sequence[SizeRow]:
+        """All sizes that have been planned, in order."""
+        return [self.capture.rows[key] for key in sorted(self.capture.rows)]
+
+    def _numbers(self, sizes: Mapping[str, int]) -> Sizes:
+        """The sizes by the names of symbols.
+
+        Raises
+        ------
+        InputError
+            If a name is not known, a size is no whole number above 0, or the capture is not right for them.
+        """
+        if unknown := [name for name in sizes if name not in self.own]:
+            raise InputError(
+                f"{unknown[0]!r} is no size that may differ: one capture of this step is planned for "
+                f"{', '.join(self.own) or 'no others'}. Further dimensions are symbols once inputs have met "
+                "the model in which they differ, or with hybridremat.prepare(…, sizes=[…])"
+            )
+        for name, size in sizes.items():
+            if not is_count(size):
+                raise InputError(f"{name}={size!r} is no size: give a whole number ≥ 1")
+        numbers = {self.capture.names[name]: size for name, size in {**self.own, **sizes}.items()}
+        if refused := self.capture.refused_at(numbers):
+            raise InputError(
+                f"{_text(sizes)} needs a capture of its own ({'; '.join(refused)}): pass "
+                "inputs of these sizes to plan or prepare"
+            )
+        return numbers
+
+    def _context(self, numbers: Sizes) -> PlanContext:
+        origin = self.capture.origin
+        inputs = list(origin.inputs)
+        for symbol, places in self.capture.tensor_places.items():
+            for number, dim in places:
+                shape = list(inputs[number].shape)
+                shape[dim] = numbers[symbol]
+                inputs[number] = replace(inputs[number], shape=tuple(shape))
+        return self.context.at(replace(origin, inputs=tuple(inputs)))
+
+    @contextmanager
+    def _current_kept(self) -> Iterator[None]:
+        before = self.context.store.current
+        try:
+            yield
+        finally:
+            self.context.store.use(before.fingerprint if before is not None else None)
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return _nothing, ()  # a plan that is copied or sent has its own sizes alone
+
+
+def _text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def _nothing() -> None:
+    return None
