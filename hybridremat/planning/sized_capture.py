@@ -94,7 +94,7 @@ class SizedCapture:
         return self.partition.portfolio.steps.joint.domain.refused(sizes)
 
     def elsewhere(self, shapes: Shapes, context: PlanContext) -> PlannedElsewhere:
-        """The capture at sizes by name; those not given are of inputs of these shapes, which it is right for."""
+        """The capture at sizes by name; those not given are of inputs of these shapes, which suit it."""
         sizes = self.sizes_of(shapes)
         assert sizes is not None
         return self._elsewhere(self._named(sizes), context)
