@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -436,3 +439,63 @@ def test_outputs_that_the_forward_drops_count_where_the_backward_reads_them(limi
     each(model, given, limit=limit)
     plan = hybridremat.get_plan(model)
     assert hybridremat.measure(model, kwargs=given).peak == plan.predicted_peak <= plan.memory_limit
+
+
+def shifted(x):
+    return x + 0.5
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["as of its class at wrap", "its own at wrap"])
+def test_a_forward_that_is_put_on_a_unit_after_wrap_runs_from_then_on(before):
+    """As libraries of adapters and of hooks do; the first one stays for the other units."""
+    torch.manual_seed(0)
+    model, given = Tower(2), batch()
+    plain = copy.deepcopy(model)
+    for each_model in (model, plain):
+        if before:
+            layer = each_model.layers[1]
+            layer.forward = lambda x, layer=layer: 2 * Layer.forward(layer, x)
+    each(model, given, limit="1000%")
+    learned = [train(each_model, given) for each_model in (plain, model)]
+    assert learned[0].differences(learned[1]) == []
+    for each_model in (model, plain):
+        layer = each_model.layers[1]
+        layer.forward = lambda x, layer=layer: Layer.forward(layer, shifted(x))
+    with pytest.warns(hybridremat.UnsurveyedPathWarning):
+        found = train(model, given, measure=False)
+    assert train(plain, given, measure=False).differences(found) == []
+    assert "forward" in vars(model.layers[1]) and "forward" not in vars(model.layers[0])
+    del model.layers[1].forward, plain.layers[1].forward
+    assert train(plain, given).differences(train(model, given)) == []
+    assert all("forward" not in vars(layer) for layer in model.layers)
+
+
+def test_threads_may_call_one_planned_model():
+    """One forward at a time: each takes a path through the graphs, and its units stand in for a while."""
+
+    def slowly(layer, x):
+        x = layer(x)
+        time.sleep(0.01)
+        return x
+
+    torch.manual_seed(0)
+    model = Tower(3, slowly)
+    for layer in model.layers:
+        layer.dropout.p = 0.0
+    batches = [batch() for _ in range(4)]
+    for given in batches:
+        given["x"].requires_grad_()
+    plain = copy.deepcopy(model)
+    each(model, batches[0], limit="1000%", forwards=4)
+    expected = [torch.autograd.grad(plain(**given), given["x"])[0] for given in batches]
+    starting = Barrier(len(batches))
+
+    def gradients(given):
+        starting.wait()
+        return [torch.autograd.grad(model(**given), given["x"])[0] for _ in range(3)]
+
+    with ThreadPoolExecutor(len(batches)) as threads:
+        found = list(threads.map(gradients, batches))
+    for theirs, mine in zip(expected, found, strict=True):
+        assert all(torch.equal(theirs, every) for every in mine)
+    assert all("forward" not in vars(layer) for layer in model.layers)

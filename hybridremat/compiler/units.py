@@ -8,10 +8,12 @@ are alike, with their parameters as inputs, so equal layers share capture and pl
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import cached_property
 from types import FunctionType
 from typing import Any, Final
 
@@ -95,20 +97,16 @@ def compile_units(
     rest
         Whether what runs between the units is captured as well, as far as Dynamo can; else it runs as it is.
     """
-    one = _compiled(model, backend)
-    ran: set[str] = set()
-    told: set[str] = set()
-    calls: dict[str, Callable[..., Any]] = {}
-    for name, unit in units.items():
-        own = vars(unit).get(_FORWARD)
-        compiled = one if shared and own is None else _compiled(model, backend, own)
-        calls[name] = _opaque(name, unit, compiled, backend, ran)
+    one, ran, told = _compiled(model, backend), set[str](), set[str]()
+    alike = one if shared else None
+    made = [_Unit(name, unit, model, backend, ran, alike) for name, unit in units.items()]
+    calls = [(unit, _opaque(unit)) for unit in made]
     backend.captures_rest = rest
     call = compile_step(model, backend) if rest else model._call_impl
 
     def run(*args: Any, **kwargs: Any) -> Any:
         ran.clear()
-        with _running(units, calls):
+        with _installed(calls):
             output = call(*args, **kwargs)
         _notice(model, units, ran, told)
         return output
@@ -116,18 +114,16 @@ def compile_units(
     return run
 
 
-def _compiled(
-    model: nn.Module, backend: Backend, forward: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
-    """Runs a module's forward with its arguments, compiled; ``forward``: that of an instance alone."""
+def _compiled(model: nn.Module, backend: Backend, *, own: bool = False) -> Callable[..., Any]:
+    """Runs a module's forward with its arguments, compiled; ``own``: one that is put on an instance."""
 
     def run_unit(module: nn.Module, args: Any, kwargs: Any) -> Any:
         return type(module).forward(module, *args, **kwargs)
 
-    def run_own(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        return forward(*args, **kwargs)  # type: ignore[misc]
+    def run_own(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
 
-    run = run_unit if forward is None else run_own
+    run = run_own if own else run_unit
     code = run.__code__.replace(co_name=f"run_unit_of_{type(model).__name__}")
     fresh = FunctionType(code, run.__globals__, closure=run.__closure__)  # Dynamo keeps code by code object
     forget_with(fresh, backend)
@@ -135,43 +131,91 @@ def _compiled(
     return compiled
 
 
-def _opaque(
-    name: str, unit: nn.Module, compiled: Callable[..., Any], backend: Backend, ran: set[str]
-) -> Callable[..., Any]:
-    """The forward of a unit, which Dynamo does not look into; ``ran``: the names of those that have run."""
+@dataclass
+class _Unit:
+    """A unit of a model, and what runs in place of its forward while the model runs.
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    Attributes
+    ----------
+    ran
+        The names of the units that have run.
+    alike
+        Runs the class's forward of all units, which share captures; None: the unit has captures of its own.
+    running
+        In a forward of the model: what ``own`` was when it began.
+    """
+
+    name: str
+    module: nn.Module
+    model: nn.Module
+    backend: Backend
+    ran: set[str]
+    alike: Callable[..., Any] | None
+    running: Callable[..., Any] | None = None
+
+    @property
+    def own(self) -> Callable[..., Any] | None:
+        """The forward that somebody has put on the instance, at any time; None: it has its class's."""
+        found: Callable[..., Any] | None = vars(self.module).get(_FORWARD)
+        return found
+
+    def put(self, forward: Callable[..., Any] | None) -> None:
+        """Give the instance a forward; None: that of its class."""
+        if forward is not None:
+            setattr(self.module, _FORWARD, forward)
+        elif self.own is not None:
+            delattr(self.module, _FORWARD)
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """Run it compiled."""
         if saved_tensor_hooks_are_set():
             raise CaptureError(
-                f"the unit {name!r} runs inside of torch.utils.checkpoint, or of other hooks on what is "
+                f"the unit {self.name!r} runs inside of torch.utils.checkpoint, or of other hooks on what is "
                 "saved for the backward, which would run it again or move what it saves. Turn that off "
                 "(model.gradient_checkpointing_disable(), for one): the plan decides what is recomputed."
             )
-        ran.add(name)
-        backend.unit = name
+        self.ran.add(self.name)
+        self.backend.unit = self.name
         try:
-            return compiled(unit, args, kwargs)
+            if self.running is not None:
+                return self._compiled_own(self.running, args, kwargs)
+            return self._compiled_class(self.module, args, kwargs)
         finally:
-            backend.unit = ""
+            self.backend.unit = ""
+
+    @cached_property
+    def _compiled_own(self) -> Callable[..., Any]:
+        return _compiled(self.model, self.backend, own=True)
+
+    @cached_property
+    def _compiled_class(self) -> Callable[..., Any]:
+        return self.alike or _compiled(self.model, self.backend)
+
+
+def _opaque(unit: _Unit) -> Callable[..., Any]:
+    """The forward of a unit, which Dynamo does not look into."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return unit.run(args, kwargs)
 
     opaque: Callable[..., Any] = torch.compiler.disable(forward, reason=UNIT)
     return opaque
 
 
 @contextmanager
-def _running(units: dict[str, nn.Module], calls: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let the units run compiled."""
-    before = {name: vars(unit).get(_FORWARD) for name, unit in units.items()}
-    for name, unit in units.items():
-        setattr(unit, _FORWARD, calls[name])
+def _installed(calls: Iterable[tuple[_Unit, Callable[..., Any]]]) -> Iterator[None]:
+    """Let units run compiled for the time of one forward, which may call the model again."""
+    covered = [(unit, opaque) for unit, opaque in calls if unit.own is not opaque]
+    for unit, opaque in covered:
+        unit.running = unit.own
+        unit.put(opaque)
     try:
         yield
     finally:
-        for name, unit in units.items():
-            if before[name] is None:
-                delattr(unit, _FORWARD)
-            else:
-                setattr(unit, _FORWARD, before[name])
+        for unit, opaque in covered:
+            if unit.own is opaque:  # else it has been given another meanwhile
+                unit.put(unit.running)
+            unit.running = None
 
 
 def _notice(model: nn.Module, units: dict[str, nn.Module], ran: set[str], told: set[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -72,6 +73,7 @@ class PlannedCall:
         self.in_flight = ForwardsInFlight(context)
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
         self._refused: dict[Hashable, InfeasibleLimitError] = {}
+        self._one_path = threading.RLock()  # of planning, and of a forward that takes a path through graphs
         self.sizes: AllSizes | None = None
         if context.settings.dynamic is not False:
             from hybridremat.runtime.all_sizes import AllSizes
@@ -147,11 +149,16 @@ class PlannedCall:
         )
 
     def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any], held: int) -> Any:
-        step = self._step(args, kwargs)
-        if held:
-            step = self._with_room(step, args, kwargs, held)
-        if step.breaks is not None:
-            step.breaks.begin()
+        with self._one_path:
+            step = self._step(args, kwargs)
+            if held:
+                step = self._with_room(step, args, kwargs, held)
+            if step.breaks is not None:
+                step.breaks.begin()
+                return self._run_planned(step, args, kwargs)
+        return self._run_planned(step, args, kwargs)
+
+    def _run_planned(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.in_flight.before_forward()
         with self.around_forward():
             output = self._run(step, args, kwargs)
@@ -259,7 +266,7 @@ class PlannedCall:
         CaptureError
             If no output depends on a trainable parameter.
         """
-        with without_caches(self._caching):
+        with self._one_path, without_caches(self._caching):
             known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
             if known and step.breaks is not None and (survey := self._path(step, args, kwargs)) is not None:
