@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 import hybridremat
 from hybridremat import Plan
@@ -19,35 +18,14 @@ from hybridremat.cli import main as cli
 from hybridremat.errors import LimitError
 from hybridremat.planning.breaks.frontier import PathFrontier
 from support.broken_nets import Reader, batch
+from support.towers import NormedTower, tower_batch
 from support.wrapping import HOW
-
-
-class Layer(nn.Module):
-    def __init__(self, wide: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(16, wide), nn.Linear(wide, 16)
-        self.norm = nn.LayerNorm(16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(functional.gelu(self.up(self.norm(x))))
-
-
-class Tower(nn.Module):
-    def __init__(self, *wide: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(map(Layer, wide))
-        self.head = nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x).sin()
-        return functional.cross_entropy(self.head(x), labels)
 
 
 def tower(*wide: int) -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
-    given = {"x": torch.randn(96, 16), "labels": torch.randint(0, 8, (96,))}
-    return Tower(*wide), {"kwargs": given, "units": "layers.*", **HOW}
+    given = tower_batch()
+    return NormedTower(*wide), {"kwargs": given, "units": "layers.*", **HOW}
 
 
 def reader() -> tuple[nn.Module, dict[str, Any]]:

@@ -13,18 +13,9 @@ from torch.nn import functional
 import hybridremat
 from hybridremat.errors import HeldOutputWarning, PlanMismatchError
 from hybridremat.graph.costs.allocations import record
+from support.towers import DroppingLayer
 from support.training import allocated_peak, train
 from support.wrapping import HOW
-
-
-class Layer(nn.Module):
-    def __init__(self, width=32):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, x):
-        return x + self.dropout(self.down(functional.gelu(self.up(x))))
 
 
 class Net(nn.Module):
@@ -35,7 +26,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.head = nn.Linear(32, 32), nn.Linear(32, 48)
-        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.layers = nn.ModuleList(DroppingLayer() for _ in range(3))
         self.kept = []
 
     def forward(self, x, labels):

@@ -12,24 +12,15 @@ from torch.nn import functional
 
 import hybridremat
 from hybridremat.errors import CaptureError, GraphBreakWarning, PlanMismatchError
+from support.towers import DroppingLayer
 from support.training import train
 from support.wrapping import HOW
-
-
-class Layer(nn.Module):
-    def __init__(self, width=32):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, x):
-        return x + self.dropout(self.down(functional.gelu(self.up(x))))
 
 
 class Body(nn.Module):
     def __init__(self, depth=3):
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(depth))
+        self.layers = nn.ModuleList(DroppingLayer() for _ in range(depth))
 
     def forward(self, x):
         for layer in self.layers:

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional
 
 import hybridremat
 from hybridremat import Plan
@@ -26,39 +25,15 @@ from support.broken_nets import HOW as BREAKS
 from support.broken_nets import Inside, Reader, batch
 from support.examples import examples
 from support.html_pages import planned, unpacked
+from support.towers import NormedTower, tower_batch
 from support.wrapping import HOW
-
-
-class Layer(nn.Module):
-    def __init__(self, wide: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(16, wide), nn.Linear(wide, 16)
-        self.norm = nn.LayerNorm(16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(functional.gelu(self.up(self.norm(x))))
-
-
-class Tower(nn.Module):
-    """Layers of which some are one and the same module, and what runs between them."""
-
-    def __init__(self, *wide: int, again: bool = False) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(map(Layer, wide))
-        self.head = nn.Linear(16, 8)
-        self.again = again
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        for layer in [*self.layers, *(self.layers[:1] if self.again else ())]:
-            x = layer(x).sin()
-        return functional.cross_entropy(self.head(x), labels)
 
 
 def of_units(*wide: int, again: bool = False, **how: object) -> Plan:
     torch.manual_seed(0)
-    given = {"x": torch.randn(96, 16), "labels": torch.randint(0, 8, (96,))}
+    given = tower_batch()
     asked = {"memory_limit": "62%", **how}
-    return hybridremat.plan(Tower(*wide, again=again), kwargs=given, units="layers.*", **HOW, **asked)
+    return hybridremat.plan(NormedTower(*wide, again=again), kwargs=given, units="layers.*", **HOW, **asked)
 
 
 def of_breaks(model: nn.Module, limit: str, **how: object) -> Plan:

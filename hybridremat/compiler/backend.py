@@ -33,8 +33,8 @@ from hybridremat.compiler.output_hooks import (
     delivered_sources,
     detach_outputs,
     gradient_sources,
-    refused,
     sparing_saved,
+    with_unread,
 )
 from hybridremat.compiler.recurrent import make_recurrent_opaque
 from hybridremat.errors import CaptureError, HybridRematError
@@ -168,7 +168,7 @@ class Backend:
         The name of the unit that runs (``units.py``); empty where there are none.
     codes
         The code objects that Dynamo compiled for it: the model's own where graphs break.
-    refused
+    unread
         By the text of a graph: the outputs for which there is no gradient, once that is decided.
     captures_rest
         Of a step with units: whether what runs between them is captured as well.
@@ -204,7 +204,7 @@ class Backend:
         self.compile_seconds = 0.0
         self.unit = ""
         self.codes: set[CodeType] = set()
-        self.refused: dict[str, tuple[int, ...]] = {}
+        self.unread: dict[str, tuple[int, ...]] = {}
         self.captures_rest = True
         self._captured_graphs: WeakSet[CapturedGraph] = WeakSet()
         self.lock = threading.RLock()
@@ -246,13 +246,13 @@ class Backend:
                 roles = assign_roles(module, all_outputs=self.all_outputs, loss_only=self.loss_only)
             differentiable = tuple(_requires_grad(node) for node in joint_outputs(module))
             text = graph_text(module, example_inputs) if self.several_graphs else ""
-            detach_outputs(module, self.refused.get(text, ()))
+            detach_outputs(module, self.unread.get(text, ()))
             leaving = leaving_inputs(example_inputs, self.workspaces) if self.early_gradients else {}
             with collected_seldom():
                 graph = CapturedGraph(self, self.inner(module, example_inputs), roles, leaving)
             self._captured_graphs.add(graph)
             if self.several_graphs:
-                graph.text, graph.refused = text, self.refused.get(text, ())
+                graph.text, graph.unread = text, self.unread.get(text, ())
                 graph.unplanned = Unplanned(module, break_after(module), differentiable)
                 given = enumerate(example_inputs)
                 graph.parameters = {n: id(original(e)) for n, e in given if isinstance(e, nn.Parameter)}
@@ -309,8 +309,8 @@ class CapturedGraph:
         Of a step with graph breaks: the fingerprint, once it is known, and in which variant it runs.
     text
         Of a step with graph breaks: identifies the graph as Dynamo hands it over.
-    refused
-        Places of outputs for which there is no gradient.
+    unread
+        Places of outputs that no loss is made of, for which there is no gradient.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class CapturedGraph:
         self.key = ""
         self.number: int | None = None
         self.text = ""
-        self.refused: tuple[int, ...] = ()
+        self.unread: tuple[int, ...] = ()
         self._variants: dict[int, CapturedGraph] = {}
 
     def variant(self, number: int) -> CapturedGraph:
@@ -347,20 +347,20 @@ class CapturedGraph:
             with self._backend.lock, collected_seldom(), self._backend.noting_errors():
                 other = CapturedGraph(self._backend, self._again(), self._roles, self._early.leaving)
             other.parameters, other.key, other.number = self.parameters, self.key, number
-            other.text, other.refused = self.text, self.refused
+            other.text, other.unread = self.text, self.unread
             other.settle()
             self._variants[number] = other
         return self._variants[number]
 
-    def refuse_gradients(self, places: tuple[int, ...]) -> None:
+    def leave_unread(self, places: tuple[int, ...]) -> None:
         """Let some outputs have no gradient, before the graph is planned; one that reaches them raises."""
-        self._backend.refused[self.text] = places
+        self._backend.unread[self.text] = places
         if not places or self._captured is None or self.unplanned is None:
             return
         detach_outputs(self.unplanned.module, places)
         with self._backend.lock, collected_seldom(), self._backend.noting_errors():
             self._captured = self._captured.again()
-        self._again, self.refused = self._captured.again, places
+        self._again, self.unread = self._captured.again, places
 
     def settle(self) -> None:
         """Let go of what variants are compiled from: there are none."""
@@ -401,8 +401,8 @@ class CapturedGraph:
         outputs = self._run(*self._early.aliases(args))
         self._undefined.register(outputs)
         self._early.watch(outputs)
-        if self.refused:
-            outputs = refused(outputs, self.refused)
+        if self.unread:
+            outputs = with_unread(outputs, self.unread)
         if not self._roles.loss_inside:
             return outputs
         return self._held.guard(outputs, self._roles.detached, args)

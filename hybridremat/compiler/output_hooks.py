@@ -150,8 +150,8 @@ def detach_outputs(module: fx.GraphModule, places: Iterable[int]) -> None:
     module.recompile()
 
 
-def refused(outputs: Sequence[Any], places: Iterable[int]) -> Sequence[Any]:
-    """Outputs of a graph, some of which raise when a gradient reaches them."""
+def with_unread(outputs: Sequence[Any], places: Iterable[int]) -> Sequence[Any]:
+    """Outputs of a graph, of which those that are unread raise when a gradient reaches them."""
     results = list(outputs)
     for place in places:
         results[place] = non_leaf(results[place])

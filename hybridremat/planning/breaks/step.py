@@ -119,7 +119,7 @@ class _Step:
         backend = self.backend_for(survey.choose)
         backend.visit = survey.visit
         if self.known is not None:
-            backend.refused = self.known.refused
+            backend.unread = self.known.unread
         backend.workspaces = {id(each): hook_workspace(each) for each in self.model.parameters()}
         compiled = compiled_by(backend)
         ready = set_up(self.model)

@@ -255,8 +255,8 @@ class Survey:
             if self.stable and (own := [reason for reason in reasons if UNIT not in reason]):
                 raise CaptureError(f"its graph breaks elsewhere, too: {own[0].splitlines()[0]}")
             for graph in dict.fromkeys(self.ran):
-                if graph.text not in backend.refused:
-                    graph.refuse_gradients(unread.get(graph, ()))
+                if graph.text not in backend.unread:
+                    graph.leave_unread(unread.get(graph, ()))
             self._plan_graphs()
             captured = backend.graphs
             try:

@@ -61,7 +61,7 @@ class OutputUse:
         losses = losses_among(returned, settings)
         self.read.update(self._behind(losses))
         for graph, place in self.read:
-            if place in graph.refused:
+            if place in graph.unread:
                 raise PlanMismatchError(
                     f"output {place} of a graph was planned to have no gradient, as the model returned it "
                     "beside a loss, and on these inputs the loss is made of it. Wrap with "
