@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -69,3 +69,21 @@ def collector_off() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def noting_freed(count: Callable[[], int]) -> Iterator[list[int]]:
+    """Note how many of some things each collection frees meanwhile; ``count``: those that are there."""
+    before, freed = [0], list[int]()
+
+    def note(phase: str, _: object) -> None:
+        if phase == "start":
+            before[0] = count()
+        elif gone := before[0] - count():
+            freed.append(gone)
+
+    gc.callbacks.append(note)
+    try:
+        yield freed
+    finally:
+        gc.callbacks.remove(note)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import torch
 from hybridremat.compiler.backend import UNIT, Backend, CaptureComplete, CapturedGraph
 from hybridremat.compiler.output_hooks import outputs_in_backward
 from hybridremat.errors import CaptureError, PolicyError
+from hybridremat.graph.garbage import noting_freed, without_collection
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.private_torch import noting_breaks, storage_reference
 from hybridremat.graph.tracing.non_leaf import non_leaf
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 Trial = AbstractContextManager[Callable[[], Any]]
 
 _TRIALS = 3  # pairs of runs, for models that change their path
+Unread = Mapping[CapturedGraph, tuple[int, ...]]  # places of outputs
 
 
 class NewPathError(CaptureError):
@@ -144,16 +146,31 @@ class Survey:
             self.use.leave(graph, outputs)
         return outputs
 
-    def _note_released(self) -> None:
-        """Note which outputs are gone where the caller alone is left: in each run of their graph.
+    def _look(self, run: Callable[[], Any], *, again: bool = False) -> tuple[Unread, bool]:
+        """Run the forward, and note which outputs no loss is made of, and which are gone after it.
 
-        What capturing has left in cycles is garbage, and holds nothing in training.
+        Those count as gone that are so where the caller alone is left, in each run of their graph. What the
+        model leaves in cycles is there until Python's collector runs, and counts as held; what capturing
+        leaves there is garbage, and holds nothing in training. Returns whether the collector has freed
+        outputs, so that it has to be looked ``again``: without capturing, and with the collector off.
         """
-        if any(is_there() for outputs in self.alive for is_there in outputs):
-            gc.collect()
+        self._forget_path()
+        with noting_freed(self._held) as freed:
+            returned = run()
+            unread = self.use.unread(returned, self.context.settings)
+            kept = [each.detach() for each in outputs_in_backward(returned, self.context.settings)]
+            del returned
+            if self._held() and not again:
+                gc.collect()
         for graph, outputs in zip(self.ran, self.alive, strict=True):
             gone = frozenset(place for place, is_there in enumerate(outputs) if not is_there())
             self.released[graph] = gone & self.released.get(graph, gone)
+        del kept
+        return unread, bool(freed)
+
+    def _held(self) -> int:
+        """The number of outputs of the graphs that have run that are still there."""
+        return sum(is_there() for outputs in self.alive for is_there in outputs)
 
     def _plan_graphs(self) -> None:
         """Compute the frontiers of the graphs that are new.
@@ -240,20 +257,17 @@ class Survey:
             If the model takes a path that is new each time it runs.
         """
         for _ in range(_TRIALS):
-            self._forget_path()
             reasons: list[str] = []
             with trial() as run, noting_breaks(reasons):
-                returned = run()
-                unread = self.use.unread(returned, self.context.settings)
-                kept = [each.detach() for each in outputs_in_backward(returned, self.context.settings)]
-                del returned
-                self._note_released()
-                del kept
+                unread, freed = self._look(run)
             self.broken = bool(reasons)
             if not self.has_breaks:
                 return
             if self.stable and (own := [reason for reason in reasons if UNIT not in reason]):
                 raise CaptureError(f"its graph breaks elsewhere, too: {own[0].splitlines()[0]}")
+            if freed:
+                with trial() as run, without_collection():
+                    unread, _ = self._look(run, again=True)
             for graph in dict.fromkeys(self.ran):
                 if graph.text not in backend.unread:
                     graph.leave_unread(unread.get(graph, ()))
@@ -267,8 +281,8 @@ class Survey:
             if not self.stable or backend.graphs == captured:
                 return
         raise CaptureError(
-            f"the forward took another path in each of {2 * _TRIALS} runs on the same inputs, with graphs "
-            "that had not come before, so it cannot be planned. Keep what changes with every call (a "
+            f"the forward took another path in each of {2 * _TRIALS} runs or more on the same inputs, with "
+            "graphs that had not come before, so it cannot be planned. Keep what changes with every call (a "
             "counter, random numbers of Python's own) out of the branches and loops of the forward."
         )
 
