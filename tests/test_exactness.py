@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 import hybridremat
+from hybridremat.errors import GraphBreakWarning
 from support.training import train, train_plain
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -70,6 +73,35 @@ class Averaged(nn.Module):
             self.mean.add_(h.mean(0), alpha=0.1)
             self.ratio.addcdiv_(h.mean(0), h.var(0) + 0.3, value=0.1)
         return self.second(h * self.mean + self.ratio).pow(2).mean()
+
+
+class Masked(nn.Module):
+    """Draws from NumPy's generator what it masks, as audio models do, and from PyTorch's what it drops."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 8)
+
+    def forward(self, x):
+        h = functional.dropout(functional.gelu(self.first(x)), 0.1)
+        kept = torch.from_numpy(np.random.rand(len(x), 1) > 0.3)
+        return self.second(torch.where(kept, h, h.detach() * np.random.uniform(0.5, 1.5))).pow(2).mean()
+
+
+@pytest.mark.parametrize("graph_breaks", ["plan", "auto"])
+def test_a_model_that_draws_from_numpy_in_its_forward_trains_alike(graph_breaks):
+    torch.manual_seed(0)
+    model, batch = Masked(), {"x": torch.randn(64, 32)}
+    how, before = {**HOW, "graph_breaks": graph_breaks}, np.random.get_state()
+    planned = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphBreakWarning)
+        hybridremat.wrap(planned, kwargs=batch, memory_limit="100%", **how)
+    assert all(map(np.array_equal, np.random.get_state(), before))  # as if wrapping had drawn nothing
+    found = train(planned, batch)
+    assert train_plain(model, batch).differences(found) == []
+    plan = hybridremat.get_plan(planned)
+    assert len(plan.places) > 1 and max(found.peaks) <= plan.predicted_peak
 
 
 def least_of(model, batch):

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 import hybridremat
-from hybridremat.errors import CaptureError, GraphBreakWarning, PlanMismatchError
+from hybridremat.errors import CaptureError, GraphBreakWarning, InfeasibleLimitError, PlanMismatchError
 from support.towers import DroppingLayer
 from support.training import train
-from support.wrapping import HOW
+from support.wrapping import HOW, state_of
 
 
 class Body(nn.Module):
@@ -114,24 +114,43 @@ def test_logits_beside_a_loss_get_no_gradient_of_their_size():
         (loss + out.mean()).backward()
 
 
-def test_a_path_on_which_they_take_part_in_the_loss_is_refused_and_says_what_to_do():
-    class Often(Head):
-        def forward(self, x, labels):
-            x = self.body(torch.relu(self.embed(x)))
-            logits = self.head(x)
-            loss = functional.cross_entropy(logits, labels)
-            float(loss.detach().numpy())
-            return (loss + logits.square().mean() if self.also else loss), logits
+class Often(Head):
+    """The loss is made of the logits, too, on one of its paths."""
 
-    given = batch()
-    model = Often()
-    hybridremat.wrap(model, kwargs=given, memory_limit="100%", graph_breaks="plan", **HOW)
+    def forward(self, x, labels):
+        x = self.body(torch.relu(self.embed(x)))
+        logits = self.head(x)
+        loss = functional.cross_entropy(logits, labels)
+        float(loss.detach().numpy())
+        return (loss + logits.square().mean() if self.also else loss), logits
+
+
+def often(given):
+    model = hybridremat.wrap(Often(), kwargs=given, memory_limit="100%", graph_breaks="plan", **HOW)
     loss, _ = model(**given)
     loss.backward()
     model.also = True
+    return model
+
+
+def test_a_path_on_which_they_take_part_in_the_loss_is_refused_and_says_what_to_do():
+    given = batch()
+    model = often(given)
     with pytest.raises((PlanMismatchError, CaptureError), match="grad_outputs"):
         loss, _ = model(**given)
         loss.backward()
+
+
+def test_such_a_path_cannot_be_prepared():
+    given = batch()
+    model = often(given)
+    before = state_of(model)[0]
+    with pytest.raises(PlanMismatchError, match=r"output \d of a graph was planned .*grad_outputs=\"all\""):
+        hybridremat.prepare(model, kwargs=given)
+    assert all(torch.equal(tensor, before[name][1]) for name, (_, tensor) in state_of(model)[0].items())
+    model.also = False
+    loss, _ = model(**given)
+    loss.backward()
 
 
 def test_code_that_is_another_in_each_call_runs_as_it_is(caplog):
@@ -179,6 +198,11 @@ def test_a_break_is_planned_with_a_warning_that_names_the_line_unless_it_is_refu
         assert len(hybridremat.frontier(Breaking(), kwargs=given, **HOW).points) > 1
     with pytest.raises(CaptureError, match="breaks"):
         hybridremat.wrap(Breaking(), kwargs=given, memory_limit="100%", graph_breaks="error", **HOW)
+    with pytest.raises(InfeasibleLimitError, match=r"for this step of 2 graphs: .*remove graph breaks") as no:
+        hybridremat.wrap(Breaking(), kwargs=given, memory_limit=5000, **HOW)
+    said = str(no.value)
+    assert no.value.limit == 5000 and f"({no.value.least} bytes" in said
+    assert "Breaking is not one graph" in said and "if x.detach().sum() > 1e9" in said
     with warnings.catch_warnings():
         warnings.simplefilter("error", GraphBreakWarning)
         hybridremat.wrap(Breaking(), kwargs=given, memory_limit="100%", graph_breaks="plan", **HOW)

@@ -156,7 +156,24 @@ class PathFrontier:
         """``"eager"`` or ``"inductor"``."""
         return self.survey.context.settings.compiler
 
+    @cached_property
+    def _plans(self) -> dict[tuple[int | None, float | None], Plan | InfeasibleLimitError]:
+        """What was found by limit (bytes) and overhead (fraction); points are asked for again and again."""
+        return {}
+
     def _plan(self, limit: int | None, max_overhead: float | None) -> Plan:
+        asked = limit, max_overhead
+        if asked not in self._plans:
+            try:
+                self._plans[asked] = self._planned(limit, max_overhead)
+            except InfeasibleLimitError as error:
+                self._plans[asked] = error.with_traceback(None)
+        found = self._plans[asked]
+        if isinstance(found, InfeasibleLimitError):
+            raise InfeasibleLimitError(str(found), limit=found.limit, least=found.least)
+        return found
+
+    def _planned(self, limit: int | None, max_overhead: float | None) -> Plan:
         asked = replace(self.survey.context.settings, memory_limit=limit, max_overhead=max_overhead)
         return self.plan_for(asked, Origin(), on_infeasible="error")
 

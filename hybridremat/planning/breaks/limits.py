@@ -62,10 +62,15 @@ class StepLimits:
         return step.time(points) / self.plain_time - 1.0 if self.plain_time else 0.0
 
 
-def infeasible_error(step: MultiGraphStep, asked: StepLimits, least: int) -> InfeasibleLimitError:
-    """The error for a step with no points within its limits; ``least`` is the least feasible limit."""
+def infeasible_error(
+    step: MultiGraphStep, asked: StepLimits, least: int, graphs: int
+) -> InfeasibleLimitError:
+    """The error for a step with no points within its limits.
+
+    ``least`` is the least feasible limit; the step has so many ``graphs``, beside the code between them.
+    """
     if asked.limit is not None and asked.limit < least:
-        return _no_memory(asked, asked.limit, least, len(step.order))
+        return _no_memory(asked, asked.limit, least, graphs)
     assert asked.overhead is not None, "a step that fits in memory can only take too long"
     within = choose_points(step, most_time=asked.most_time)
     fastest = choose_points(step, limit=step.peak_bound() if asked.memory is None else asked.memory)

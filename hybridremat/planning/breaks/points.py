@@ -77,7 +77,7 @@ def _choose(problem: PathProblem, asked: StepLimits, settings: Settings) -> Path
         least = lean.step.peak(lean.points) + asked.reserve
         if least <= asked.limit:
             return replace(lean, limit=asked.limit, least=least)
-    error = infeasible_error(lean.step, asked, least)
+    error = infeasible_error(lean.step, asked, least, len(problem.order))
     too_slow = asked.limit is None or least <= asked.limit
     if settings.on_infeasible == "error" or too_slow:
         raise error

@@ -69,6 +69,9 @@ def best(
     return apart.joined(own)
 
 
+BETWEEN: Final = 4
+"""Parts into which searches cut what two neighbouring points of a graph save."""
+
 ROUNDS: Final = 2
 """How often each graph is searched in, as the others are by then."""
 
@@ -151,7 +154,7 @@ def _between_points(
         taken = [apart.offered[part][own[part]] for part in mine]
         roomy = min(mine, key=lambda part: max(m.bytes for m in step.moments_of(part, own)))
         room = tuple(m for m in step.moments_of(roomy, own) if m.phase != "other")
-        targets = list(_targets(apart.offered[roomy], taken))
+        targets = list(targets_between(apart.offered[roomy], taken))
         seconds = bounds[problem.order[roomy]]
         for saved, time in targets:
             moments = (*room, Moment("other", 1, limit - saved))
@@ -159,29 +162,31 @@ def _between_points(
             yield _Search(problem.order[roomy], moments, spent, time)
 
 
-def _targets(points: Sequence[SchedulePoint], taken: Sequence[SchedulePoint]) -> Iterator[tuple[int, int]]:
-    """Saved bytes half way between points that are taken and their neighbours, and the slower one's time."""
-    hull = _hull(sorted((each.phases.between, each.time) for each in points))
+def targets_between(
+    points: Sequence[SchedulePoint], taken: Sequence[SchedulePoint]
+) -> Iterator[tuple[int, int]]:
+    """Saved bytes between points that are taken and their neighbours on the hull; the slower one's time."""
+    corners = hull(sorted((each.phases.between, each.time) for each in points))
     near = {(each.phases.between, each.time) for each in taken}
-    for less, more in pairwise(hull):
+    for less, more in pairwise(corners):
         if less in near or more in near:
-            for part in (1, 2, 3):
-                yield less[0] + part * (more[0] - less[0]) // 4, less[1]
+            for part in range(1, BETWEEN):
+                yield less[0] + part * (more[0] - less[0]) // BETWEEN, less[1]
 
 
-def _hull(figures: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The lower convex hull of saved bytes and time, from the least bytes to the least time."""
-    hull: list[tuple[int, int]] = []
+def hull(figures: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The lower convex hull of sorted saved bytes and times, from the least bytes to the least time."""
+    corners: list[tuple[int, int]] = []
     for x, y in figures:
-        if hull and y >= hull[-1][1]:
+        if corners and y >= corners[-1][1]:
             continue
-        while len(hull) > 1:
-            (x0, y0), (x1, y1) = hull[-2:]
+        while len(corners) > 1:
+            (x0, y0), (x1, y1) = corners[-2:]
             if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
                 break
-            hull.pop()
-        hull.append((x, y))
-    return hull
+            corners.pop()
+        corners.append((x, y))
+    return corners
 
 
 def _with_found(problem: PathProblem, searches: Iterator[_Search], limit: int) -> PathProblem:
