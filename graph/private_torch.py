@@ -12,7 +12,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -503,6 +503,20 @@ def forget_code_of(backend: object, codes: Iterable[CodeType]) -> None:
         dead = sum(entry.backend is None for entry in entries)
         if dead == len(entries) or dead >= MANY_DEAD:
             reset_code(code)
+
+
+def is_other_subclass(value: object) -> bool:
+    """Whether a value is a tensor of a class that says nothing of how ops run (``as_subclass``)."""
+    known = type(value) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return isinstance(value, Tensor) and not known and not is_traceable_wrapper_subclass(value)
+
+
+def without_alias_check() -> AbstractContextManager[None]:
+    """Leave out what PyTorch looks for in custom ops when a graph first runs: it refuses such subclasses."""
+    if not hasattr(functorch_config, "check_custom_op_aliasing"):
+        return nullcontext()
+    context: AbstractContextManager[None] = functorch_config.patch(check_custom_op_aliasing=False)
+    return context
 
 
 def storage_reference(tensor: torch.Tensor) -> Callable[[], bool]:

@@ -226,3 +226,32 @@ def test_outputs_that_are_computed_alike_are_tensors_of_their_own():
     model, x = Twice(), torch.randn(8, 32)
     planned = hybridremat.wrap(copy.deepcopy(model), args=(x,), memory_limit="200%", **HOW)
     assert all(map(torch.equal, learn(model), learn(planned)))
+
+
+class Marked(torch.Tensor):
+    """A tensor whose class says nothing of how ops run."""
+
+
+class Reading(Normalized):
+    """Returns what it reads by the class of its input; with ``breaks``, in two graphs."""
+
+    breaks = False
+
+    def forward(self, x):
+        h = self.layers(x)
+        if self.breaks and float(h.detach().sum()) > 1e9:
+            h = 2 * h
+        return functional.gelu(h).pow(2).mean()
+
+
+@pytest.mark.parametrize("how", [{}, {"graph_breaks": "plan"}, {"units": "layers.*"}], ids=str)
+def test_inputs_of_a_subclass_are_run_as_plain_ones(how):
+    torch.manual_seed(0)
+    model, batch = Reading(), {"x": torch.randn(4, 8, 16, 16).as_subclass(Marked)}
+    model.breaks = how.get("graph_breaks") == "plan"
+    plain = train_plain(model, batch)
+    hybridremat.wrap(model, kwargs=batch, memory_limit="100%", **HOW, **how)
+    assert len(hybridremat.get_plan(model).places) == {"": 0, "graph_breaks": 2, "units": 10}["".join(how)]
+    trained = train(model, batch)
+    assert plain.differences(trained) == []
+    assert max(trained.peaks) <= hybridremat.get_plan(model).predicted_peak

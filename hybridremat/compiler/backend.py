@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
@@ -44,6 +44,8 @@ from hybridremat.graph.private_torch import (
     TensorifyScalarRestartAnalysis,
     allows_second_backward,
     forget_code_of,
+    is_other_subclass,
+    without_alias_check,
 )
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import joint_outputs, name_modules
@@ -250,6 +252,7 @@ class Backend:
             leaving = leaving_inputs(example_inputs, self.workspaces) if self.early_gradients else {}
             with collected_seldom():
                 graph = CapturedGraph(self, self.inner(module, example_inputs), roles, leaving)
+            graph.around = without_alias_check if any(map(is_other_subclass, example_inputs)) else nullcontext
             self._captured_graphs.add(graph)
             if self.several_graphs:
                 graph.text, graph.unread = text, self.unread.get(text, ())
@@ -309,6 +312,8 @@ class CapturedGraph:
         Of a step with graph breaks: the fingerprint, once it is known, and in which variant it runs.
     text
         Of a step with graph breaks: identifies the graph as Dynamo hands it over.
+    around
+        Makes a context that its forward runs in.
     unread
         Places of outputs that no loss is made of, for which there is no gradient.
     """
@@ -334,6 +339,7 @@ class CapturedGraph:
         self.number: int | None = None
         self.text = ""
         self.unread: tuple[int, ...] = ()
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._variants: dict[int, CapturedGraph] = {}
 
     def variant(self, number: int) -> CapturedGraph:
@@ -347,7 +353,7 @@ class CapturedGraph:
             with self._backend.lock, collected_seldom(), self._backend.noting_errors():
                 other = CapturedGraph(self._backend, self._again(), self._roles, self._early.leaving)
             other.parameters, other.key, other.number = self.parameters, self.key, number
-            other.text, other.unread = self.text, self.unread
+            other.text, other.unread, other.around = self.text, self.unread, self.around
             other.settle()
             self._variants[number] = other
         return self._variants[number]
@@ -398,7 +404,8 @@ class CapturedGraph:
         if self._run is None:
             self.plan()
         assert self._run is not None
-        outputs = self._run(*self._early.aliases(args))
+        with self.around():
+            outputs = self._run(*self._early.aliases(args))
         self._undefined.register(outputs)
         self._early.watch(outputs)
         if self.unread:
