@@ -30,6 +30,7 @@ from torch._C import (
 )
 from torch._C._autograd import (
     _get_current_graph_task_keep_graph,
+    _get_sequence_nr,
     _profiler_enabled,
     _saved_tensors_hooks_set_tracing,
     _top_saved_tensors_default_hooks,
@@ -385,6 +386,16 @@ def _donated() -> list[int] | None:
 def graph_is_retained() -> bool:
     """Called in a backward: whether it was started with ``retain_graph=True``."""
     return bool(_get_current_graph_task_keep_graph())
+
+
+def is_compiled_node(node: Any) -> bool:
+    """Whether a node of an autograd graph is that of a graph that AOTAutograd has compiled."""
+    return bool(node.name() == "CompiledFunctionBackward")
+
+
+def next_node_number() -> int:
+    """What :func:`node_number` is at least for nodes that this thread makes from now on."""
+    return int(_get_sequence_nr())
 
 
 def backward_number() -> int:

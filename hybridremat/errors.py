@@ -114,7 +114,7 @@ class EarlyGradientError(HybridRematError, RuntimeError):
 class DoubleBackwardError(HybridRematError, RuntimeError):
     """A backward with ``create_graph=True`` reached a planned step. Nothing of the planned backward ran.
 
-    Or one with ``retain_graph=True`` a step with ``compiler="inductor"``.
+    Or one with ``retain_graph=True`` a step with ``compiler="inductor"``, or a second one the same graph.
     """
 
 

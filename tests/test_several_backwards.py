@@ -72,3 +72,69 @@ def test_units_of_two_backwards_are_counted_with_forwards_2():
     plan = hybridremat.get_plan(model)
     assert allocated_peak(step(model, batch)) <= plan.needed <= plan.memory_limit
     assert all(map(torch.equal, gradients(plain), gradients(model)))
+
+
+class Towers(nn.Module):
+    """Three layers with what PyTorch cannot capture between them, and a loss or two of the last one."""
+
+    losses = 1
+
+    def __init__(self, layer) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            float(x.detach().sum())
+        found = [x.square().mean(), x.abs().mean()]
+        return found[0] if self.losses == 1 else tuple(found)
+
+
+class Viewed(nn.Module):
+    """Hands out a view of what it makes, which is no node of the graph's own, and its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x)).unsqueeze(1)[:, 0]
+
+
+LAYERS = {
+    "linear": lambda: nn.Sequential(nn.Linear(32, 32), nn.Tanh()),
+    "running": lambda: nn.Sequential(nn.BatchNorm1d(32), nn.Linear(32, 32), nn.ReLU()),
+    "viewed": Viewed,
+}
+
+
+def towers(layer, losses, limit, **how):
+    torch.manual_seed(0)
+    model, batch = Towers(LAYERS[layer]), {"x": torch.randn(64, 32)}
+    model.losses = losses
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=batch, memory_limit=limit, **HOW, **how)
+    return model, plain, batch
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("losses", [1, 2])
+def test_a_second_backward_through_one_of_several_graphs_is_refused(layer, losses):
+    model, plain, batch = towers(layer, losses, "100%", units="layers.*")
+
+    def backwards(model, retain=False):
+        found = model(**batch)
+        first, second = (found, found) if losses == 1 else found
+        first.backward(retain_graph=retain)
+        after = [each.clone() for each in gradients(model)]
+        return after, lambda: second.backward()
+
+    after, again = backwards(model)
+    with pytest.raises(hybridremat.DoubleBackwardError, match=r"\(first \+ second\)\.backward.*units="):
+        again()
+    assert all(map(torch.equal, after, gradients(model)))
+    del again
+    model.zero_grad()
+    backwards(model, retain=True)[1](), backwards(plain, retain=True)[1]()
+    assert all(map(torch.equal, gradients(plain), gradients(model)))

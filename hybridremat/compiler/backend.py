@@ -37,6 +37,7 @@ from hybridremat.compiler.output_hooks import (
     with_unread,
 )
 from hybridremat.compiler.recurrent import make_recurrent_opaque
+from hybridremat.compiler.second_backwards import refuse_second_through
 from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_joint import Compiled, planning_state
@@ -45,6 +46,7 @@ from hybridremat.graph.private_torch import (
     allows_second_backward,
     forget_code_of,
     is_other_subclass,
+    next_node_number,
     without_alias_check,
 )
 from hybridremat.graph.tracing.alias_analysis import TraceError
@@ -404,8 +406,11 @@ class CapturedGraph:
         if self._run is None:
             self.plan()
         assert self._run is not None
+        since = next_node_number()
         with self.around():
             outputs = self._run(*self._early.aliases(args))
+        if self._backend.several_graphs:
+            refuse_second_through(outputs, since)
         self._undefined.register(outputs)
         self._early.watch(outputs)
         if self.unread:

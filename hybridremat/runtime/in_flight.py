@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
 
 import torch
 
-from hybridremat.errors import DoubleBackwardError, OutstandingForwardWarning
-from hybridremat.graph.private_torch import backward_number, graph_is_retained, tree_leaves
+from hybridremat.compiler.second_backwards import BackwardToken, refuse_again, refuse_second_of
+from hybridremat.errors import OutstandingForwardWarning
+from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.planning.context import PlanContext
 from hybridremat.units import format_bytes
-
-
-class _Token:
-    """Lives as long as the autograd graph of a forward; ``spent`` once a backward has run through it.
-
-    ``again`` is called when another backward reaches it that the first one did not leave the graph for.
-    """
-
-    def __init__(self, again: Callable[[], None]) -> None:
-        self.spent = False
-        self._again = again
-        self._first = 0
-        self._kept = False
-
-    def spend(self, _gradients: object) -> None:
-        if not self.spent:
-            self.spent, self._first, self._kept = True, backward_number(), graph_is_retained()
-        elif not self._kept and backward_number() != self._first:
-            self._again()
 
 
 class ForwardsInFlight:
@@ -38,7 +19,7 @@ class ForwardsInFlight:
 
     def __init__(self, context: PlanContext) -> None:
         self.context = context
-        self._tokens: weakref.WeakSet[_Token] = weakref.WeakSet()
+        self._tokens: weakref.WeakSet[BackwardToken] = weakref.WeakSet()
         self._warned = self._warned_again = False
 
     def before_forward(self) -> None:
@@ -61,7 +42,9 @@ class ForwardsInFlight:
 
     def after_forward(self, outputs: object, *, several_graphs: bool) -> None:
         """Follow the autograd graph of a forward's outputs."""
-        token = _Token(self._warn_again if several_graphs else self._refuse_again)
+        if several_graphs:
+            refuse_second_of(tree_leaves(outputs))
+        token = BackwardToken(self._warn_again if several_graphs else self._refuse_again)
         for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor) and output.grad_fn is not None:
                 output.grad_fn.register_prehook(token.spend)
@@ -72,12 +55,9 @@ class ForwardsInFlight:
         plan = self.context.store.current
         if plan is not None and not plan.saved_bytes:
             return
-        raise DoubleBackwardError(
-            "a second backward reached the same forward of a planned step, whose graph is one for all "
-            "losses: the first backward has freed what is saved. Run one, (first + second).backward(), pass "
-            "retain_graph=True to the first (what is saved is then there longer than planned), or plan the "
-            "parts that each loss reads by themselves, as in "
-            "hybridremat.wrap_each(model, ['generator', 'discriminator'], …)."
+        raise refuse_again(
+            "plan the parts that each loss reads by themselves, as in "
+            "hybridremat.wrap_each(model, ['generator', 'discriminator'], …)"
         )
 
     def _warn_again(self) -> None:
