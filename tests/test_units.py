@@ -23,7 +23,7 @@ from hybridremat.graph.private_torch import input_gradients
 from hybridremat.graph.tracing.trace import gradient_bytes_at
 from hybridremat.sequence.joined_graphs import VARIANTS
 from support.compiled import needs_compiler
-from support.training import traced, train
+from support.training import allocated_peak, traced, train
 from support.wrapping import HOW, assert_untouched, state_of
 
 
@@ -499,3 +499,47 @@ def test_threads_may_call_one_planned_model():
     for theirs, mine in zip(expected, found, strict=True):
         assert all(torch.equal(theirs, every) for every in mine)
     assert all("forward" not in vars(layer) for layer in model.layers)
+
+
+class TiedHead(Tower):
+    """Two layers alike and one of its own, whose weight the head reads too, in code between units."""
+
+    breaks = True
+
+    def __init__(self):
+        super().__init__(3)
+        self.layers[2] = Pair()
+
+    def forward(self, x, labels):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+            if self.breaks:
+                float(x.detach().sum())
+        return functional.cross_entropy(functional.linear(x, self.layers[2].up.weight), labels)
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_a_weight_of_a_unit_that_other_code_reads_steps_when_its_gradient_is_whole(breaks):
+    torch.manual_seed(0)
+    model, given = TiedHead(), batch()
+    model.breaks = breaks
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    steps = []
+    model.layers[2].up.weight.register_post_accumulate_grad_hook(lambda p: steps.append(p.grad.clone()))
+    hybridremat.optimizer_in_backward(model, lambda p: torch.optim.SGD(p, lr=0.1))
+    each(model, given, limit="100%", gradients="in_backward")
+    whole = []
+    for step in range(3):
+        optimizer.zero_grad()
+        torch.manual_seed(step)
+        plain(**given).backward()
+        whole.append(plain.layers[2].up.weight.grad.clone())
+        optimizer.step()
+        predicted = hybridremat.get_plan(model).predicted_peak
+        torch.manual_seed(step)
+        assert allocated_peak(lambda: model(**given).backward()) <= predicted
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert len(steps) == 3 and all(map(torch.equal, steps, whole))

@@ -55,10 +55,10 @@ STANDS_FOR = "_hybridremat_stands_for"
 """Attribute of a parameter that takes the place of another in a trial run: a weak reference to that one."""
 
 
-def original(parameter: nn.Parameter) -> nn.Parameter:
+def original(parameter: Tensor) -> Tensor:
     """The model's own parameter, for one that stands for it in a trial run."""
     found = getattr(parameter, STANDS_FOR, None)
-    own: nn.Parameter | None = found() if found is not None else None
+    own: Tensor | None = found() if found is not None else None
     return parameter if own is None else own
 
 

@@ -87,7 +87,8 @@ class Survey:
     share
         The part of the time for planning that each has.
     shared
-        The identities of parameters that several graphs use, or one that runs twice.
+        The identities of parameters that several graphs use, or one that runs twice, or one and the code
+        between graphs.
     alive
         For each graph of ``ran``, what tells whether its outputs are still there.
     released
@@ -178,7 +179,7 @@ class Survey:
         Gradients of shared parameters do not leave early: autograd adds them up first.
         """
         uses = Counter(number for graph in self.ran for number in graph.parameters.values())
-        self.shared |= {number for number, runs in uses.items() if runs > 1}
+        self.shared |= {n for n, runs in uses.items() if runs > 1 or n in self.use.leaves}
         distinct = dict.fromkeys(self.ran)
         self.share = 1 / len(distinct) if distinct else 1.0
         for graph in distinct:

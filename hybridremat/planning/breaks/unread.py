@@ -6,6 +6,7 @@ in the loss but through it: its backward would be given zeros of their size, and
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from hybridremat.compiler.backend import CapturedGraph
+from hybridremat.compiler.early_gradients import original
 from hybridremat.compiler.output_hooks import OutputSettings, losses_among
 from hybridremat.errors import PlanMismatchError
 from hybridremat.graph.private_torch import node_number, tree_leaves
@@ -34,11 +36,15 @@ class OutputUse:
         Those from which another graph, or the loss, is made.
     seen
         Numbers of the nodes that were looked at.
+    leaves
+        The identities of leaves that code between and after graphs reads itself, under autograd: graphs that
+        use them too have a part of their gradient alone.
     """
 
     made: dict[int, Output] = field(default_factory=dict)
     read: set[Output] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
+    leaves: set[int] = field(default_factory=set)
 
     def enter(self, args: Iterable[object]) -> None:
         """A graph is given these."""
@@ -67,6 +73,8 @@ class OutputUse:
                     "beside a loss, and on these inputs the loss is made of it. Wrap with "
                     'grad_outputs="all", which plans gradients for all outputs.'
                 )
+        if not losses:  # gradients may flow from all
+            deque(self._behind(tree_leaves(returned)), maxlen=0)  # for the leaves
         beside = tree_leaves(returned) if losses else []
         places: dict[CapturedGraph, set[int]] = {}
         for tensor in beside:
@@ -80,7 +88,12 @@ class OutputUse:
         stack = [each.grad_fn for each in values if isinstance(each, torch.Tensor)]
         while stack:
             node = stack.pop()
-            if node is None or (number := node_number(node)) in self.seen:
+            if node is None:
+                continue
+            if (leaf := getattr(node, "variable", None)) is not None:
+                self.leaves.add(id(original(leaf)))
+                continue
+            if (number := node_number(node)) in self.seen:
                 continue
             if is_non_leaf_source(node):
                 if number in self.made:
