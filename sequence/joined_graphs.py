@@ -77,6 +77,24 @@ def largest_part(parts: Sequence[StepPart]) -> StepPart:
     return StepPart((most,), max(part.gradient_bytes for part in parts), min(0, least))
 
 
+def most_of(first: StepPart | None, second: StepPart | None) -> StepPart | None:
+    """One piece of code between graphs with the most of two measurements; None: it allocates nothing."""
+    if first == second:
+        return first
+    nothing = StepPart((PartPoint(0, 0, 0, time=0),), 0)
+    parts = [each or nothing for each in (first, second)]
+    points = [part.points[0] for part in parts]
+    saved = max(point.saved for point in points)
+    most = PartPoint(
+        max(point.forward_peak for point in points),
+        max(point.backward_peak for point in points),
+        saved,
+        time=0,
+    )
+    kept = max(part.points[0].saved - part.dropped for part in parts)
+    return StepPart((most,), max(part.gradient_bytes for part in parts), saved - kept)
+
+
 @dataclass(frozen=True)
 class MultiGraphStep:
     """The distinct graphs of a step and the order in which their forwards run.

@@ -274,3 +274,60 @@ def test_a_reserve_is_kept_beside_all_graphs_and_not_beside_each():
     assert plan.needed == plan.predicted_peak + 4096
     assert [part.needed for part in plan.parts] == [part.predicted_peak for part in plan.parts]
     assert not any(part.reserve for part in plan.parts) and len(plan.parts) == 2
+
+
+class Spreading(nn.Module):
+    """Plain PyTorch between two graphs takes as much memory as it is told to, and may keep its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Stage(16), Stage(16)
+        self.told = {"times": 1, "keeps": False}
+        self.kept = []
+
+    @torch.compiler.disable
+    def spread(self, x):
+        self.kept.clear()
+        if self.told["keeps"]:
+            self.kept.append(x.detach())
+        return x * torch.cat([x.detach()] * self.told["times"]).mean(0, keepdim=True).exp()
+
+    def forward(self, x, labels):
+        return functional.cross_entropy(self.second(self.spread(self.first(x))), labels)
+
+
+@pytest.mark.parametrize("told", [{"times": 40}, {"keeps": True}], ids=str)
+def test_a_known_path_that_is_prepared_again_is_planned_by_the_most_that_was_measured(told, surveys):
+    torch.manual_seed(0)
+    model, given = Spreading(), batch()
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=given, memory_limit="300%", **HOW)
+    before = hybridremat.get_plan(model)
+    hybridremat.prepare(model, kwargs=given)
+    assert hybridremat.get_plan(model) is before and len(surveys) == 2
+    model.told.update(told), plain.told.update(told)
+    hybridremat.prepare(model, kwargs=given)
+    model.kept.clear()
+    after = hybridremat.get_plan(model)
+    assert after.predicted_peak > before.predicted_peak
+    assert [part.schedule for part in after.parts] == [part.schedule for part in before.parts]
+    found = train(model, given, between=model.kept.clear)
+    assert train(plain, given).differences(found) == []
+    assert before.predicted_peak < max(found.peaks) <= after.predicted_peak
+    model.told.update({"times": 1, "keeps": False})
+    hybridremat.prepare(model, kwargs=given)
+    assert hybridremat.get_plan(model).predicted_peak == after.predicted_peak
+
+
+def test_what_does_not_fit_when_it_is_measured_again_leaves_the_plan_that_was():
+    torch.manual_seed(0)
+    model, given = Spreading(), batch()
+    hybridremat.wrap(model, kwargs=given, memory_limit=200_000, **HOW)
+    before = hybridremat.get_plan(model)
+    model.told["times"] = 400
+    for _ in range(2):
+        with pytest.raises(InfeasibleLimitError, match="no plan fits"):
+            hybridremat.prepare(model, kwargs=given)
+    model.told["times"] = 1
+    assert hybridremat.prepare(model, kwargs=given) is before
+    assert max(train(model, given).peaks) <= before.predicted_peak

@@ -17,7 +17,7 @@ from hybridremat.planning.breaks.problem import PathProblem
 from hybridremat.planning.breaks.searches import BETWEEN, GAP_APART, best, hull, targets_between
 from hybridremat.planning.settings import Settings
 from hybridremat.runtime.prepare import model_frontier
-from hybridremat.sequence.joined_graphs import VARIANTS
+from hybridremat.sequence.joined_graphs import VARIANTS, MultiGraphStep, PartPoint, StepPart, most_of
 from support.towers import NormedTower, tower_batch
 
 FIGURES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=9)
@@ -116,3 +116,24 @@ def test_a_frontier_plans_each_of_its_points_once(monkeypatch):
         with pytest.raises(InfeasibleLimitError, match="no plan fits"):
             found.plan_under(1000)
     assert len(asked) == len(set(asked))
+
+
+SIZES = st.integers(0, 9)
+CODE = st.builds(
+    lambda forward, backward, saved, left, dropped: StepPart(
+        (PartPoint(forward, backward, saved, 0),), left, dropped
+    ),
+    SIZES, SIZES, st.integers(-4, 9), SIZES, st.integers(-4, 4),
+)
+
+
+@given(CODE, st.none() | CODE, st.integers(1, 2))
+def test_the_most_of_two_measurements_takes_no_less_than_either(first, second, forwards):
+    graph = StepPart((PartPoint(10, 12, 5, 7),), 3, 1)
+    nothing = StepPart((PartPoint(0, 0, 0, 0),), 0)
+    peaks = [
+        MultiGraphStep((graph, each or nothing), (0, 1, 0, 1), 2, forwards, 3).peak((0, 0))
+        for each in (most_of(first, second), first, second)
+    ]
+    assert peaks[0] >= max(peaks[1:])
+    assert most_of(first, first) == first and most_of(None, None) is None

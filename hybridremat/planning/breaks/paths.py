@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.plan import Plan
-from hybridremat.sequence.joined_graphs import StepPart, largest_part
+from hybridremat.sequence.joined_graphs import StepPart, largest_part, most_of
 
 GraphPath = tuple[str, ...]  # fingerprints of graphs, in the order of the forward
 
@@ -42,6 +43,27 @@ class SurveyedPath:
             tuple(survey.units),
         )
 
+    def with_most_of(self, other: SurveyedPath) -> SurveyedPath:
+        """The same path with the most that was held in two surveys of it."""
+        if not self.eager_code:
+            return other
+        pairs = zip(self.eager_code, other.eager_code, strict=True)
+        return replace(
+            self,
+            eager_code=tuple(most_of(ours, theirs) for ours, theirs in pairs),
+            joined_bytes=max(self.joined_bytes, other.joined_bytes),
+            passing=_in_both(self.passing, other.passing),
+            staying={key: max(size, other.staying.get(key, size)) for key, size in self.staying.items()},
+            dropped=_in_both(self.dropped, other.dropped),
+            released_outputs=_in_both(self.released_outputs, other.released_outputs),
+        )
+
+
+def _in_both(
+    first: Mapping[str, frozenset[int]], second: Mapping[str, frozenset[int]]
+) -> dict[str, frozenset[int]]:
+    return {key: values & second.get(key, frozenset()) for key, values in first.items()}
+
 
 class Paths:
     """Surveyed paths, and at most ``most`` plans of whole steps by path, least recently used first."""
@@ -65,7 +87,22 @@ class Paths:
 
     def is_surveyed(self, order: GraphPath) -> bool:
         """Whether a survey took this path to its end."""
-        return any(path.order == order for path in self.surveyed)
+        return self.surveyed_as(order) is not None
+
+    def surveyed_as(self, order: GraphPath) -> SurveyedPath | None:
+        """What surveys found on a path that they took to its end; None if none did."""
+        return next((path for path in self.surveyed if path.order == order), None)
+
+    @contextmanager
+    def replacing(self, known: SurveyedPath | None, path: SurveyedPath) -> Iterator[None]:
+        """Put a path in the place of what was known of it, unless that raises."""
+        before = list(self.surveyed)
+        self.surveyed = [each for each in before if each is not known] + [path]
+        try:
+            yield
+        except BaseException:
+            self.surveyed = before
+            raise
 
     def eager_code(self, order: GraphPath) -> tuple[tuple[StepPart | None, ...], int | None]:
         """Eager code and ``joined_bytes`` of a path; without a survey, the maximum of others, and None."""
@@ -93,11 +130,11 @@ class Paths:
 
     def _surveyed(self, order: GraphPath) -> SurveyedPath:
         """What a survey found on a path, nothing without one."""
-        return next((path for path in self.surveyed if path.order == order), SurveyedPath(()))
+        return self.surveyed_as(order) or SurveyedPath(())
 
     def held_outputs(self, order: GraphPath, key: str, released: frozenset[int]) -> frozenset[int]:
         """Of outputs that a graph releases on other paths, those that are held on this one, or may be."""
-        found = next((path for path in self.surveyed if path.order == order), None)
+        found = self.surveyed_as(order)
         return released - (frozenset() if found is None else found.released_outputs.get(key, released))
 
     def breaks(self, order: GraphPath) -> tuple[tuple[str, str] | None, ...]:

@@ -145,7 +145,9 @@ class PathPlanner:
         return self._variant
 
     def add_path(self, survey: Survey | None, on_infeasible: OnInfeasible) -> None:
-        """Plan one more path together; graphs that other paths run keep their points.
+        """Plan one more path together, or one again by the most that was measured on it.
+
+        Graphs that other paths run keep their points.
 
         Parameters
         ----------
@@ -163,15 +165,14 @@ class PathPlanner:
         path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
         if survey is not None:
             self._graphs.add(survey.frontiers, survey.traced)
-        if self.paths.is_surveyed(path.order) and path.order in self.paths.plans:
+        known = self.paths.surveyed_as(path.order)
+        if known is not None and survey is not None:
+            path = known.with_most_of(path)
+        if known is not None and path.order in self.paths.plans and (survey is None or path == known):
             self._follow(path.order)
             return
-        self.paths.surveyed.append(path)
-        try:
+        with self.paths.replacing(known, path):
             self._adopt(path.order, replace(self._context.settings, on_infeasible=on_infeasible))
-        except InfeasibleLimitError:
-            self.paths.surveyed.remove(path)
-            raise
 
     def ended(self) -> None:
         """End the forward: the plan of the step is that of the graphs that ran."""
