@@ -284,6 +284,42 @@ def test_what_cannot_be_planned_by_units_is_said():
         )(**given)
 
 
+def as_script(layer):
+    return torch.jit.script(layer)
+
+
+def as_trace(layer):
+    return torch.jit.trace(layer, torch.randn(4, 16))
+
+
+def with_script(made):
+    torch.manual_seed(0)
+    model = Tower(3)
+    model.layers[1] = made(nn.Sequential(nn.Linear(16, 16), nn.Tanh()))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("made", [as_script, as_trace])
+def test_torchscript_is_no_unit_and_may_run_between_them(made):
+    model, plain, given = with_script(made), with_script(made), batch()
+    with pytest.raises(ModelError, match=r"'layers\.1' is TorchScript.*before torch\.jit\.script"):
+        each(model, given)
+    each(model, given, limit="100%", units=["layers.0", "layers.2"])
+    assert train(plain, given).differences(train(model, given)) == []
+
+
+def test_a_model_with_a_part_that_is_wrapped_says_to_unwrap_it():
+    torch.manual_seed(0)
+    model, given = Tower(2), batch()
+    hybridremat.wrap(model.layers[1], args=(given["x"],), memory_limit="100%", **HOW)
+    for how in ({"units": "layers.*"}, {"graph_breaks": "plan"}):
+        with pytest.raises(ModelError, match=r"part 'layers\.1' of this Tower is already wrapped.*unwrap"):
+            hybridremat.wrap(model, kwargs=given, memory_limit="100%", **HOW, **how)
+    hybridremat.unwrap(model.get_submodule("layers.1"))
+    each(model, given)
+
+
 def test_units_are_the_outermost_modules_that_match():
     model = Tower(3)
     assert list(find_units(model, ["layers.*"])) == ["layers.0", "layers.1", "layers.2"]
@@ -543,3 +579,16 @@ def test_a_weight_of_a_unit_that_other_code_reads_steps_when_its_gradient_is_who
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert len(steps) == 3 and all(map(torch.equal, steps, whole))
+
+
+def test_a_plan_file_for_other_units_counts_their_graphs(tmp_path):
+    torch.manual_seed(0)
+    given, file = batch(), tmp_path / "plan.json"
+    hybridremat.get_plan(each(Alike(3), given)).save(file)
+    said = r"it is for a step of 3 graphs, 1 of them distinct, and this one has "
+    others = {"4 graphs, 1 of them distinct": Alike(4), "3 graphs, 2 of them distinct": Tower(3)}
+    for found, model in others.items():
+        before = state_of(model)
+        with pytest.raises(hybridremat.errors.PlanMismatchError, match=said + found):
+            hybridremat.wrap(model, kwargs=given, plan=file, progress=False)
+        assert_untouched(before, model)

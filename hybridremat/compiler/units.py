@@ -37,7 +37,8 @@ def find_units(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module
     Raises
     ------
     ModelError
-        If a pattern matches nothing, or only modules inside of units, or a container that is never called.
+        If a pattern matches nothing, or only modules inside of units, or a container that is never called,
+        or TorchScript.
     """
     names = {name: module for name, module in model.named_modules() if name}
     matched = {pattern: [n for n in names if fnmatchcase(n, pattern)] for pattern in patterns}
@@ -57,6 +58,12 @@ def find_units(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module
             raise ModelError(
                 f"units: {name!r} is a {type(names[name]).__name__}, which is never called itself. Name what "
                 f'is in it: units="{name}.*"'
+            )
+        if isinstance(names[name], torch.jit.ScriptModule):
+            raise ModelError(
+                f"units: {name!r} is TorchScript, which PyTorch does not capture. Put in its place what it "
+                "was made of (the module before torch.jit.script or torch.jit.trace), or name the others "
+                "alone: it then runs as it is, between them."
             )
     return {name: names[name] for name in names if name in outermost}
 

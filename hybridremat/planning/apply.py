@@ -145,7 +145,8 @@ def applicable(plan: Plan) -> PlanDetails:
     """
     if plan.details is None:
         if plan.parts:
-            raise _mismatch("the plan was not made for this step", ["it is for a step of several graphs"])
+            found = [f"it is for a step of {_graphs_of(plan)}, and this one is one graph"]
+            raise _mismatch("the plan was not made for this step", found)
         raise PlanMismatchError(
             "this plan is for a graph without a backward, and such a plan cannot be applied from a file: "
             "pass memory_limit= instead of plan="
@@ -159,7 +160,7 @@ def parts_by_graph(plan: Plan, order: Sequence[str]) -> dict[str, dict[int, Plan
     Raises
     ------
     PlanMismatchError
-        If it is not for a step of so many graphs.
+        If it is not for a step of so many graphs, of which the same are equal.
     """
     graphs = list(dict.fromkeys(order))
     places = plan.places or tuple(map(graphs.index, order))
@@ -168,12 +169,21 @@ def parts_by_graph(plan: Plan, order: Sequence[str]) -> dict[str, dict[int, Plan
         taken[key][place] = None
     used = [place for group in taken.values() for place in group]
     if len(places) != len(order) or sorted(used) != list(range(len(plan.parts))):
-        made = f"{len(plan.parts)} distinct graphs" if plan.parts else "one graph"
-        raise _mismatch(
-            "the plan was not made for this step",
-            [f"it is for a step of {made}, and this one has {len(graphs)}"],
-        )
+        found, made = _counted(len(order), len(graphs)), _graphs_of(plan)
+        other = f", and this one has {found}" if made != found else ", of which others are equal here"
+        raise _mismatch("the plan was not made for this step", [f"it is for a step of {made}{other}"])
     return {key: {place: plan.parts[place] for place in group} for key, group in taken.items()}
+
+
+def _graphs_of(plan: Plan) -> str:
+    """The number of graphs of the step that a plan was made for."""
+    if not plan.parts:
+        return "one graph"
+    return _counted(len(plan.places or plan.parts), len({part.fingerprint for part in plan.parts}))
+
+
+def _counted(graphs: int, distinct: int) -> str:
+    return f"{graphs} graphs" if distinct == graphs else f"{graphs} graphs, {distinct} of them distinct"
 
 
 def _difference(plan: Plan, planned: JointGraph, graph: JointGraph) -> str:

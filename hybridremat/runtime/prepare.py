@@ -198,6 +198,13 @@ def _require_plannable(model: nn.Module) -> None:
         raise ModelError(
             f"this {type(model).__name__} is already wrapped; call hybridremat.unwrap(model) first"
         )
+    inner = next((name for name, part in model.named_modules() if planned_call(part) is not None), None)
+    if inner is not None:
+        raise ModelError(
+            f"the part {inner!r} of this {type(model).__name__} is already wrapped, and a step is planned "
+            f"once: call hybridremat.unwrap(model.get_submodule({inner!r})) first, and wrap the whole model, "
+            "or leave that as it is"
+        )
     if getattr(model, SLOT, None) is not None:
         raise ModelError(
             f"this {type(model).__name__} is already compiled (model.compile(), or torch_compile=True of a "
