@@ -165,6 +165,23 @@ def test_code_that_is_another_in_each_call_runs_as_it_is(caplog):
     assert expected.differences(found) == []
 
 
+class Counted(Head):
+    """Counts its calls, in what is captured."""
+
+    calls = 0
+
+    def forward(self, x, labels):
+        self.calls += 1
+        return super().forward(x, labels)
+
+
+@pytest.mark.parametrize(("made", "times"), [(Counted, 3), (Counting, 9)])
+def test_the_forward_runs_as_often_as_the_documentation_says(made, times):
+    model = made()
+    hybridremat.wrap_each(model, "body.layers.*", kwargs=batch(), memory_limit="100%", **HOW)
+    assert model.calls == times
+
+
 @pytest.mark.parametrize("how", [{}, {"graph_breaks": "plan"}], ids=str)
 def test_units_are_found_where_nothing_of_the_own_forward_can_be_captured(how):
     torch.manual_seed(0)
