@@ -339,7 +339,7 @@ def test_a_frontier_of_several_graphs_is_what_wrap_gives(how, tmp_path):
 def test_a_plan_for_other_graphs_is_not_applied():
     plan = hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", **HOW)
     whole = nn.Sequential(nn.Linear(16, 16), nn.GELU())
-    with pytest.raises(PlanMismatchError, match="several graphs"):
+    with pytest.raises(PlanMismatchError, match="a step of 2 graphs, and this one is one graph"):
         hybridremat.wrap(Mean(whole), (torch.randn(4, 16),), plan=plan, progress=False)
     with pytest.raises(PlanMismatchError, match="was not made for this step"):
         hybridremat.wrap(Inside(), (torch.randn(4, 16),), plan=plan, progress=False)
