@@ -9,8 +9,8 @@ from typing import Any
 from generated import write_part
 from matplotlib.axes import Axes
 
-from hybridremat.analysis.frontier_plot import new_figure, picture
 from hybridremat.files import write_atomic
+from hybridremat.reports.figures import new_figure, picture
 from hybridremat.sequence.strategies import STRATEGIES
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
         HybridRematTrainerCallback as HybridRematTrainerCallback,
     )
     from hybridremat.planning.plan import Plan
-    from hybridremat.plans.sizes import SizeCurve
+    from hybridremat.reports.size_curve import SizeCurve
     from hybridremat.runtime.auto_limit import AutoLimit, auto_limit
 
 __all__ = [
@@ -140,7 +140,7 @@ _HOME = {
     "frontier": "hybridremat.api",
     "opaque": "hybridremat.compiler.opaque_calls",
     "Plan": "hybridremat.planning.plan",
-    "SizeCurve": "hybridremat.plans.sizes",
+    "SizeCurve": "hybridremat.reports.size_curve",
     "Frontier": "hybridremat.analysis.frontier",
     "DeviceSpec": "hybridremat.graph.costs.device_specs",
     "measure": "hybridremat.analysis.measure",

@@ -19,11 +19,11 @@ from hybridremat.planning.settings import (
     settings_of,
 )
 from hybridremat.planning.step_costs import warn_beyond
-from hybridremat.plans.sizes import SizeCurve
 from hybridremat.runtime.prepare import make_planned_call, model_frontier, require_planned_call
 
 if TYPE_CHECKING:
     from hybridremat.analysis.frontier import Frontier
+    from hybridremat.reports.size_curve import SizeCurve
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -23,7 +23,7 @@ from hybridremat.graph.costs.real_results import described, kernels_in_order
 from hybridremat.graph.rewrites.loss_fusion import LOSS_BACKWARD
 from hybridremat.graph.rewrites.trial import random_inputs, random_like
 from hybridremat.graph.tracing.signature import fake_value
-from hybridremat.planning import pipeline
+from hybridremat.planning import pipeline, sized_capture
 from support.cuda_stand_in import Allocator
 from support.op_classes import LOSSES, OTHERS, Bags, Net
 from support.training import small, traced
@@ -197,12 +197,15 @@ def test_libraries_keep_their_workspaces_before_a_step_runs(monkeypatch):
     """Where every kernel is known nothing has multiplied yet: the first step would pass its limit."""
     devices, products = [], []
     monkeypatch.setattr(library_workspaces, "multiply", devices.append)
-    monkeypatch.setattr(pipeline, "model_device", lambda _: "cuda")
-    model, batch = small("mlp")
-    hybridremat.wrap(model, kwargs=batch, memory_limit="90%", **HOW)
-    assert devices == ["cuda"]
-    hybridremat.prepare(model, kwargs={"x": batch["x"][:40]})
-    assert devices == ["cuda"] * 2
+    for module in (pipeline, sized_capture):
+        monkeypatch.setattr(module, "model_device", lambda _: "cuda")
+    for dynamic in (None, False):
+        model, batch = small("mlp")
+        devices.clear()
+        hybridremat.wrap(model, kwargs=batch, memory_limit="90%", dynamic=dynamic, **HOW)
+        assert devices == ["cuda"]
+        hybridremat.prepare(model, kwargs={"x": batch["x"][:40]})
+        assert devices == ["cuda"] * 2
     monkeypatch.undo()
 
     class Products(TorchDispatchMode):

@@ -75,8 +75,16 @@ def test_one_capture_trains_as_the_plain_model_at_every_size(name, dynamic):
     assert captured(model)[0] == 1
 
 
-def test_without_a_word_every_shape_is_captured_by_itself():
+def test_without_a_word_the_second_shape_is_captured_for_all_sizes():
     model = hybridremat.wrap(Mlp(32, 1), kwargs=rows(8), memory_limit="100%", **HOW)
+    for count in (9, 10, 8):
+        model(**rows(count)).backward()
+    assert captured(model)[0] == 1
+    assert len(model._compiled_call_impl._steps) == 1
+
+
+def test_every_shape_is_captured_by_itself_where_that_is_asked_for():
+    model = hybridremat.wrap(Mlp(32, 1), kwargs=rows(8), memory_limit="100%", dynamic=False, **HOW)
     model(**rows(9)).backward()
     assert model._compiled_call_impl.sizes is None and len(model._compiled_call_impl._steps) == 2
 

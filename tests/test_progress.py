@@ -181,7 +181,8 @@ def test_on_a_terminal_nothing_is_left(monkeypatch):
 def test_a_line_for_each_new_shape(show, capsys, caplog, nobody_asked):
     """On the error stream, or in the log alone with ``progress=False``; none for a shape that is known."""
     model, batch = small("mlp")
-    hybridremat.wrap(model, kwargs=batch, memory_limit="90%", **{**HOW, "progress": show})
+    how = {**HOW, "progress": show, "dynamic": False}
+    hybridremat.wrap(model, kwargs=batch, memory_limit="90%", **how)
     capsys.readouterr()
     with nullcontext() if show else caplog.at_level(logging.INFO, logger="hybridremat.progress"):
         for rows in (40, 30, 40):
@@ -193,3 +194,13 @@ def test_a_line_for_each_new_shape(show, capsys, caplog, nobody_asked):
         "new shape 30×32: planned in … s, 3 of 64",
     ]
     assert capsys.readouterr().err == ""
+
+
+def test_a_line_for_the_capture_of_all_sizes_and_none_for_each(capsys, nobody_asked):
+    model, batch = small("mlp")
+    hybridremat.wrap(model, kwargs=batch, memory_limit="90%", **{**HOW, "progress": True})
+    capsys.readouterr()
+    for rows in (40, 30, 50):
+        model(x=batch["x"][:rows]).backward()
+    texts = [re.sub(r"in [\d.]+ s", "in … s", line) for line in lines(capsys) if "new shape" in line]
+    assert texts == ["new shape 40×32: captured for all sizes in … s"]

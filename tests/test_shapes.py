@@ -122,7 +122,7 @@ def test_on_infeasible_least_is_not_for_an_overhead_that_cannot_be_kept():
 
 def test_plans_are_bounded_in_number_and_given_up_whole(caplog):
     model = Mlp(layers=1)
-    hybridremat.wrap(model, kwargs=rows(8), memory_limit="100%", max_plans=2, **HOW)
+    hybridremat.wrap(model, kwargs=rows(8), memory_limit="100%", max_plans=2, dynamic=False, **HOW)
     call = model._compiled_call_impl
     first = weakref.ref(next(iter(call._steps.values())).compiled)
     with caplog.at_level(logging.WARNING, logger="hybridremat"):

@@ -15,8 +15,9 @@ import hybridremat
 from hybridremat.cli.main import main
 from hybridremat.errors import InfeasibleLimitError, InputError, LimitError, PlotError
 from hybridremat.plans.origin import TensorSpec
-from hybridremat.plans.sizes import SizeCurve, SizeRow, curves, dimension_names, equal_dimensions, varying
+from hybridremat.plans.sizes import SizeRow, curves, dimension_names, equal_dimensions, varying
 from hybridremat.reports.html_page import render_html
+from hybridremat.reports.size_curve import SizeCurve
 from support.training import ConvNet, Mlp, Transformer, train
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hybridremat.analysis.frontier import Frontier
-from hybridremat.analysis.frontier_plot import new_figure, picture, require_suffix, scaled_axes
+from hybridremat.analysis.frontier_plot import scaled_axes
 from hybridremat.analysis.frontier_rows import point_row
 from hybridremat.errors import GraphSizeError, InfeasibleLimitError
 from hybridremat.files import write_atomic
 from hybridremat.plans.request import StrategyName
+from hybridremat.reports.figures import new_figure, picture, require_suffix
 from hybridremat.units import format_bytes, format_share_up, resolve_limit
 
 SHARES = (90, 80, 70, 60, 50, 40, 30, 20)

@@ -1,52 +1,38 @@
-"""The frontier as a picture. Only this module loads matplotlib.
-
-Figures are made without pyplot, so no window opens and the caller's backend stays.
-"""
+"""The frontier as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, cast
 
 from hybridremat.analysis.frontier_data import FrontierData
-from hybridremat.errors import MissingPackageError, PlotError
 from hybridremat.files import write_atomic
 from hybridremat.plans.records import FrontierPoint
+from hybridremat.reports.figures import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    new_figure,
+    picture,
+    require_suffix,
+)
 from hybridremat.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUFFIXES = (".png", ".svg", ".pdf")
-# No dates in the files: the same frontier gives the same file.
-_METADATA: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-
 TITLE_WIDTH = 80  # characters
-BLUE, ORANGE, GREEN, VERMILION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 _POINT: dict[str, Any] = {
     "linestyle": "none",
     "markersize": 9,
     "markeredgecolor": "black",
     "markeredgewidth": 0.8,
 }
-
-
-def require_suffix(path: str | Path) -> str:
-    """The suffix of a picture's file, in lower case.
-
-    Raises
-    ------
-    PlotError
-        If it is none of :data:`SUFFIXES`.
-    """
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise PlotError(f"{str(path)!r} has no suffix of a picture: use {', '.join(SUFFIXES)}")
-    return suffix
 
 
 def plot_frontier(
@@ -78,39 +64,6 @@ def plot_frontier(
     if path is not None and suffix is not None:
         write_atomic(Path(path), picture(figure, suffix))
     return figure
-
-
-def new_figure() -> Figure:
-    """An empty figure without pyplot.
-
-    Raises
-    ------
-    MissingPackageError
-        If matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackageError(
-            "plots need matplotlib, which is not installed: pip install 'hybridremat[plots]'. "
-            "Without it, to_csv and to_dict give the points."
-        ) from error
-    figure = Figure(figsize=(8, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def picture(figure: Figure, suffix: str) -> bytes:
-    """A figure as the content of a file."""
-    from matplotlib import rc_context
-
-    content = BytesIO()
-    with rc_context({"svg.hashsalt": "hybridremat", "svg.fonttype": "none"}):
-        figure.savefig(content, format=suffix[1:], dpi=150, metadata=_METADATA[suffix])
-    return content.getvalue()
-
-
 
 
 def draw_frontier(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hybridremat.analysis.frontier_plot import SUFFIXES, new_figure
 from hybridremat.cli.output import require_writable
 from hybridremat.errors import PlotError
+from hybridremat.reports.figures import SUFFIXES, new_figure
 
 DATA = (".csv", ".json")
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from hybridremat.analysis.frontier_data import FrontierData
-from hybridremat.analysis.frontier_plot import draw_frontier, new_figure, picture
+from hybridremat.analysis.frontier_plot import draw_frontier
 from hybridremat.errors import MissingPackageError
 from hybridremat.files import write_atomic
 from hybridremat.integrations.loop_figures import PREFIX, StepFigures
 from hybridremat.planning.plan import Plan
 from hybridremat.plans.records import FrontierPoint
+from hybridremat.reports.figures import new_figure, picture
 from hybridremat.units import format_bytes
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,15 @@ from torch import nn
 from hybridremat.compiler.capture import model_device
 from hybridremat.graph.private_torch import tree_leaves
 
+Shapes = tuple[tuple[int, ...] | None, ...]
+"""The shape of each input that is a tensor, as ``tree_leaves`` counts inputs."""
+
+
+def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
+    """The shapes of the tensors of a call."""
+    leaves = tree_leaves((tuple(args), dict(kwargs)))
+    return tuple(tuple(each.shape) if isinstance(each, torch.Tensor) else None for each in leaves)
+
 
 def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
     """Shapes, dtypes and devices of the tensors in a call, and its plain values.

@@ -6,17 +6,47 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hybridremat.errors import InfeasibleLimitError, InputError
+from hybridremat.graph.sizes import Sizes
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.plan import Plan
-from hybridremat.plans.sizes import SizeRow
+from hybridremat.plans.origin import Origin
+from hybridremat.plans.sizes import Place, SizeRow
 from hybridremat.units import is_count
 
-if TYPE_CHECKING:
-    from hybridremat.graph.sizes import Sizes
-    from hybridremat.planning.sized_capture import SizedCapture
+
+class Capture(Protocol):
+    """What is asked of a capture (:class:`~hybridremat.planning.sized_capture.SizedCapture`)."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """By name of a size, its symbol."""
+        ...
+
+    @property
+    def origin(self) -> Origin:
+        """What was captured."""
+        ...
+
+    @property
+    def rows(self) -> dict[tuple[int, ...], SizeRow]:
+        """What is known of sizes that were planned, by their numbers in the order of ``names``."""
+        ...
+
+    @property
+    def tensor_places(self) -> Mapping[str, Sequence[Place]]:
+        """By the name of a symbol, its dimensions of inputs, counted among those that are tensors."""
+        ...
+
+    def refused_at(self, sizes: Sizes) -> Sequence[str]:
+        """Why some sizes need a capture of their own; empty if they do not."""
+        ...
+
+    def plan(self, sizes: Sizes, context: PlanContext) -> object:
+        """Plan at some sizes; the plan becomes the current one of the context's store."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,7 +56,7 @@ class PlannedElsewhere:
     ``context`` is that of the model; ``own`` are the sizes of the plan that this belongs to.
     """
 
-    capture: SizedCapture
+    capture: Capture
     context: PlanContext
     own: Mapping[str, int]
 

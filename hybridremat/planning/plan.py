@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridremat.errors import InputError
-from hybridremat.plans.plan_data import PlanData
-from hybridremat.plans.sizes import OtherSizes, SizeCurve
+from hybridremat.plans.plan_data import OtherSizes, PlanData
 
 if TYPE_CHECKING:
     from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation
+    from hybridremat.reports.size_curve import SizeCurve
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,8 @@ class Plan(PlanData):
         InputError
             As :meth:`at`; sizes at which nothing fits are in the curve.
         """
+        from hybridremat.reports.size_curve import SizeCurve
+
         capture, names = self._capture(), list(sizes)
         found = [dict(zip(names, each, strict=True)) for each in product(*sizes.values())]
         return SizeCurve(tuple(capture.rows(found)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybridremat.planning.plan import Plan
-from hybridremat.plans.sizes import OtherSizes
+from hybridremat.plans.plan_data import OtherSizes
 
 
 class PlanStore:

@@ -94,7 +94,7 @@ class Settings(Request):
     """Settings of :func:`hybridremat.wrap`, which describes each of them: the request, and how to plan it."""
 
     max_plans: int = 64
-    dynamic: bool | None = False
+    dynamic: bool | None = None
     workers: int | None = None
     cache: bool = field(default=True, metadata={"option": "no_cache"})
 

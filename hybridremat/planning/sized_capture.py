@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from hybridremat.compiler.backend import Backend, CapturedGraph
@@ -17,10 +16,10 @@ from hybridremat.compiler.frame_room import with_room
 from hybridremat.compiler.library_workspaces import keep_workspaces
 from hybridremat.compiler.model_checks import require_capturable
 from hybridremat.errors import InfeasibleLimitError
-from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.graph.sizes import Sizes
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.context import PlanContext
+from hybridremat.planning.input_keys import Shapes, shapes_of
 from hybridremat.planning.other_plans import PlannedElsewhere
 from hybridremat.planning.pipeline import at_step, backend_of, rewriting_of
 from hybridremat.planning.progress import no_progress
@@ -28,15 +27,6 @@ from hybridremat.planning.size_choice import SizeChoice
 from hybridremat.planning.symbolic_partition import SymbolicPartition
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.sizes import Place, SizeRow, dimension_names
-
-Shapes = tuple[tuple[int, ...] | None, ...]
-"""The shape of each input that is a tensor, as ``tree_leaves`` counts inputs."""
-
-
-def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
-    """The shapes of the tensors of a call."""
-    leaves = tree_leaves((tuple(args), dict(kwargs)))
-    return tuple(tuple(each.shape) if isinstance(each, torch.Tensor) else None for each in leaves)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Protocol, Self
 
 from hybridremat.graph.joint import Schedule
 from hybridremat.plans.origin import Origin
@@ -17,7 +18,7 @@ from hybridremat.plans.records import (
     StepComposition,
 )
 from hybridremat.plans.request import Request
-from hybridremat.plans.sizes import OtherSizes
+from hybridremat.plans.sizes import SizeRow
 
 
 @dataclass(frozen=True)
@@ -97,3 +98,24 @@ class PlanData:
     def with_timings(self, timings: dict[str, float]) -> Self:
         """The same plan with more stages timed."""
         return replace(self, timings={**self.timings, **timings})
+
+
+class OtherSizes(Protocol):
+    """The capture that a plan is of, at all sizes."""
+
+    @property
+    def own(self) -> Mapping[str, int]:
+        """By name, the sizes that may differ, and what they are here."""
+        ...
+
+    def plan(self, sizes: Mapping[str, int]) -> PlanData:
+        """The plan at other sizes. Raises as :meth:`hybridremat.Plan.at`."""
+        ...
+
+    def rows(self, every: Sequence[Mapping[str, int]]) -> Sequence[SizeRow]:
+        """The step at many sizes, also where nothing fits. Raises as :meth:`plan` else."""
+        ...
+
+    def known(self) -> Sequence[SizeRow]:
+        """All sizes that have been planned, in order."""
+        ...

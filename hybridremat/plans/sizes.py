@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from hybridremat.plans.origin import TensorSpec
-
-if TYPE_CHECKING:
-    from hybridremat.plans.plan_data import PlanData
 
 Place = tuple[int, int]
 """A dimension of an input: the number of a tensor among the inputs, and one of its dimensions."""
@@ -48,60 +44,6 @@ class SizeRow:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
         return {**vars(self), "sizes": dict(self.sizes)}
-
-
-@dataclass(frozen=True)
-class SizeCurve:
-    """A step at many sizes, from one capture: what it needs, and what keeping the limit costs there."""
-
-    rows: tuple[SizeRow, ...]
-
-    def __str__(self) -> str:
-        from hybridremat.reports.size_tables import size_table
-        from hybridremat.reports.text import rendered
-
-        return rendered([size_table(self.rows)])
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON types."""
-        return {"rows": [row.to_dict() for row in self.rows]}
-
-    def plot(self, path: str | Path) -> None:
-        """Draw needed memory and overhead over the size that varies, as ``.png``, ``.svg`` or ``.pdf``.
-
-        Raises
-        ------
-        PlotError
-            If the file has another suffix, or no size varies.
-        MissingPackageError
-            If matplotlib is not installed.
-        OutputError
-            If it cannot be written.
-        """
-        from hybridremat.analysis.size_plot import plot_sizes
-
-        plot_sizes(self.rows, path)
-
-
-class OtherSizes(Protocol):
-    """The capture that a plan is of, at all sizes."""
-
-    @property
-    def own(self) -> Mapping[str, int]:
-        """By name, the sizes that may differ, and what they are here."""
-        ...
-
-    def plan(self, sizes: Mapping[str, int]) -> PlanData:
-        """The plan at other sizes. Raises as :meth:`hybridremat.Plan.at`."""
-        ...
-
-    def rows(self, every: Sequence[Mapping[str, int]]) -> Sequence[SizeRow]:
-        """The step at many sizes, also where nothing fits. Raises as :meth:`plan` else."""
-        ...
-
-    def known(self) -> Sequence[SizeRow]:
-        """All sizes that have been planned, in order."""
-        ...
 
 
 def varying(rows: Sequence[SizeRow]) -> str | None:

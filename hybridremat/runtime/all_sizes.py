@@ -7,9 +7,10 @@ what differs between them. Sizes that a capture is not right for need one more.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
@@ -21,16 +22,22 @@ from hybridremat.errors import (
     PolicyError,
 )
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.input_keys import conditions, has_gaps, ranks_key
-from hybridremat.planning.origin import origin_of
-from hybridremat.planning.pipeline import Step, at_step
-from hybridremat.planning.sized_capture import (
+from hybridremat.planning.input_keys import (
     Shapes,
-    SizedCapture,
-    capture_sizes,
+    conditions,
+    has_gaps,
+    ranks_key,
+    shape_text,
     shapes_of,
 )
-from hybridremat.plans.sizes import SizeCurve, dimension_names, equal_dimensions
+from hybridremat.planning.origin import origin_of
+from hybridremat.planning.pipeline import Step, at_step
+from hybridremat.planning.progress import say
+from hybridremat.plans.sizes import dimension_names, equal_dimensions
+
+if TYPE_CHECKING:
+    from hybridremat.planning.sized_capture import SizedCapture
+    from hybridremat.reports.size_curve import SizeCurve
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +150,8 @@ class AllSizes:
                 limit=most.memory_limit or 0,
                 least=most.least or 0,
             )
+        from hybridremat.reports.size_curve import SizeCurve
+
         return SizeCurve(tuple(rows))
 
     def _with_symbols(
@@ -194,6 +203,9 @@ class AllSizes:
             return None
         if family.captures:
             logger.info("%s is captured once more: no capture is right for %s", self._name, shapes)
+        from hybridremat.planning.sized_capture import capture_sizes  # not where all inputs have one shape
+
+        started = time.perf_counter()
         try:
             made = capture_sizes(self._model, args, kwargs, dimensions, context, show=self._show)
         except (InfeasibleLimitError, PolicyError):
@@ -210,6 +222,8 @@ class AllSizes:
             family.failed = why if not asked else ""
             return None
         family.captures.append(made)
+        taken = time.perf_counter() - started
+        say(f"new shape {shape_text(args, kwargs)}: captured for all sizes in {taken:.1f} s", show=self._show)
         if made.refused is not None:
             raise made.refused
         sizes = made.sizes_of(shapes)

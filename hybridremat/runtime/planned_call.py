@@ -37,7 +37,7 @@ from hybridremat.units import format_bytes
 
 if TYPE_CHECKING:
     from hybridremat.planning.breaks.survey import Survey
-    from hybridremat.plans.sizes import SizeCurve
+    from hybridremat.reports.size_curve import SizeCurve
     from hybridremat.runtime.all_sizes import AllSizes
     from hybridremat.runtime.first_steps import FirstSteps, SeenLoss
 
@@ -302,7 +302,7 @@ class PlannedCall:
             sized = None if self.sizes is None else self.sizes.step(args, kwargs, self.context)
             if sized is not None:
                 taken = time.perf_counter() - started
-                logger.info("new sizes %s: planned in %.1f s", shape_text(args, kwargs), taken)
+                logger.info("new shape %s: planned in %.1f s", shape_text(args, kwargs), taken)
                 return sized
             step = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
         except InfeasibleLimitError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hybridremat.analysis.frontier_plot import BLUE, GREEN, VERMILION, new_figure, picture, require_suffix
 from hybridremat.errors import PlotError
 from hybridremat.files import write_atomic
 from hybridremat.plans.sizes import SizeRow, curves, varying
+from hybridremat.reports.figures import BLUE, GREEN, VERMILION, new_figure, picture, require_suffix
 from hybridremat.units import format_bytes
 
 
