@@ -138,7 +138,7 @@ class Op:
 
     def run_as(self, variant: int) -> Op:
         """The op run in another of its ways."""
-        if not self.variants:
+        if not self.variants or variant == self.variant:
             return self
         chosen = self.variants[variant]
         return replace(
@@ -242,10 +242,16 @@ def as_plain(graph: JointGraph) -> JointGraph:
     """The graph as PyTorch runs it: every op in its plain form, and all gradients held to the end."""
     return replace(
         graph,
-        ops=tuple(replace(op.run_as(0), overwrites=()) for op in graph.ops),
+        ops=tuple(map(_alone, graph.ops)),
         gradients=graph.gradients | graph.leaving,
         deliveries=(),
     )
+
+
+def _alone(op: Op) -> Op:
+    """The op run by its own kernel, over nothing."""
+    own = op.run_as(0)
+    return replace(own, overwrites=()) if own.overwrites else own
 
 
 def ops_by_parts(graph: JointGraph, ops: Collection[int] | None = None) -> JointGraph:

@@ -542,6 +542,16 @@ def storage_reference(tensor: torch.Tensor) -> Callable[[], bool]:
     return lambda: not reference.expired()
 
 
+def unguarded(module: GraphModule) -> AbstractContextManager[None]:
+    """While it is entered, what is asked of the symbols of a captured graph becomes no guard."""
+    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    number = next((value for value in values if isinstance(value, torch.SymInt)), None)
+    if number is None:
+        return nullcontext()
+    suppressed: AbstractContextManager[None] = number.node.shape_env.suppress_guards()
+    return suppressed
+
+
 def unwritten_module(root: torch.nn.Module, graph: torch.fx.Graph) -> GraphModule:
     """A graph as a module whose code is not written before it is called; most are only read."""
     with _use_lazy_graph_module(True):

@@ -64,6 +64,12 @@ class Judge:
         vars(other)["simulate"] = self.simulate.with_ops_of(graph)
         return other
 
+    def without_outside(self, graph: JointGraph) -> Judge:
+        """As :meth:`with_ops_of`, and nothing but the step itself counts."""
+        other = Judge(graph)
+        vars(other)["simulate"] = self.simulate.with_ops_of(graph)
+        return other
+
     def __call__(self, schedule: Schedule, decisions: tuple[Decision, ...] = ()) -> SchedulePoint:
         """The exact figures of a schedule; ``decisions``: what it decides for each block.
 

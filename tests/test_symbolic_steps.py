@@ -29,6 +29,7 @@ from hybridremat.planning.other_sizes import checked, differences, fastest_elsew
 from hybridremat.planning.pipeline import rewriting_of
 from hybridremat.planning.planner import choose_schedule, step_frontier
 from hybridremat.planning.settings import Settings
+from hybridremat.sequence.judge import Judge
 from hybridremat.zoo.models import reference_model
 from support.examples import examples
 from support.extreme_schedules import extreme_schedule
@@ -319,7 +320,7 @@ def test_the_fastest_schedule_that_fits_elsewhere_is_that_of_all():
     peaks = [step_memory(run_alike(by_parts(found, point), other), point.schedule).peak for point in points]
     assert len(set(peaks)) > 5
     for limit in (min(peaks) - 1, min(peaks), sorted(peaks)[len(peaks) // 2], max(peaks)):
-        chosen = fastest_elsewhere(found.graph, points, other, limit)
+        chosen = fastest_elsewhere(found.graph, points, Judge(other), limit)
         fitting = [point for point, peak in zip(points, peaks, strict=True) if peak <= limit]
         assert (chosen[0] if chosen else None) is (fitting[0] if fitting else None)
         assert chosen is None or step_memory(chosen[1], chosen[0].schedule).peak <= limit

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle
 from operator import attrgetter
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from torch import fx
 
 from hybridremat.graph.costs.bags import bag_inputs
 from hybridremat.graph.costs.index_ranges import index_ranges
-from hybridremat.graph.costs.random_numbers import repeated
+from hybridremat.graph.costs.random_numbers import drawn, repeated
 from hybridremat.graph.costs.scattered import scatter_mask, with_as_many_places
 from hybridremat.graph.opaque.ops import backward_of, is_opaque
 from hybridremat.graph.private_torch import FakeTensor, OpOverload, _neg_view
@@ -27,6 +28,9 @@ from hybridremat.graph.tracing.fx_nodes import argument, has_effects, is_mutatio
 from hybridremat.graph.tracing.signature import fake_value
 
 Layouts = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+_SEEDS: Final = cycle(range(8))
+"""Of the numbers in each input in turn: those of one kernel are not the same."""
 
 DEPTHS: Final = (0, 1, 2, 4, 8)
 """How many ops before a kernel make its inputs, tried in turn."""
@@ -142,8 +146,8 @@ def real_like(value: Any) -> Any:
         )
     extent = int(value.untyped_storage().nbytes()) // value.element_size()
     if value.dtype.is_floating_point:
-        drawn = partial(torch.rand, dtype=torch.float32, device=value.device)
-        base = repeated(extent, lambda count: drawn(count).to(value.dtype))
+        numbers = drawn(next(_SEEDS), torch.float32, value.device, normal=False)
+        base = repeated(extent, lambda count: numbers[:count].to(value.dtype, copy=True))
     elif value.dtype == torch.bool:
         base = torch.ones(extent, dtype=torch.bool, device=value.device)
     else:

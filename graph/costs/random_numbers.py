@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import torch
 
 DRAWN: Final = 65_537
 """Numbers that are drawn, a prime, so that no two rows are equal; drawing millions takes most of a trial."""
+
+
+def drawn(seed: int, dtype: torch.dtype, device: torch.device, *, normal: bool) -> torch.Tensor:
+    """:data:`DRAWN` numbers of a seed, from 0 to 1 or around 0: to be read. Those on the host are kept."""
+    draw = _drawn if device.type == "cpu" else _drawn.__wrapped__
+    return draw(seed, dtype, device, normal)
+
+
+@lru_cache(maxsize=32)
+def _drawn(seed: int, dtype: torch.dtype, device: torch.device, normal: bool) -> torch.Tensor:
+    numbers, source = torch.empty(DRAWN, dtype=dtype, device=device), torch.Generator(device)
+    source.manual_seed(seed)
+    return numbers.normal_(0, 3, generator=source) if normal else numbers.uniform_(generator=source)
 
 
 def repeated(extent: int, draw: Callable[[int], torch.Tensor]) -> torch.Tensor:

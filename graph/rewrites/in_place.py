@@ -135,6 +135,11 @@ class _Site:
     trial: Trial
 
 
+def trial_name(key: str, node: fx.Node, source: fx.Node) -> str:
+    """The name under which a trial of a kernel over one of its inputs is kept."""
+    return f"{key} of {distinct_arguments(node)} over {node.all_input_nodes.index(source)}"
+
+
 def _sites(step: TracedStep) -> list[_Site]:
     kernels = distinct_kernels(step)
     found = []
@@ -143,9 +148,9 @@ def _sites(step: TracedStep) -> list[_Site]:
         if not key or not op.recomputable or is_random(node) or has_effects(node):
             continue
         for value, source in overwritable(step, op.id):
-            name = f"{key} of {distinct_arguments(node)} over {node.all_input_nodes.index(source)}"
             form = in_place_form(node.target)
             assert form is not None
+            name = trial_name(key, node, source)
             found.append(_Site(op.id, value, Trial(node, (Way(name, form, source),))))
     return found
 

@@ -156,12 +156,17 @@ class PartedKernel:
         How many parts a call with these arguments can be done in (their traced tensors); 0 for none.
     exact
         Whether it is to give the same bits.
+    largest
+        How many elements its first result has in the largest of so many parts. Only of kernels that compute
+        and draw each element alike in any parts that ``parts`` allows: if the bits are the same at some
+        sizes, they are at others. Kernels that are chosen by size do not.
     """
 
     run: Callable[..., Any]
     unit: str
     parts: Callable[..., int]
     exact: bool = True
+    largest: Callable[[Tensor, int], int] | None = None
 
     def form(self, parts: int) -> Form:
         """The call in so many parts."""
@@ -206,10 +211,22 @@ def _more_chunks(_body: object, _kinds: object, sizes: Any, rows: Sequence[Tenso
     return -(-len(rows[0]) // least) if least < size else 0
 
 
+def _chunk(result: Tensor, parts: int) -> int:
+    return -(-result.numel() // parts)
+
+
+def _rows_at_once(result: Tensor, parts: int) -> int:
+    return -(-len(result) // parts) * (result.numel() // max(1, len(result)))
+
+
 _BY_OP: Final[dict[object, tuple[PartedKernel, ...]]] = {
-    LOSS_BACKWARD: (PartedKernel(loss_backward_by_rows, "rows", _rows_of_loss),),
-    ATEN.native_dropout.default: (PartedKernel(dropout_by_rows, "rows", _rows),),
-    ATEN.native_dropout_backward.default: (PartedKernel(dropout_backward_by_rows, "rows", _rows_of_both),),
+    LOSS_BACKWARD: (
+        PartedKernel(loss_backward_by_rows, "rows", _rows_of_loss, largest=_rows_at_once),
+    ),
+    ATEN.native_dropout.default: (PartedKernel(dropout_by_rows, "rows", _rows, largest=_chunk),),
+    ATEN.native_dropout_backward.default: (
+        PartedKernel(dropout_backward_by_rows, "rows", _rows_of_both, largest=_chunk),
+    ),
     ATEN.native_batch_norm_backward.default: (
         PartedKernel(batch_norm_backward_by_channels, "channels", _channels),
     ),

@@ -19,7 +19,7 @@ from torch import fx
 from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.costs.index_ranges import index_ranges
 from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors
-from hybridremat.graph.costs.random_numbers import repeated
+from hybridremat.graph.costs.random_numbers import drawn, repeated
 from hybridremat.graph.costs.recorder import Mark
 from hybridremat.graph.outside import outside_tracing
 from hybridremat.graph.rewrites.rewrite import Form
@@ -161,14 +161,13 @@ def random_like(value: Any, seed: int, whole: int = 2) -> Any:
     """A tensor like the fake one: numbers of both signs, truths of both kinds, whole ones below ``whole``."""
     if not isinstance(value, torch.Tensor):
         return value
-    source = torch.Generator(value.device).manual_seed(seed)
     extent = int(value.untyped_storage().nbytes()) // value.element_size()
 
     def draw(number: int) -> torch.Tensor:
         if value.dtype.is_floating_point or value.dtype.is_complex:
-            drawn = value.dtype if value.element_size() > 1 else torch.float32  # nothing draws 8 bits
-            numbers = torch.empty(number, dtype=drawn, device=value.device)
-            return numbers.normal_(0, 3, generator=source).to(value.dtype)
+            dtype = value.dtype if value.element_size() > 1 else torch.float32  # nothing draws 8 bits
+            return drawn(seed, dtype, value.device, normal=True)[:number].to(value.dtype, copy=True)
+        source = torch.Generator(value.device).manual_seed(seed)
         numbers = torch.randint(0, max(1, whole), (number,), device=value.device, generator=source)
         return numbers.to(value.dtype)
 

@@ -54,7 +54,7 @@ class _Corrected:
         if node.target is operator.getitem or _is_view(node):
             if moved:
                 self._view_again(node)
-        elif self._other_strides.intersection(moved) or _is_doubtful(node):
+        elif self._other_strides.intersection(moved) or is_doubtful(node):
             self._compare(node)
 
     def _view_again(self, node: fx.Node) -> None:
@@ -111,7 +111,7 @@ def _is_view(node: fx.Node) -> bool:
     return any(each.alias_info is not None for each in node.target._schema.returns)
 
 
-def _is_doubtful(node: fx.Node) -> bool:
+def is_doubtful(node: fx.Node) -> bool:
     """Whether a kernel's result may have other strides than were traced.
 
     Not where all is contiguous, as traced strides follow those of inputs; nor for products, convolutions and

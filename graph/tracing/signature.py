@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, is_not
 from types import FunctionType
+from typing import Final
 
 import torch
 from torch import fx
@@ -42,6 +43,19 @@ def target_text(node: fx.Node) -> str:
 
 def kernel_signature(node: fx.Node) -> str:
     """What distinguishes one kernel from another, as text (a cache key)."""
+    given = [node.args, node.kwargs, *map(fake_value, node.all_input_nodes)]
+    target, known, text = node.meta.get(_TEXT, (None, (), ""))
+    if target is not node.target or len(known) != len(given) or any(map(is_not, known, given)):
+        text = _kernel_text(node)
+        node.meta[_TEXT] = node.target, given, text
+    return str(text)
+
+
+_TEXT: Final = "hybridremat_signature"
+"""A node's ``meta``: its signature, and what this was made of; every stage of a step asks for it."""
+
+
+def _kernel_text(node: fx.Node) -> str:
     keywords = ",".join(f"{name}={_described(item)}" for name, item in sorted(node.kwargs.items()))
     repeated = f" of {distinct_arguments(node)}" if is_opaque(node.target) else ""
     return f"{target_text(node)}({_described(node.args)};{keywords}){repeated}"

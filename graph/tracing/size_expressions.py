@@ -57,6 +57,8 @@ def size_expression(given: Any) -> Size:
             raise TraceError(f"the size {given} depends on the data")
         return str(given)
     if given.is_Add or given.is_Mul:
+        given = given.expand()  # of two texts for the same polynomial one
+    if given.is_Add or given.is_Mul:
         return combined("+" if given.is_Add else "*", *map(size_expression, given.args))
     if given.is_Pow and given.exp.is_Integer and given.exp > 0:
         return combined("*", *[size_expression(given.base)] * int(given.exp))

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from hybridremat.graph.private_torch import ShapeFacts, fake_on_meta, shape_facts, unwritten_module
-from hybridremat.graph.sizes import Domain, Sizes, evaluated
+from hybridremat.graph.sizes import Domain, Size, Sizes, evaluated
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers, strided_parts
 from hybridremat.graph.tracing.size_expressions import domain_of, has_symbols, size_inputs, size_of
@@ -140,45 +140,38 @@ def symbolic_joint(module: fx.GraphModule, num_outputs: int) -> SymbolicJoint | 
 
 
 @dataclass
-class _Copy:
-    """Copies a symbolic graph node by node with numbers for its sizes."""
+class FakeValues:
+    """Turns what a node of a symbolic graph has for a value into what it is at some sizes.
 
-    module: fx.GraphModule
+    Tensors that share a storage there share one here.
+    """
+
     sizes: Sizes
-    copies: dict[fx.Node, Any] = field(default_factory=dict)
+    numbers: dict[Size, int] = field(default_factory=dict)
     storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
-    def instance(self) -> Instance:
-        """The copy."""
-        graph = fx.Graph()
-        for node in self.module.graph.nodes:
-            if is_number(node) and node.op != "placeholder":
-                continue
-            copy = graph.create_node(
-                node.op, node.target, self._given(node.args), self._given(node.kwargs), node.name, node.type
-            )
-            copy.meta = dict(node.meta)
-            if "val" in node.meta:
-                copy.meta["val"] = self._value(node.meta["val"])
-            self.copies[node] = copy
-        origins = {copy: node for node, copy in self.copies.items()}
-        return Instance(unwritten_module(self.module, graph), self.sizes, origins)
+    def number(self, size: int | torch.SymInt) -> int:
+        """A size."""
+        if isinstance(size, int):
+            return size
+        term = size_of(size)
+        if term not in self.numbers:
+            self.numbers[term] = evaluated(term, self.sizes)
+        return self.numbers[term]
 
-    def _given(self, arguments: Any) -> Any:
-        def given(node: fx.Node) -> Any:
-            return number_of(node, self.sizes) if is_number(node) else self.copies[node]
+    def of(self, value: Any) -> Any:
+        """The value; tensors are fake ones.
 
-        return fx.map_arg(arguments, given)
-
-    def _number(self, size: int | torch.SymInt) -> int:
-        return size if isinstance(size, int) else evaluated(size_of(size), self.sizes)
-
-    def _value(self, value: Any) -> Any:
+        Raises
+        ------
+        TraceError
+            If a tensor cannot be laid out anew (a sparse one).
+        """
         if isinstance(value, torch.SymInt):
-            return self._number(value)
+            return self.number(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        return type(value)(map(self._value, value)) if type(value) in (list, tuple) else value
+        return type(value)(map(self.of, value)) if type(value) in (list, tuple) else value
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself if nothing of it is symbolic, else one of these sizes, in the same storage."""
@@ -192,9 +185,40 @@ class _Copy:
         if tensor.is_conj() or tensor.is_neg():
             raise TraceError(f"a tensor of the symbolic shape {tuple(tensor.shape)} is conjugated when read")
         if (whole := self.storages.get(storage._cdata)) is None:
-            whole = torch.UntypedStorage(self._number(storage.nbytes()), device="meta")
+            whole = torch.UntypedStorage(self.number(storage.nbytes()), device="meta")
             self.storages[storage._cdata] = whole
-        shape, strides = (tuple(map(self._number, each)) for each in (tensor.shape, tensor.stride()))
+        shape, strides = (tuple(map(self.number, each)) for each in (tensor.shape, tensor.stride()))
         made = torch.empty(0, dtype=tensor.dtype, device="meta")
-        made.set_(whole, self._number(tensor.storage_offset()), shape, strides)
+        made.set_(whole, self.number(tensor.storage_offset()), shape, strides)
         return fake_on_meta(made, like=tensor)
+
+
+@dataclass
+class _Copy:
+    """Copies a symbolic graph node by node with numbers for its sizes."""
+
+    module: fx.GraphModule
+    sizes: Sizes
+    copies: dict[fx.Node, Any] = field(default_factory=dict)
+
+    def instance(self) -> Instance:
+        """The copy."""
+        graph, values = fx.Graph(), FakeValues(self.sizes)
+        for node in self.module.graph.nodes:
+            if is_number(node) and node.op != "placeholder":
+                continue
+            copy = graph.create_node(
+                node.op, node.target, self._given(node.args), self._given(node.kwargs), node.name, node.type
+            )
+            copy.meta = dict(node.meta)
+            if "val" in node.meta:
+                copy.meta["val"] = values.of(node.meta["val"])
+            self.copies[node] = copy
+        origins = {copy: node for node, copy in self.copies.items()}
+        return Instance(unwritten_module(self.module, graph), self.sizes, origins)
+
+    def _given(self, arguments: Any) -> Any:
+        def given(node: fx.Node) -> Any:
+            return number_of(node, self.sizes) if is_number(node) else self.copies[node]
+
+        return fx.map_arg(arguments, given)

@@ -6,6 +6,7 @@ Each size is computed once. Calls that PyTorch traces only where sizes are symbo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,6 +49,45 @@ def number_of(node: fx.Node, sizes: Sizes) -> Any:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: number_of(each, sizes))
     computed: Any = node.target
     return computed(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A size, or a fraction that is computed from some, as an argument of a call.
+
+    ``of``: the size, or of a fraction the function, its arguments and its keywords.
+    """
+
+    of: Any
+
+
+def symbol_of(node: fx.Node) -> int | Symbol:
+    """What a node that is a number is at every size; a number if it depends on none."""
+    if is_size(node):
+        size: Size = size_of(node.meta["val"])
+        return size if isinstance(size, int) else Symbol(size)
+    if node.op != "call_function":
+        raise TraceError(f"the number {node.name} depends on the data")
+    args, kwargs = fx.map_arg((node.args, node.kwargs), _symbol)
+    return Symbol((node.target, args, kwargs))
+
+
+def number_at(symbol: Symbol, sizes: Sizes) -> Any:
+    """The number that this is at some sizes."""
+    if not isinstance(symbol.of, tuple):
+        return evaluated(symbol.of, sizes)
+    args, kwargs = symbol.of[1:]
+    given = (_number(each, sizes) for each in args)
+    named = {name: _number(each, sizes) for name, each in kwargs.items()}
+    return symbol.of[0](*given, **named)
+
+
+def _symbol(node: fx.Node) -> Any:
+    return symbol_of(node)
+
+
+def _number(item: Any, sizes: Sizes) -> Any:
+    return number_at(item, sizes) if isinstance(item, Symbol) else item
 
 
 def merge_sizes(module: fx.GraphModule) -> None:

@@ -12,6 +12,8 @@ the step it is. The emitted graphs are read the same way, and must
   parameters afterwards (:mod:`hybridremat.compiler.deliveries`);
 - write over nothing that is not their own, or that is read again (:mod:`hybridremat.compiler.overwrites`);
 - stay under the limit, by the storages alive at each node (:mod:`hybridremat.compiler.emitted_memory`).
+
+All but the bytes may be checked once for every size (:func:`proven`).
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, refuse_stale_reads
 from hybridremat.compiler.deliveries import delivered_gradients, is_delivery
-from hybridremat.compiler.emitted_memory import EmittedMemory, emitted_memory
+from hybridremat.compiler.emitted_memory import lifetimes_of
+from hybridremat.compiler.lifetimes import EmittedMemory, StepLifetimes
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.private_torch import OpOverload, run_and_save_rng_state
 from hybridremat.graph.rewrites import stands_for
 from hybridremat.graph.rewrites.rewrite import Call
 from hybridremat.graph.tracing.fx_nodes import is_check, is_mutation, is_random, joint_outputs
+from hybridremat.graph.tracing.size_expressions import size_of
+from hybridremat.graph.tracing.symbolic_calls import Symbol
 from hybridremat.graph.tracing.trace import TracedStep
 
 ATEN = torch.ops.aten
@@ -107,6 +112,11 @@ class _Reader:
             return tuple(self._frozen(entry) for entry in item)
         if isinstance(item, dict):
             return tuple((name, self._frozen(entry)) for name, entry in sorted(item.items()))
+        if isinstance(item, torch.SymInt):  # of a shape that a rewrite's term reads
+            size = size_of(item)
+            return ("Symbol", repr(size)) if not isinstance(size, int) else ("int", repr(size))
+        if isinstance(item, Symbol):
+            return ("Symbol", repr(item.of))
         return (type(item).__name__, repr(item))
 
     def _draw(self, call: Key) -> Term:
@@ -206,6 +216,23 @@ def check(
     PlanError
         Naming the first rule that is broken, or the peak if it passes ``limit`` (bytes).
     """
+    memory = proven(step, forward, backward).memory(step.graph)
+    if limit is not None and memory.peak > limit:
+        raise check_error(f"its peak of {memory.peak} bytes passes the limit of {limit} bytes")
+    return memory
+
+
+def proven(step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule) -> StepLifetimes:
+    """Check all but the bytes of two emitted graphs, and return what they hold when.
+
+    Of graphs whose sizes are symbols, as the joint graph's are, this holds at every size: equal terms have
+    equal symbols.
+
+    Raises
+    ------
+    PlanError
+        Naming the first rule that is broken.
+    """
     terms = _Terms()
     joint = _read_from_inputs(step.module, _Reader(terms))
     first = _read_from_inputs(forward, _Reader(terms))
@@ -228,9 +255,6 @@ def check(
         raise check_error("random numbers are not drawn in the order of the joint graph")
     refuse_stale_reads(step, (forward, backward), joint.term, (first.term, second.term))
     refuse_late_reads(step, joint.term, backward, second.term)
-    memory = emitted_memory(
+    return lifetimes_of(
         step, forward, backward, joint.term, first.term | first.pairs, second.term | second.pairs
     )
-    if limit is not None and memory.peak > limit:
-        raise check_error(f"its peak of {memory.peak} bytes passes the limit of {limit} bytes")
-    return memory

@@ -1,6 +1,7 @@
 """Exact memory of two emitted graphs, by the storages that are alive at each node.
 
-Shares no code with :mod:`hybridremat.graph.memory`, which counts schedules: the two must agree.
+Shares no code with :mod:`hybridremat.graph.memory`, which counts schedules: the two must agree. What is alive
+when depends on no size (:func:`lifetimes_of`); how many bytes that is, may be asked at each of many sizes.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
 from hybridremat.compiler.deliveries import is_delivery, refuse_unsafe_deliveries
+from hybridremat.compiler.lifetimes import STATE, TANGENTS, GraphLifetimes, StepLifetimes
+from hybridremat.compiler.lifetimes import EmittedMemory as EmittedMemory
 from hybridremat.compiler.overwrites import refuse_unsafe_overwrites, written_over
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.private_torch import run_and_save_rng_state
@@ -19,27 +23,9 @@ from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep
 
 
-@dataclass(frozen=True)
-class EmittedMemory:
-    """Bytes: peak of each phase, and what is alive between them.
-
-    ``overwritten`` are the places of the backward's inputs that it writes over.
-    """
-
-    forward_peak: int
-    backward_peak: int
-    saved: int
-    overwritten: tuple[int, ...] = ()
-
-    @property
-    def peak(self) -> int:
-        """Peak of the step."""
-        return max(self.forward_peak, self.backward_peak)
-
-
 @dataclass
 class _Storages:
-    """Storages that nodes hold: for each node, joint value → storage number. ``size[s]`` in bytes.
+    """Storages that nodes hold: for each node, joint value → storage number. ``holds[s]``: what it is.
 
     Joint nodes with equal terms (several outputs) count as the first of them: ``alike`` maps a value to that
     of the first.
@@ -49,13 +35,13 @@ class _Storages:
     joint_node: dict[int, fx.Node]
     op_of: dict[fx.Node, int]
     alike: dict[int, int]
-    size: list[int] = field(default_factory=list)
+    holds: list[int] = field(default_factory=list)
     held: dict[fx.Node, dict[int, int]] = field(default_factory=dict)
     temporary: dict[fx.Node, int] = field(default_factory=dict)
 
-    def new(self, size: int) -> int:
-        self.size.append(size)
-        return len(self.size) - 1
+    def new(self, what: int) -> int:
+        self.holds.append(what)
+        return len(self.holds) - 1
 
     def read(self, module: fx.GraphModule, terms: Mapping[fx.Node, int]) -> None:
         """Find what the nodes of a graph hold; its inputs may have been set."""
@@ -72,9 +58,11 @@ class _Storages:
     def add(self, node: fx.Node, term: int) -> None:
         """Find what a call node holds, and what it allocates while it runs."""
         if is_delivery(node):
-            self.held[node], self.temporary[node] = {}, self._workspace(node)
+            self.held[node] = {}
+            places = {each.index: place for place, each in enumerate(self.step.graph.deliveries)}
+            number: Any = node.args[1]
+            self.temporary[node] = 2 * len(self.step.graph.ops) + places[number]
             return
-        rng = self.step.graph.rng_state_bytes
         source = node.args[0] if node.target is operator.getitem else None
         if isinstance(source, fx.Node) and source.target is run_and_save_rng_state:
             kept = self.held[source]
@@ -93,23 +81,21 @@ class _Storages:
         writes = [self.alike.get(v, v) for v in traced.writes]
         over = written_over(node)
         taken = list(self.held[over].values()) if over is not None else []
-        new = [self.new(self.step.graph.values[v].bytes) for v in writes[len(taken) :]]
+        new = [self.new(value) for value in writes[len(taken) :]]
         self.held[node] = dict(zip(writes, [*taken, *new], strict=True))
-        self.temporary[node] = traced.temp + (rng if node.target is replay else 0)
+        self.temporary[node] = op + len(self.step.graph.ops) * (node.target is replay)
         if node.target is run_and_save_rng_state:
-            self.held[node][-1] = self.new(rng)
-
-    def _workspace(self, delivery: fx.Node) -> int:
-        """Bytes that whoever takes a gradient allocates meanwhile."""
-        return sum(each.workspace for each in self.step.graph.deliveries if each.index == delivery.args[1])
+            self.held[node][-1] = self.new(STATE)
 
     def values(self, joint: fx.Node) -> list[int]:
         """The values of the first joint node with the same term."""
         return [self.alike.get(v, v) for v in self.step.node_values[joint]]
 
 
-def _peak(module: fx.GraphModule, storages: _Storages, start: set[int], stays: set[int]) -> int:
-    """Highest bytes over the nodes; ``start`` is alive at first, ``stays`` to the end."""
+def _lifetimes(
+    module: fx.GraphModule, storages: _Storages, start: set[int], stays: set[int]
+) -> GraphLifetimes:
+    """What is alive while a graph runs; ``start`` is alive at first, ``stays`` to the end."""
     last_use: dict[int, fx.Node] = {}
     for node in module.graph.nodes:
         for used in (node, *node.all_input_nodes):
@@ -117,17 +103,16 @@ def _peak(module: fx.GraphModule, storages: _Storages, start: set[int], stays: s
     dying: dict[fx.Node, set[int]] = {}
     for storage, node in last_use.items():
         dying.setdefault(node, set()).add(storage)
-    alive = set(start)
-    highest = level = sum(storages.size[s] for s in alive)
+    alive, calls = set(start), []
     for node in module.graph.nodes:
         new = set(storages.held.get(node, {}).values()) - alive
         alive |= new
-        level += sum(storages.size[s] for s in new)
-        highest = max(highest, level + storages.temporary.get(node, 0))
         gone = (dying.get(node, set()) & alive) - stays
         alive -= gone
-        level -= sum(storages.size[s] for s in gone)
-    return highest
+        takes = storages.temporary.get(node)
+        if new or gone or takes is not None:
+            calls.append((tuple(new), takes, tuple(gone)))
+    return GraphLifetimes(tuple(start), tuple(calls))
 
 
 def _storages(step: TracedStep, joint_terms: Mapping[fx.Node, int]) -> _Storages:
@@ -152,15 +137,15 @@ def _held_outputs(step: TracedStep, forward: fx.GraphModule, storages: _Storages
     return stay
 
 
-def emitted_memory(
+def lifetimes_of(
     step: TracedStep,
     forward: fx.GraphModule,
     backward: fx.GraphModule,
     joint_terms: Mapping[fx.Node, int],
     forward_terms: Mapping[fx.Node, int],
     backward_terms: Mapping[fx.Node, int],
-) -> EmittedMemory:
-    """Simulate both graphs.
+) -> StepLifetimes:
+    """What both graphs hold when, whatever the bytes of values and workspaces.
 
     The terms are the checker's, which tell the joint node that a node computes. A node that draws and saves
     the generator's state has the term of what it draws.
@@ -175,13 +160,12 @@ def emitted_memory(
     refuse_unsafe_overwrites(forward, storages.held)
     results = joint_outputs(forward)
     between = storages.of(results)
-    forward_peak = _peak(forward, storages, set(), between)
+    first = _lifetimes(forward, storages, set(), between)
 
     inputs = list(backward.graph.find_nodes(op="placeholder"))
     for node, source in zip(inputs, results[step.num_outputs :], strict=False):
         storages.held[node] = storages.held[source]
-    tangents = sum(value.bytes for value in step.graph.values if value.tangent)
-    stays = {storages.new(tangents), *_held_outputs(step, forward, storages)}
+    stays = {storages.new(TANGENTS), *_held_outputs(step, forward, storages)}
     storages.read(backward, backward_terms)
     over = refuse_unsafe_overwrites(
         backward, storages.held, storages.of(results[: step.num_outputs])
@@ -189,6 +173,5 @@ def emitted_memory(
     overwritten = tuple(place for place, node in enumerate(inputs) if storages.of([node]) & over)
     refuse_unsafe_deliveries(step, backward, storages.held, backward_terms, joint_terms)
     gradients = storages.of(joint_outputs(backward))
-    backward_peak = _peak(backward, storages, stays | storages.of(inputs), stays | gradients)
-    saved = sum(storages.size[s] for s in between)
-    return EmittedMemory(forward_peak, backward_peak, saved, overwritten)
+    second = _lifetimes(backward, storages, stays | storages.of(inputs), stays | gradients)
+    return StepLifetimes(tuple(storages.holds), first, second, tuple(between), overwritten)

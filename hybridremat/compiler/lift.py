@@ -18,9 +18,14 @@ from torch import fx
 from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.compiler.lifted import Lifted
 from hybridremat.compiler.rng_replay import replay
-from hybridremat.graph.private_torch import run_and_save_rng_state, tree_leaves, unwritten_module
+from hybridremat.graph.private_torch import (
+    run_and_save_rng_state,
+    tree_leaves,
+    unguarded,
+    unwritten_module,
+)
 from hybridremat.graph.sizes import Size, Sizes, Term, evaluated
-from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers
+from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers, fake_call
 from hybridremat.graph.tracing.size_expressions import size_of
 from hybridremat.graph.tracing.symbolic import ORIGIN, SymbolicJoint
 from hybridremat.graph.tracing.symbolic_calls import is_number, is_size, number_of
@@ -45,6 +50,24 @@ def lifted(
         if node.op != "placeholder":
             second.write(node)
     return Lifted(first.module(), second.module(), tuple(first.fixed + second.fixed), len(symbolic.inputs))
+
+
+def lifted_joint(
+    symbolic: SymbolicJoint, sizes: Sizes, module: fx.GraphModule
+) -> tuple[fx.GraphModule, tuple[str, ...]]:
+    """A marked copy of a symbolic joint graph at some sizes, as it has been rewritten, with symbols.
+
+    What tracing has made gets fake tensors with symbols; of sizes of the sample, if it asks for more than it
+    says. Second come the calls whose numbers are those of these sizes, as in :class:`Lifted`.
+    """
+    made = _Lift(symbolic, sizes, module)
+    with unguarded(symbolic.module):
+        for node in module.graph.nodes:
+            made.write(node)
+            copy = made.copies[node]
+            if ORIGIN not in node.meta and node.op == "call_function" and copy.all_input_nodes:
+                copy.meta["val"] = fake_call(node.target, copy.args, copy.kwargs, copy.all_input_nodes[0])
+    return made.module(), tuple(made.fixed)
 
 
 _UNWATCHED: Final = "saved_tensor_with_no_vc_check"  # PyTorch's: a buffer that may change before the backward

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from hybridremat.graph.private_torch import run_and_save_rng_state, unwritten_module
-from hybridremat.graph.sizes import Sizes
 from hybridremat.graph.tracing.symbolic import JOINT, Instance
 from hybridremat.graph.tracing.symbolic_calls import is_number, number_of
 
@@ -41,8 +40,17 @@ class Lifted:
         As emitted at these sizes: no size is saved.
         """
         joint = {node.name: node for node in instance.module.graph.nodes}
+        return self.with_numbers(lambda node: number_of(node, instance.sizes), joint)
+
+    def with_numbers(
+        self, number: Callable[[fx.Node], Any], joint: Mapping[str, fx.Node]
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The graphs as emitted with what ``number`` gives for each size: no size is saved.
+
+        ``joint``: see :func:`with_numbers`.
+        """
         both = self.forward, self.backward
-        forward, backward = (with_numbers(each, instance.sizes, joint) for each in both)
+        forward, backward = (with_numbers(each, number, joint) for each in both)
         (output,) = forward.graph.find_nodes(op="output")
         output.args = (output.args[0][: len(output.args[0]) - self.num_sizes],)
         for node in backward.graph.find_nodes(op="placeholder")[: self.num_sizes]:
@@ -59,13 +67,16 @@ def twin(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def with_numbers(
-    module: fx.GraphModule, sizes: Sizes, joint: Mapping[str, fx.Node]
+    module: fx.GraphModule, number: Callable[[fx.Node], Any], joint: Mapping[str, fx.Node]
 ) -> fx.GraphModule:
-    """A copy of a lifted graph with numbers; ``joint``: the nodes of the joint graph there, by name."""
+    """A copy of a lifted graph with what ``number`` gives for each node that is one.
+
+    ``joint``: by name the nodes of the joint graph that is made so, too; they have the fake tensors.
+    """
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
 
     def given(node: fx.Node) -> Any:
-        return number_of(node, sizes) if is_number(node) else copies[node]
+        return number(node) if is_number(node) else copies[node]
 
     for node in module.graph.nodes:
         if is_number(node) and node.op != "placeholder":

@@ -15,6 +15,7 @@ from torch import fx
 from hybridremat.compiler.buffer_hazards import check_error
 from hybridremat.graph.private_torch import OpOverload, run_and_save_rng_state
 from hybridremat.graph.rewrites.in_place import plain_op
+from hybridremat.graph.tracing.size_expressions import size_of
 
 
 def written_over(node: fx.Node) -> fx.Node | None:
@@ -85,5 +86,6 @@ def _layout(node: fx.Node) -> tuple[object, ...] | None:
     value = value[0] if isinstance(value, (list, tuple)) else value
     if not isinstance(value, torch.Tensor):
         return None
-    whole = value.untyped_storage().nbytes()
-    return value.dtype, value.shape, value.stride(), value.storage_offset(), whole
+    whole = size_of(value.untyped_storage().nbytes())  # sizes may be symbols: comparing these would guard
+    strides = tuple(map(size_of, value.stride()))
+    return value.dtype, tuple(map(size_of, value.shape)), strides, size_of(value.storage_offset()), whole

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
 
 from hybridremat.compiler.backend import Backend
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.origin import graph_origin
+from hybridremat.planning.origin import origin_on
 from hybridremat.planning.pipeline import backend_of, rewriting_of
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.progress import planning_progress
+from hybridremat.planning.progress import no_progress
 from hybridremat.planning.size_choice import SizeChoice
 from hybridremat.planning.symbolic_partition import SymbolicPartition
+from hybridremat.plans.origin import Origin, TensorSpec
 
 logger = logging.getLogger(__name__)
 
 
-class EachSize:
+class EachSize(SizeChoice):
     """Chooses the schedule of one graph at each size; a ``Choose``.
 
     ``on_plan`` is called with the plan of each further size, before it runs there; that of the first is left
@@ -32,24 +31,39 @@ class EachSize:
     """
 
     def __init__(self, context: PlanContext, on_plan: Callable[[Plan], None] | None) -> None:
-        self._context, self._on_plan = context, on_plan
-        self._choice = SizeChoice(context)
+        super().__init__(context)
+        self._first, self._on_plan = context, on_plan
         self._sizes = 0
 
     def __call__(self, traced: TracedStep) -> Chosen:
         """See :class:`SizeChoice`. Raises as that."""
-        started, first = time.perf_counter(), not self._sizes
-        with planning_progress(show=False) as progress:
-            at = progress if not first else self._context.progress
-            self._choice.context = self._context.at(graph_origin(_inputs(traced.module)), at)
-            chosen = self._choice(traced)
+        self._at(traced)
+        chosen = super().__call__(traced)
+        self._made()
+        return chosen
+
+    def plan_at(self, step: TracedStep) -> Plan | None:
+        """See :class:`SizeChoice`."""
+        self._at(step)
+        return super().plan_at(step)
+
+    def adopted(self, plan: Plan, step: TracedStep) -> Chosen:
+        """See :class:`SizeChoice`."""
+        chosen = super().adopted(plan, step)
+        self._made()
+        return chosen
+
+    def _at(self, step: TracedStep) -> None:
+        progress = no_progress if self._sizes else self._first.progress
+        self.context = self._first.at(_origin(step), progress)
+
+    def _made(self) -> None:
         self._sizes += 1
-        plan = self._context.store.current
-        if not first and plan is not None:
-            logger.info("size %d: planned in %.1f s", self._sizes, time.perf_counter() - started)
+        plan = self.context.store.current
+        if self._sizes > 1 and plan is not None:
+            logger.info("size %d is planned", self._sizes)
             if self._on_plan is not None:
                 self._on_plan(plan)
-        return chosen
 
 
 def symbolic_backend(context: PlanContext, on_plan: Callable[[Plan], None] | None) -> Backend:
@@ -65,7 +79,13 @@ def is_symbolic(value: Any) -> bool:
     return any(isinstance(size, (torch.SymInt, torch.SymFloat)) for size in sizes)
 
 
-def _inputs(module: fx.GraphModule) -> list[Any]:
-    """What a joint graph gets of its forward, as at its sizes."""
-    given = module.graph.find_nodes(op="placeholder")
-    return [node.meta.get("val") for node in given if node.name.startswith("primals")]
+def _origin(step: TracedStep) -> Origin:
+    """The record of a graph at the sizes of a step, as ``graph_origin`` has it of its inputs."""
+    found: list[TensorSpec] = []
+    device = "cpu"
+    for node in step.module.graph.find_nodes(op="placeholder"):
+        for value in step.node_values.get(node, ())[:1] if not node.name.startswith("tangents_") else ():
+            known = step.graph.values[value]
+            found.append(TensorSpec(str(len(found)), known.shape, known.dtype))
+            device = node.meta["val"].device.type if len(found) == 1 else device
+    return origin_on(device, found)

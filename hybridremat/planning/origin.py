@@ -37,9 +37,13 @@ def origin_of(
 def graph_origin(inputs: Sequence[Any]) -> Origin:
     """The record of a graph that Dynamo captured, whose parameters are among its ``inputs``."""
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-    device = next((tensor.device.type for tensor in tensors), "cpu")
+    return origin_on(next((tensor.device.type for tensor in tensors), "cpu"), _specs(tensors, {}))
+
+
+def origin_on(device: str, inputs: Iterable[TensorSpec]) -> Origin:
+    """The record of a graph of no known model, with inputs on a kind of device."""
     return Origin(
-        inputs=tuple(_specs(tensors, {})),
+        inputs=tuple(inputs),
         device=device,
         device_name=device_description(device),
         hybridremat=__version__,

@@ -13,7 +13,6 @@ from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.tracing.symbolic import Instance
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.outside_memory import NO_OUTSIDE_MEMORY, OutsideMemory
 from hybridremat.sequence.pool import SchedulePoint
 
 
@@ -60,17 +59,14 @@ def run_alike(graph: JointGraph, other: JointGraph) -> JointGraph:
     """The graph at other sizes, its ops run by parts where those of a graph are, if they can be there."""
     ops = []
     for op, its in zip(graph.ops, other.ops, strict=True):
-        alike = [number for number, way in enumerate(its.ways) if way.kernel == op.runs.kernel]
+        kernel = op.runs.kernel if op.variants else ""
+        alike = [number for number, way in enumerate(its.variants) if way.kernel == kernel]
         ops.append(its.run_as(alike[0] if alike else 0))
     return replace(other, ops=tuple(ops))
 
 
 def fastest_elsewhere(
-    graph: JointGraph,
-    points: Sequence[SchedulePoint],
-    other: JointGraph,
-    limit: int,
-    outside: OutsideMemory = NO_OUTSIDE_MEMORY,
+    graph: JointGraph, points: Sequence[SchedulePoint], there: Judge, limit: int
 ) -> tuple[SchedulePoint, JointGraph] | None:
     """The fastest of some schedules that keeps a limit at other sizes, and how it runs there.
 
@@ -82,23 +78,21 @@ def fastest_elsewhere(
         The graph that they were found on.
     points
         The schedules, the fastest first: they are tried in this order, until one fits.
-    other
-        The graph at the other sizes, with all ways to run its ops.
+    there
+        Judges the graph at the other sizes, which has all ways to run its ops.
     limit
         Most bytes of the step, with what is alive around it.
-    outside
-        What is alive around it.
     """
-    if any(differences(graph, other)):
+    if any(differences(graph, there.graph)):
         return None
     known: dict[frozenset[int], Judge] = {}
     for point in points:
         if point.parted not in known:
-            made = run_alike(ops_by_parts(graph, point.parted), other)
-            known[point.parted] = Judge(made, outside=outside)
-        there = known[point.parted]
-        if there.needs(point.schedule) <= limit:
-            return point, there.graph
+            made = run_alike(ops_by_parts(graph, point.parted), there.graph)
+            known[point.parted] = there.with_ops_of(made)
+        judge = known[point.parted]
+        if judge.needs(point.schedule) <= limit:
+            return point, judge.graph
     return None
 
 

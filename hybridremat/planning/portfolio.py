@@ -1,13 +1,15 @@
 """The schedules of a step with symbols for sizes: which runs at which, each emitted when it is first chosen.
 
 What a schedule needs at other sizes is known from the copy of the step there, as it is at its own; that it
-computes the same there is checked there, before anything of the step runs.
+computes the same there is checked there, before anything of the step runs. Where a step is trusted, no copy
+is made: its schedules are checked once for all sizes, and their bytes at each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hybridremat.compiler.dispatch import Dispatch, Emitted
 from hybridremat.errors import PlanError
@@ -16,9 +18,13 @@ from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.private_joint import planning_state
 from hybridremat.graph.sizes import Sizes
+from hybridremat.planning.accept import require_as_planned
 from hybridremat.planning.chosen import Choose, Chosen
 from hybridremat.planning.other_sizes import checked, moved
+from hybridremat.planning.size_choice import SizeChoice
+from hybridremat.planning.step_costs import kernel_store
 from hybridremat.planning.symbolic_step import SizedStep, SymbolicSteps
+from hybridremat.planning.trust import Trust
 
 
 @dataclass(frozen=True)
@@ -29,15 +35,24 @@ class Member:
     schedule: Schedule
     emitted: Emitted
 
+    @cached_property
+    def ways(self) -> tuple[object, ...]:
+        """How its executions run."""
+        return _ways(self.graph, self.schedule)
+
     def is_as(self, graph: JointGraph, schedule: Schedule) -> bool:
         """Whether its code is that of a schedule on a graph, which may be of other sizes."""
-        return self.schedule == schedule and _ways(self.graph, self.schedule) == _ways(graph, schedule)
+        return self.schedule == schedule and self.ways == _ways(graph, schedule)
 
 
 def _ways(graph: JointGraph, schedule: Schedule) -> tuple[object, ...]:
     """How the executions of a schedule run: by parts, and over what."""
     how = [(graph.ops[op].runs.kernel, graph.ops[op].runs.parts) for op in schedule.steps]
     return how, sorted(MemorySimulator(graph).overwritten(schedule).items())
+
+
+Running = tuple[int, Callable[[], None]]
+"""The number of a member, and what is called when its forward starts."""
 
 
 @dataclass
@@ -49,18 +64,26 @@ class Portfolio:
     steps
         The step.
     choose
-        The schedule at some sizes, given the step there.
+        The schedule at some sizes, given the step there. If it is a :class:`SizeChoice`, steps that are
+        trusted (``trust.py``) need not be traced where a known schedule runs.
     members
         The schedules that have been emitted; one that runs at several sizes is there once.
     numbers
         By sizes, in the order of the step's size inputs, the number of the member that runs there.
+    traces
+        How many sizes were traced.
     """
 
     steps: SymbolicSteps
     choose: Choose
     members: list[Member] = field(default_factory=list)
     numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
+    traces: int = 0
     _started: dict[tuple[int, ...], Callable[[], None]] = field(default_factory=dict)
+    _trust: Trust = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._trust = Trust(self.steps.joint)
 
     def dispatch(self) -> Dispatch:
         """What runs its schedules, the first of which has been chosen."""
@@ -80,11 +103,45 @@ class Portfolio:
         key = self._key(sizes)
         if key not in self.numbers:
             with planning_state(), collected_seldom():
-                sized = self.steps.at(sizes)
-                chosen = self.choose(sized.traced)
-                self.numbers[key] = self._member(sized, chosen)
-                self._started[key] = chosen.started
+                self.numbers[key], self._started[key] = self._trusted(sizes) or self._traced(sizes)
         return self.numbers[key]
+
+    def _traced(self, sizes: Sizes) -> Running:
+        """The schedule for sizes at which the step is traced, which becomes known there."""
+        sized, choose = self.steps.at(sizes), self.choose
+        self.traces += 1
+        chosen = choose(sized.traced)
+        number = self._member(sized, chosen)
+        if isinstance(choose, SizeChoice) and choose.costed is not None:
+            settings = choose.context.settings
+            store = kernel_store(choose.costed, settings)
+            self._trust.learn(sized, choose.costed, settings.costs(), store)
+        return number, chosen.started
+
+    def _trusted(self, sizes: Sizes) -> Running | None:
+        """The schedule for sizes at which the step is known, one that has been emitted; else None.
+
+        It is proven for all sizes, and its bytes are counted at these on its graphs.
+        """
+        choose = self.choose
+        if not isinstance(choose, SizeChoice) or not choose.shares:
+            return None
+        known = self._trust.at(sizes, choose.context.settings.costs())
+        plan = choose.plan_at(known) if known is not None else None
+        if known is None or plan is None or plan.details is None:
+            return None
+        for number, member in enumerate(self.members):
+            if not member.is_as(plan.details.graph, plan.schedule):
+                continue
+            proof = self._trust.proof(number, member.emitted.lifted)
+            if proof is not None:
+                try:
+                    require_as_planned(plan, plan.details.graph, proof.memory(plan.details.graph))
+                except PlanError as error:
+                    self._trust.lose(str(error))
+                    return None
+                return number, choose.adopted(plan, known).started
+        return None
 
     def _emitted(self, number: int) -> Emitted:
         return self.members[number].emitted

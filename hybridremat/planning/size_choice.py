@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from hybridremat.errors import InfeasibleLimitError
-from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import under_checked_policy
 from hybridremat.planning.choose import choose_with_point, plan_of_point
@@ -24,7 +24,7 @@ from hybridremat.planning.planner import adopted, choose_schedule, has_backward,
 from hybridremat.planning.progress import Stopwatch
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.stages import plain_point
-from hybridremat.planning.step_costs import costed, costs_like, note_checkpointing
+from hybridremat.planning.step_costs import costed, costs_like, note_checkpointing, times_like
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.sequence.effort import PlanningEffort
 from hybridremat.sequence.judge import Judge
@@ -56,11 +56,15 @@ class SizeChoice:
         What is planned for: of the call at hand, to be set before each choice.
     known
         The frontiers that were searched, each at its sizes, with all that was found there.
+    costed
+        The step that was chosen for last, with the costs of all ways to run its ops; None if these were not
+        measured.
     """
 
     def __init__(self, context: PlanContext) -> None:
         self.context = context
         self.known: list[StepFrontier] = []
+        self.costed: TracedStep | None = None
         self._picked: dict[str, Pick] = {}
 
     def __call__(self, traced: TracedStep) -> Chosen:
@@ -71,8 +75,8 @@ class SizeChoice:
         HybridRematError
             As :func:`hybridremat.wrap`.
         """
-        context = self.context
-        if not _shares(context) or not has_backward(traced.graph):
+        context, self.costed = self.context, None
+        if not self.shares or not has_backward(traced.graph):
             return choose_schedule(traced, context)
         note_checkpointing(traced, context)
         step = under_checked_policy(traced, context)
@@ -81,24 +85,54 @@ class SizeChoice:
             plan = self._of_known(step, context) or self._searched(step, context)
         return adopted(plan, step, context, keep=False)
 
+    @property
+    def shares(self) -> bool:
+        """Whether sizes share schedules, by what is asked for."""
+        return _shares(self.context)
+
+    def plan_at(self, step: TracedStep) -> Plan | None:
+        """The plan of a step with its costs, but for times that are measured, of a known schedule.
+
+        None if a search has to find one.
+        """
+        if not self.known:
+            return None
+        timed = Stopwatch({})
+        with timed("costs"):
+            measured = self.context.settings.costs().name == "profile"
+            like = self.known[0].graph
+            graph = times_like(step, like, self.context).graph if measured else step.graph
+        known = self.context.store.get(graph.fingerprint)
+        if known is not None and known.details is not None:
+            return known
+        return self._plan_of_known(graph, self.context, timed)
+
+    def adopted(self, plan: Plan, step: TracedStep) -> Chosen:
+        """The schedule of a plan that :meth:`plan_at` has made: it becomes the current one of the store."""
+        return adopted(plan, step, self.context, keep=False)
+
     def _of_known(self, step: TracedStep, context: PlanContext) -> Plan | None:
         """The plan of a known schedule; None if a search has to find one."""
         if not self.known:
             return None
         timed = Stopwatch({})
         with timed("costs"):
-            graph = costs_like(step, self.known[0].graph, context).graph
+            self.costed = costs_like(step, self.known[0].graph, context)
+        return self._plan_of_known(self.costed.graph, context, timed)
+
+    def _plan_of_known(self, graph: JointGraph, context: PlanContext, timed: Stopwatch) -> Plan | None:
         with timed("compose"):
-            plain = plain_point(graph)
+            judge = Judge(graph, outside=context.settings.outside_memory())
+            plain = _plain_point(judge)
             picked = self._picked.get(graph.fingerprint)
             if picked is None:
                 limit = context.settings.limit_bytes(plain.peak)
                 assert limit is not None, "sizes share schedules under limits alone"
-                picked = self._pick(graph, plain, limit)
+                picked = self._pick(judge, plain, limit)
             if picked is None:
                 return None
             self._picked[graph.fingerprint] = picked
-            there = _frontier_there(picked.found, graph, plain, context, [picked.point])
+            there = _frontier_there(picked.found, judge, plain, [picked.point])
         return plan_of_point(
             there,
             there.fastest,
@@ -109,23 +143,23 @@ class SizeChoice:
             request=context.settings.request(),
         ).with_timings(timed.timings)
 
-    def _pick(self, graph: JointGraph, plain: SchedulePoint, limit: int) -> Pick | None:
+    def _pick(self, judge: Judge, plain: SchedulePoint, limit: int) -> Pick | None:
         """The fastest known schedule that keeps a limit at some sizes, unless a search is worth its time.
 
         One that has been picked before is emitted already, and taken if it is nearly as fast.
         """
         every = [(found, found.candidates) for found in self.known]
-        best = self._fastest(every, graph, limit)
+        best = self._fastest(every, judge, limit)
         if best is None:
             return None
         time, picked = best
         found = picked.found
         share = found.pool.under(limit * found.plain_peak // max(1, plain.peak)) or found.least_composed
-        effort, gap = PlanningEffort.of(graph, plain.time), time / max(1, plain.time) - 1.0
+        effort, gap = PlanningEffort.of(judge.graph, plain.time), time / max(1, plain.time) - 1.0
         if effort.seconds(gap - found.overhead(share)) > effort.capture:
             return None
         before = [(each.found, (each.point,)) for each in self._picked.values()]
-        again = self._fastest(before, graph, limit)
+        again = self._fastest(before, judge, limit)
         if again is not None and again[0] <= time + NEARLY * plain.time:
             return again[1]
         return picked
@@ -133,7 +167,7 @@ class SizeChoice:
     def _fastest(
         self,
         known: Iterable[tuple[StepFrontier, Sequence[SchedulePoint]]],
-        graph: JointGraph,
+        judge: Judge,
         limit: int,
     ) -> tuple[int, Pick] | None:
         """The fastest of some schedules that keeps a limit at some sizes, and its nanoseconds there."""
@@ -143,7 +177,7 @@ class SizeChoice:
         best: tuple[int, Pick] | None = None
         for found, mine in gathered.values():
             points = sorted(mine.values(), key=lambda each: (each.time, each.needs))
-            fitting = fastest_elsewhere(found.graph, points, graph, limit, found.outside)
+            fitting = fastest_elsewhere(found.graph, points, judge, limit)
             if fitting is None:
                 continue
             time = Judge(fitting[1]).time(fitting[0].schedule)
@@ -154,6 +188,7 @@ class SizeChoice:
     def _searched(self, step: TracedStep, context: PlanContext) -> Plan:
         """A plan that is searched for at these sizes; what is found on the way is known from then on."""
         step, timings = costed(step, context)
+        self.costed = step
         reuse = bool(len(context.store))
         frontier = step_frontier(step, timings, context, reuse=reuse, bounded=True)
         assert isinstance(frontier, StepFrontier), "shared schedules run op by op"
@@ -179,20 +214,22 @@ def _shares(context: PlanContext) -> bool:
     return same and not given and settings.memory_limit is not None and context.agreement.alone
 
 
+def _plain_point(judge: Judge) -> SchedulePoint:
+    """As :func:`~hybridremat.planning.stages.plain_point`, of a graph that a judge has read already."""
+    if judge.graph.deliveries:  # a plain step has none
+        return plain_point(judge.graph)
+    return judge.without_outside(as_plain(judge.graph))(plain_schedule(judge.graph))
+
+
 def _frontier_there(
-    found: StepFrontier,
-    graph: JointGraph,
-    plain: SchedulePoint,
-    context: PlanContext,
-    points: list[SchedulePoint],
+    found: StepFrontier, judge: Judge, plain: SchedulePoint, points: list[SchedulePoint]
 ) -> StepFrontier:
     """A frontier of some sizes that has known schedules alone: some of ``found``, and its least."""
-    outside = context.settings.outside_memory()
     moved = []
     for point in (*points, found.least_composed):
-        made = run_alike(found.graph_of(point), graph)
-        figures = Judge(made, outside=outside)(point.schedule, point.decisions)
+        made = run_alike(found.graph_of(point), judge.graph)
+        figures = judge.with_ops_of(made)(point.schedule, point.decisions)
         parted = frozenset(op.id for op in made.ops if op.variant)
         moved.append(replace(figures, parted=parted, chain=point.chain))
-    judge = Judge(graph, outside=outside)
-    return StepFrontier(judge, found.chains, judge.pool(moved[:-1], moved), plain, {}, reused_options=True)
+    pool = judge.pool(moved[:-1], moved)
+    return StepFrontier(judge, found.chains, pool, plain, {}, reused_options=True, like=found)

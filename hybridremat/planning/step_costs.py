@@ -36,7 +36,7 @@ def with_costs(
 
         step = with_times(sized_for(step, spec), model, KernelStore(), lambda *_: None)
         return step, {"costs": time.perf_counter() - started}
-    store = _store(step, settings)
+    store = kernel_store(step, settings)
     step = agreement.on_memory(step, _with_memory(step, settings, store, progress))
 
     def timed() -> TracedStep:
@@ -50,13 +50,14 @@ def with_costs(
 
 def with_memory(step: TracedStep, settings: Settings, agreement: RankAgreement) -> TracedStep:
     """The step with workspaces, real sizes and rewrites on this device, and no times. Ranks agree."""
-    store = _store(step, settings)
+    store = kernel_store(step, settings)
     step = agreement.on_memory(step, _with_memory(step, settings, store))
     store.save()
     return step
 
 
-def _store(step: TracedStep, settings: Settings) -> KernelStore:
+def kernel_store(step: TracedStep, settings: Settings) -> KernelStore:
+    """What is known of kernels on the device of a step."""
     return KernelStore.for_device(device_of(step.op_nodes)) if settings.cache else KernelStore()
 
 
@@ -106,7 +107,12 @@ def costs_like(traced: TracedStep, known: JointGraph, context: PlanContext) -> T
     Each op takes the time that it takes there, by the ratio of its flops, or else of the bytes it moves; by a
     cost model that measures nothing, what that says.
     """
-    step, model = with_memory(traced, context.settings, context.agreement), context.settings.costs()
+    return times_like(with_memory(traced, context.settings, context.agreement), known, context)
+
+
+def times_like(step: TracedStep, known: JointGraph, context: PlanContext) -> TracedStep:
+    """The step with times as in :func:`costs_like`."""
+    model = context.settings.costs()
     if not isinstance(model, ProfileCost):
         return with_times(step, model, KernelStore(), lambda *_: None)
     if len(step.graph.ops) != len(known.ops):

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Final, Self
 
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
+from hybridremat.graph.joint import Schedule, as_plain
 from hybridremat.planning.graph_frontier import CountedGraph, GraphFrontier
 from hybridremat.planning.limit_errors import infeasible, too_slow
 from hybridremat.planning.progress import Progress, no_progress
@@ -19,7 +20,7 @@ from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.outside_memory import Moment
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.search import Goal, Level, Search, search_all
-from hybridremat.sequence.strategies.layers import checkpointed_layers
+from hybridremat.sequence.strategies.layers import layers_again
 
 MOST_FAILURES: Final = 3
 """Limits in a row at which searches fail to be fast enough, after which no lower one is tried."""
@@ -43,12 +44,15 @@ class StepFrontier(CountedGraph, GraphFrontier):
         Called with (stage, done, total) by searches that take long.
     least_searched
         Whether the least memory is what a search of the whole graph has found, and not that of the blocks.
+    like
+        A frontier of the same step at other sizes, which may know already what depends on none.
     """
 
     searches: tuple[Search, ...] = ()
     deadline: Deadline = field(default=NO_DEADLINE, compare=False)
     progress: Progress = field(default=no_progress, compare=False)
     least_searched: bool = False
+    like: StepFrontier | None = field(default=None, compare=False)
 
     @property
     def counted(self) -> Self:  # type: ignore[override]
@@ -260,10 +264,17 @@ class StepFrontier(CountedGraph, GraphFrontier):
                 kept.append(point)
         return tuple(kept)
 
+    @cached_property
+    def _layers(self) -> Schedule | None:
+        return layers_again(self.graph) if self.like is None else self.like._layers
+
     def checkpointed(self) -> FrontierPoint | None:
         """See :class:`GraphFrontier`."""
-        point = checkpointed_layers(self.graph)
-        if point is None:
+        if (schedule := self._layers) is None:
             return None
+        plain = as_plain(self.graph)
+        # a plain step has no deliveries: another graph, to be read anew
+        judge = Judge(plain) if self.graph.deliveries else self.judge.without_outside(plain)
+        point = judge(schedule)
         figures, known = self.figures(point), (*self.points(), self.figures(self.plain))
         return None if (figures.peak, figures.overhead) in {(p.peak, p.overhead) for p in known} else figures

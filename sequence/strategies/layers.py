@@ -78,6 +78,12 @@ def _stages(ops: Mapping[str, Sequence[Op]], repeating: Collection[str]) -> set[
 
 def checkpointed_layers(graph: JointGraph) -> SchedulePoint | None:
     """The step with each layer checkpointed, run as PyTorch runs it; None without layers that repeat."""
+    schedule = layers_again(graph)
+    return None if schedule is None else Judge(as_plain(graph))(schedule)
+
+
+def layers_again(graph: JointGraph) -> Schedule | None:
+    """The schedule of :func:`checkpointed_layers`: it depends on no size."""
     layer_of = layers_of(graph)
     if len(set(layer_of.values())) < 2:
         return None
@@ -88,7 +94,7 @@ def checkpointed_layers(graph: JointGraph) -> SchedulePoint | None:
     for position, op in enumerate(backward):
         steps += again.get(position, ())
         steps.append(op)
-    return Judge(as_plain(graph))(Schedule(tuple(steps), len(forward)))
+    return Schedule(tuple(steps), len(forward))
 
 
 def _made_again(
