@@ -207,7 +207,7 @@ def test_what_cannot_pay_is_not_tried(monkeypatch):
     """A kernel without workspace, whose result goes over nothing that it reads."""
     step, tried = planned_net().step, []
     monkeypatch.setattr(by_parts, "laid_out_alike", lambda *_: ())
-    monkeypatch.setattr(by_parts, "_workspaces", lambda trials, _: tried.extend(t.node for t in trials) or {})
+    monkeypatch.setattr(by_parts, "workspaces", lambda trials, _: tried.extend(t.node for t in trials) or {})
 
     def nodes(temp):
         tried.clear()
@@ -263,7 +263,7 @@ def test_a_further_way_by_parts_is_tried_where_the_first_has_the_same_bits_and_s
         names.extend(way.form.target.__name__.rsplit("_", 1)[1] for way in ways if way.over is None)
         return {way.name: workspace for way in ways}
 
-    monkeypatch.setattr(by_parts, "_workspaces", figures)
+    monkeypatch.setattr(by_parts, "workspaces", figures)
     monkeypatch.setattr(by_parts, "parted_kernels", lambda n: known(n) if n.target is target else [])
     known = kernels.parted_kernels
     step = replace(step, graph=graph)

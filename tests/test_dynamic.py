@@ -15,6 +15,8 @@ import hybridremat
 from hybridremat.errors import CaptureError, InfeasibleLimitError, LimitError
 from hybridremat.zoo.models import reference_model
 from support.examples import examples
+from support.language_heads import Head
+from support.language_heads import tokens as language
 from support.training import ConvNet, Mlp, Running, Transformer, loss_in, train
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -276,6 +278,30 @@ def test_inputs_with_gaps_are_planned_by_shape_and_others_beside_them_are_not(ca
         hybridremat.wrap(Mlp(32, 1), kwargs=slices(8), memory_limit="100%", dynamic=True, **HOW)
 
 
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_a_tensor_that_is_passed_twice_is_captured_so(dynamic):
+    """Tokens that are their own labels: Dynamo captures again, in the step, where they are two tensors."""
+    model = hybridremat.wrap(Head(), kwargs=language(4, 37), memory_limit="100%", dynamic=dynamic, **HOW)
+    for batch in (language(3, 50), {name: each.clone() for name, each in language(3, 50).items()}):
+        plan = hybridremat.prepare(model, kwargs=batch)
+        assert train(model, batch, steps=1).peaks == [plan.predicted_peak]
+
+
+@pytest.mark.parametrize("how", [(), ("shifted", "bias"), ("padded", "tied")])
+def test_losses_are_made_by_chunks_of_the_rows_of_each_size(how):
+    asked = {**HOW, "rewrites": "chunked", "memory_limit": "100%"}
+    model = hybridremat.wrap(Head(*how), kwargs=language(4, 37), dynamic=True, **asked)
+    for sizes in ((3, 50), (2, 21), (5, 50), (3, 50)):
+        batch = language(*sizes)
+        plan = hybridremat.prepare(model, kwargs=batch)
+        alone = hybridremat.wrap(Head(*how), kwargs=batch, dynamic=False, **asked)
+        model.load_state_dict(alone.state_dict())
+        mine, its = train(model, batch, steps=1), train(alone, batch, steps=1)
+        assert max(mine.peaks) == plan.predicted_peak <= plan.memory_limit
+        assert its.differences(mine) == []
+    assert captured(model)[0] == 1
+
+
 def test_a_plan_of_the_caller_is_that_of_the_first_sizes():
     plan = hybridremat.plan(Mlp(32, 3), kwargs=rows(64), memory_limit="80%", **HOW)
     model = hybridremat.wrap(Mlp(32, 3), kwargs=rows(64), plan=plan, dynamic=True, **HOW)
@@ -289,7 +315,7 @@ def test_a_plan_of_the_caller_is_that_of_the_first_sizes():
         ({"dynamic": "yes"}, "dynamic='yes'"),
         ({"dynamic": True, "compiler": "inductor"}, "inductor"),
         ({"dynamic": True, "graph_breaks": "plan"}, "graph_breaks"),
-        ({"dynamic": True, "rewrites": "chunked"}, "chunked"),
+        ({"dynamic": True, "units": "layers.*"}, "units"),
     ],
     ids=str,
 )

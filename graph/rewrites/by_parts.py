@@ -17,7 +17,6 @@ from hybridremat.graph.costs.kernel_benchmarks import memory_errors
 from hybridremat.graph.costs.kernel_clocks import clock_for
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import Kernels, device_of, distinct_kernels
-from hybridremat.graph.costs.workspace_fits import WorkspaceFit
 from hybridremat.graph.joint import Op, Variant
 from hybridremat.graph.outside import outside_tracing
 from hybridremat.graph.rewrites.in_place import laid_out_alike
@@ -38,7 +37,7 @@ ENOUGH = 0.7  # of the same: where parts take no more than this, no further way 
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """A kernel in a number of parts, and the names under which trials of it are kept.
 
     ``over``: by name of the trial, the value that it may write its first result over, and the input.
@@ -81,7 +80,7 @@ class _Site:
     op: Op
     node: fx.Node
     written: int
-    forms: tuple[_Parts, ...] = ()
+    forms: tuple[Parts, ...] = ()
 
     @property
     def takes(self) -> int:
@@ -92,7 +91,7 @@ class _Site:
         """What a variant takes with its results."""
         return variant.temp + self.written * (not variant.overwrites)
 
-    def wanted(self, store: KernelStore) -> tuple[_Parts, ...]:
+    def wanted(self, store: KernelStore) -> tuple[Parts, ...]:
         """The first form; the next one, too, where that has the same bits and does not save enough."""
         for count, form in enumerate(self.forms, 1):
             variant = form.variant(self.op, store)
@@ -101,7 +100,8 @@ class _Site:
         return self.forms
 
 
-def _sites(step: TracedStep) -> list[_Site]:
+def sites_of(step: TracedStep) -> list[_Site]:
+    """The ops that may pay in a form by parts, as far as sizes tell."""
     kernels = distinct_kernels(step)
     found = []
     for op in step.graph.ops if kernels.device != "meta" else ():
@@ -116,80 +116,9 @@ def _sites(step: TracedStep) -> list[_Site]:
             places = {f"{name} over {node.all_input_nodes.index(each[1])}": each for each in alike}
             over = places if kernel.exact else {}
             if over or site.written < WORTH * site.takes:  # at best a form takes no workspace
-                forms.append(_Parts(name, kernel, parts, over))
+                forms.append(Parts(name, kernel, parts, over))
         if forms:
             found.append(replace(site, forms=tuple(forms)))
-    return found
-
-
-@dataclass
-class KnownParts:
-    """What is known of a way by parts from other sizes.
-
-    ``same``: whether it has the same bits, None if that depends on the size; ``takes``: its workspace, for
-    the elements of its largest part.
-    """
-
-    same: bool | None
-    takes: WorkspaceFit | None = None
-
-
-def note_known(step: TracedStep, store: KernelStore, known: Mapping[int, Mapping[str, KnownParts]]) -> None:
-    """Note in a store what is known of ways by parts from other sizes, before they are tried.
-
-    Of those that compute each element alike in any parts (``PartedKernel.largest``) the bits are known: what
-    they take is measured until a fit is, and over an input they take what they do over nothing. All others
-    are tried anew.
-
-    Parameters
-    ----------
-    known
-        For each op, by the name of a way, what is known; fits are compared with what is measured.
-    """
-    trials, asked = [], dict[str, tuple[_Parts, KnownParts, int]]()
-    for site in _sites(step):
-        for form in site.forms:
-            seen = known.get(site.op.id, {}).get(form.kernel.run.__name__)
-            if seen is None or seen.same is None or form.name in asked:
-                continue
-            if not seen.same:
-                store.by_parts[form.name] = OTHER_BITS
-                continue
-            elements = form.elements(site.node)
-            asked[form.name] = form, seen, elements
-            if seen.takes is not None and seen.takes.known:
-                store.by_parts[form.name] = seen.takes.at(elements)
-            elif form.name not in store.by_parts:
-                way = Way(form.name, form.kernel.form(form.parts), exact=False)
-                trials.append(Trial(site.node, (way,)))
-    store.by_parts.update(_workspaces(trials, device_of(step.op_nodes)) if trials else {})
-    for name, (form, seen, elements) in asked.items():
-        takes = store.by_parts[name]
-        if takes == OTHER_BITS:  # where it was tried for its bits: it is tried at all sizes from now on
-            seen.same = None
-            continue
-        if seen.takes is not None:
-            seen.takes.compare(takes, elements)
-        store.by_parts.update(dict.fromkeys(form.over, takes))
-
-
-def known_parts(step: TracedStep, store: KernelStore) -> dict[int, dict[str, KnownParts]]:
-    """What the trials of a step tell of its ways by parts at other sizes: for each op, by the way's name.
-
-    Of those over inputs all have to have the same bits, and to take what they do over nothing.
-    """
-    found: dict[int, dict[str, KnownParts]] = {}
-    for site in _sites(step):
-        for form in site.forms:
-            tried = [store.by_parts[name] for name in (form.name, *form.over) if name in store.by_parts]
-            differ = len(set(tried)) > 1 and tried[0] != OTHER_BITS
-            if form.kernel.largest is None or not tried or differ:
-                continue
-            fit = None
-            if tried[0] != OTHER_BITS:
-                fit = WorkspaceFit.of(tried[0], form.elements(site.node))
-            parts = KnownParts(tried[0] != OTHER_BITS, fit)
-            found.setdefault(site.op.id, {})[form.kernel.run.__name__] = parts
     return found
 
 
@@ -197,7 +126,7 @@ def _proven(step: TracedStep, sites: Sequence[_Site], store: KernelStore) -> lis
     """For each op for which one pays, the form that takes least."""
     for _ in range(max((len(site.forms) for site in sites), default=0)):
         if missing := list(_missing(sites, store)):
-            store.by_parts.update(_workspaces(missing, device_of(step.op_nodes)))
+            store.by_parts.update(workspaces(missing, device_of(step.op_nodes)))
     found = []
     for site in sites:
         variants = [each for form in site.wanted(store) if (each := form.variant(site.op, store))]
@@ -226,7 +155,7 @@ def _missing(sites: Sequence[_Site], store: KernelStore) -> Iterator[Trial]:
             yield Trial(site.node, tuple(ways))
 
 
-def _workspaces(trials: Sequence[Trial], device: str) -> dict[str, int]:
+def workspaces(trials: Sequence[Trial], device: str) -> dict[str, int]:
     """By name the bytes that each way takes beyond its results."""
     found = tried(trials, device, "by parts")
     for trial in trials:
@@ -289,7 +218,7 @@ def _term(call: Call, _plain: Callable[[fx.Node], Call]) -> Call | None:
 BY_PARTS: Final = Rewrite(
     name="by parts",
     of_ops=True,
-    find=_sites,
+    find=sites_of,
     proven=_proven,
     write=_write,
     timed=_timed,

@@ -59,16 +59,17 @@ def ties(first: tuple[Any, Any], second: tuple[Any, Any], dimensions: Dimensions
 def sample_with_symbols(
     args: Sequence[Any], kwargs: Mapping[str, Any], dimensions: Dimensions
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Clones of the inputs, all of whose other dimensions are marked as static (marks stay with a tensor)."""
+    """Clones of the inputs, all of whose other dimensions are marked as static (marks stay with a tensor).
+
+    A tensor that is passed twice (tokens that are their own labels) is one clone: Dynamo has a guard for it.
+    """
     leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
-    marked = []
+    clones: dict[int, torch.Tensor] = {}
     for number, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            marked.append(leaf)
-            continue
-        clone = leaf.detach().clone().requires_grad_(leaf.requires_grad)
-        symbols = dimensions.get(number, ())
-        mark_static(clone, [dim for dim in range(clone.dim()) if dim not in symbols])
-        marked.append(clone)
-    given, named = tree_unflatten(marked, structure)
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in clones:
+            clone = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            symbols = dimensions.get(number, ())
+            mark_static(clone, [dim for dim in range(clone.dim()) if dim not in symbols])
+            clones[id(leaf)] = clone
+    given, named = tree_unflatten([clones.get(id(leaf), leaf) for leaf in leaves], structure)
     return given, named

@@ -58,9 +58,12 @@ def has_gaps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def _key(
     args: Sequence[Any], kwargs: Mapping[str, Any], shape: Callable[[torch.Tensor], Hashable]
 ) -> Hashable:
+    seen: dict[int, int] = {}
+
     def entry(leaf: object) -> Hashable:
         if isinstance(leaf, torch.Tensor):
-            return shape(leaf), leaf.dtype, leaf.device
+            first = seen.setdefault(id(leaf), len(seen))  # Dynamo captures a tensor that is passed twice so
+            return shape(leaf), leaf.dtype, leaf.device, first
         if isinstance(leaf, (bool, int, float, str, type(None))):
             return type(leaf), leaf
         return type(leaf).__qualname__

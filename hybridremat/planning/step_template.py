@@ -16,8 +16,8 @@ from hybridremat.graph.costs.workspace_fits import WorkspaceFit
 from hybridremat.graph.joint import JointGraph, Op, Value, Variant
 from hybridremat.graph.private_torch import input_gradients, step_inputs
 from hybridremat.graph.rewrites import with_rewrites
-from hybridremat.graph.rewrites.by_parts import KnownParts, known_parts, note_known
 from hybridremat.graph.rewrites.in_place import overwritable, trial_name
+from hybridremat.graph.rewrites.known_parts import KnownParts, known_parts, note_known
 from hybridremat.graph.sizes import Sizes
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import joint_outputs, storage_bytes, tensors
