@@ -99,8 +99,8 @@ def wrap(
         ``dynamic``: whether input shapes that differ in sizes alone share one capture and its schedules.
         ``False``: each is captured and planned by itself. ``None``: the first is, and the second captures the
         step for all sizes of the dimensions that differ, if PyTorch can. ``True``: the first does so, for all
-        sizes that it can, or a CaptureError says why it cannot. Compiled steps and several graphs are captured
-        for each shape.
+        sizes that it can, or a CaptureError says why it cannot. Compiled steps and several graphs are
+        captured for each shape.
     compiler
         **What runs the step.** ``"eager"``: kernels op by op, with the same bits as plain PyTorch.
         ``"inductor"``: PyTorch's compiler fuses kernels; numbers are then as near to the plain ones as
