@@ -9,7 +9,7 @@ import torch
 
 import hybridremat
 from hybridremat.errors import InfeasibleLimitError, LimitError, ModelError, TargetError
-from hybridremat.planning import option_cache, planner
+from hybridremat.planning import option_cache, pipeline, planner, sized_capture
 from hybridremat.sequence.strategies import STRATEGIES
 from hybridremat.sequence.strategies.hybrid import HYBRID
 from support.training import Mlp
@@ -87,7 +87,10 @@ def test_the_plan_and_the_costs_are_those_of_that_batch(curves, captures):
     limit = curves[12].least.peak
     found = hybridremat.max_batch_size(factory, limit, most=MOST, **HOW)
     model, kwargs = make(12)
-    assert found.plan == hybridremat.plan(model, kwargs=kwargs, memory_limit=limit, **HOW)
+    alone = hybridremat.plan(model, kwargs=kwargs, memory_limit=limit, **HOW)
+    assert replace(found.plan, blocks=(), details=None) == replace(alone, blocks=(), details=None)
+    figures = [(each.option_count, each.forward_peak, each.saved_bytes) for each in found.plan.blocks]  # names differ
+    assert figures == [(each.option_count, each.forward_peak, each.saved_bytes) for each in alone.blocks]
     assert found.overhead == found.plan.overhead > 0
     plain = {n: sum(op.time for op in curves[n].plan(memory_limit="1000%").details.graph.ops) for n in curves}
     alone = plain[found.plain_batch_size] / found.plain_batch_size
@@ -96,6 +99,20 @@ def test_the_plan_and_the_costs_are_those_of_that_batch(curves, captures):
     assert "batch 12 is the largest" in text and "batch 13 needs" in text
     assert f"the largest batch is {found.plain_batch_size}:" in text
     hybridremat.wrap(model, kwargs=kwargs, plan=found.plan, progress=False)
+
+
+def test_batches_are_traced_from_one_capture(captures, monkeypatch):
+    made = []
+    for module in (pipeline, sized_capture):
+        original = module.capture
+        monkeypatch.setattr(module, "capture", lambda *a, _of=original, **k: made.append(a) or _of(*a, **k))
+    counts = {}
+    for dynamic in (None, False):
+        made.clear()
+        found = hybridremat.max_batch_size(captures[0], 80_000, most=MOST, dynamic=dynamic, **HOW)
+        counts[dynamic] = len(made), found.batch_size, found.plan.schedule
+    assert counts[None][0] == 2 < counts[False][0]
+    assert counts[None][1:] == counts[False][1:]
 
 
 def test_an_overhead_is_kept_too(curves, captures):

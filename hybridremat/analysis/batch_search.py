@@ -33,7 +33,9 @@ def max_batch_size(
     ----------
     model_factory
         Called with a batch size; returns ``(model, kwargs)`` or ``(model, args, kwargs)``, what one training
-        step of that batch passes. It is called once for each batch that is tried, some five in all.
+        step of that batch passes. It is called once for each batch that is tried, some five in all; from the
+        second one on, steps that differ in sizes alone are traced from one capture (``dynamic=False``: each
+        is captured by itself).
     memory_limit
         Bytes of step memory, or a size (``"6GiB"``). Inputs, which grow with the batch, are not part of it.
     start

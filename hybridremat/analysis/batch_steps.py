@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hybridremat.analysis.batch_capture import BatchCapture
 from hybridremat.analysis.batch_size import TriedBatch
 from hybridremat.analysis.resident import resident_bytes, rounding
 from hybridremat.analysis.sample_step import SampleStep, sample_step
@@ -60,6 +61,17 @@ class BatchStep:
     def plain_time(self) -> int:
         """Nanoseconds of the plain step."""
         return plain_point(self.graph).time
+
+    @staticmethod
+    def traced(
+        made: SampleStep, settings: Settings, batch: int, traced: TracedStep, *, show: bool
+    ) -> BatchStep:
+        """The step of a batch that is traced from a capture of others."""
+        context = PlanContext.of(settings).at(origin_of(made.model, made.args, made.kwargs))
+        inputs = resident_bytes((made.args, made.kwargs), rounding(made.model, None))
+        with planning_progress(show=show) as progress:
+            step, timings = costed(traced, replace(context, progress=_named(progress, batch)))
+        return BatchStep(batch, step, timings, context, inputs)
 
     @staticmethod
     def captured(
@@ -152,6 +164,7 @@ class Batches:
     ) -> None:
         self.settings, self._with_inputs = settings, with_inputs
         self._factory, self._show = factory, show
+        self._capture = BatchCapture(settings)
         self._steps: dict[int, BatchStep | BatchPath] = {}
         self._frontiers: dict[int, AnyFrontier] = {}
         self._plain: dict[int, int] = {}
@@ -217,5 +230,10 @@ class Batches:
     def _step(self, batch: int) -> BatchStep | BatchPath:
         if batch not in self._steps:
             made = sample_step(self._factory(batch), f"the model factory, called with batch {batch},")
-            self._steps[batch] = BatchStep.captured(made, self.settings, batch, show=self._show)
+            self._steps[batch] = self._new_step(made, batch)
         return self._steps[batch]
+
+    def _new_step(self, made: SampleStep, batch: int) -> BatchStep | BatchPath:
+        if (traced := self._capture.traced(made)) is not None:
+            return BatchStep.traced(made, self.settings, batch, traced, show=self._show)
+        return BatchStep.captured(made, self.settings, batch, show=self._show)

@@ -76,6 +76,7 @@ class _Elsewhere(TypedDict, total=False):
 class BatchSettings(CommonSettings, _Elsewhere, total=False):
     """Keywords of :func:`hybridremat.max_batch_size` and :func:`hybridremat.fit`."""
 
+    dynamic: bool | None
     max_overhead: float | str | None
     reserve: int | str
     forwards: int

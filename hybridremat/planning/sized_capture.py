@@ -18,6 +18,7 @@ from hybridremat.compiler.model_checks import require_capturable
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.sizes import Sizes
 from hybridremat.interrupts import prompt_interrupts
+from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import Shapes, shapes_of
 from hybridremat.planning.other_plans import PlannedElsewhere
@@ -154,10 +155,11 @@ def capture_sizes(
     context: PlanContext,
     *,
     show: bool = False,
+    choose: Choose | None = None,
 ) -> SizedCapture | None:
     """Capture a step with symbols for some dimensions of these inputs, and plan it for their sizes.
 
-    None if PyTorch makes numbers of all of them.
+    None if PyTorch makes numbers of all of them. ``choose`` is called in place of planning.
 
     Raises
     ------
@@ -168,7 +170,7 @@ def capture_sizes(
     started, refused = time.perf_counter(), None
     with at_step(model, args, kwargs, context, show=show) as context:
         choice = SizeChoice(context)
-        partition = SymbolicPartition(choice, rewriting_of(context.settings))
+        partition = SymbolicPartition(choose or choice, rewriting_of(context.settings))
         backend = backend_of(context.settings, partition, build=context.build, dynamic=True)
         compiled = compile_step(model, backend)
         given, named = sample_with_symbols(args, kwargs, dimensions)
