@@ -158,6 +158,30 @@ def test_a_workspace_that_jumps_between_the_traced_sizes_is_measured_at_each():
     assert peaks[25] > 16 * 25 * 32 * 4 and peaks[39] > 16 * 39 * 32 * 4 > peaks[45]
 
 
+class Slices(nn.Module):
+    """Products of matrices that are laid out neither by rows nor by columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+
+    def forward(self, x):
+        every_other = self.first(x).exp()[:, :, ::2]
+        return torch.bmm(every_other, every_other.transpose(1, 2)).mean()
+
+
+def long_rows(batch, length):
+    return {"x": torch.randn(batch, length, 32, generator=seeded(100 * batch + length))}
+
+
+def test_products_that_are_copied_from_some_size_on_are_measured_at_each():
+    plain, model = wrapped(Slices, long_rows, "100%", (6, 30), (5, 4), (7, 3))
+    for sizes in [(2, 40), (4, 24), (6, 30), (3, 4)]:
+        require_exact(model, plain, long_rows(*sizes))
+    found = portfolio(model)
+    assert not found._trust.lost and found.traces < 6
+
+
 def test_what_is_believed_of_a_kernel_is_seen_to_be_wrong_at_another_traced_size(monkeypatch):
     real = step_template.is_constant
 

@@ -16,7 +16,9 @@ from hybridremat.graph.costs.workspace_fits import MOST_FIXED, WorkspaceFit
 from hybridremat.graph.joint import JointGraph, Op
 from hybridremat.graph.private_torch import OpOverload
 from hybridremat.graph.rewrites.loss_fusion import LOSS_BACKWARD
+from hybridremat.graph.sizes import Size
 from hybridremat.graph.tracing.fx_nodes import tensors
+from hybridremat.graph.tracing.size_expressions import size_of
 from hybridremat.planning.extract import Extract
 
 _ATEN: Final = torch.ops.aten
@@ -24,7 +26,8 @@ _PLAIN: Final = (torch.float32, torch.float64, torch.int64, torch.bool)
 _NUMBER: Final = 16  # most bytes that a plain number becomes, and what becomes of it
 _SUM: Final = _ATEN.sum.dim_IntList
 _BY_ELEMENT: Final = (_ATEN.native_dropout.default, LOSS_BACKWARD)
-_PRODUCTS: Final = (_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default)
+_BATCHED: Final = _ATEN.bmm.default
+_PRODUCTS: Final = (_ATEN.mm.default, _ATEN.addmm.default, _BATCHED)
 _BY_ROWS: Final = (
     *(_ATEN._softmax.default, _ATEN._log_softmax.default, _ATEN.native_layer_norm.default),
     *(_ATEN._softmax_backward_data.default, _ATEN._log_softmax_backward_data.default),
@@ -49,6 +52,8 @@ def is_constant(node: fx.Node, op: Op) -> bool:
     plain = all(part.device.type == "cpu" and part.dtype in _PLAIN for part in parts)
     if op.temp or not plain or torch.get_float32_matmul_precision() != "highest":
         return False
+    if node.target is _BATCHED and not all(map(_by_rows_or_columns, parts)):
+        return False
     return node.target in _PRODUCTS or node.target in _BY_ROWS or (node.target is _SUM and _keeps_some(node))
 
 
@@ -69,6 +74,21 @@ def workspace_fits(extract: Extract, graph: JointGraph) -> Iterator[tuple[int, W
 def elements_of(node: fx.Node) -> int:
     """Elements of the first result of a call."""
     return tensors(node.meta.get("val"))[0].numel()
+
+
+def _by_rows_or_columns(tensor: torch.Tensor) -> bool:
+    """Whether the matrices of a batch are laid out by rows or by columns at every size.
+
+    Others are copied for BLAS, but not where a product is so small that it does not go there.
+    """
+    *_, rows, columns = map(size_of, tensor.shape)
+    *_, down, along = map(size_of, tensor.stride())
+    return (along == 1 and _no_less(down, columns)) or (down == 1 and _no_less(along, rows))
+
+
+def _no_less(stride: Size, size: Size) -> bool:
+    """Whether a stride is known to be no less than a size, at every size."""
+    return stride == size or (isinstance(stride, int) and isinstance(size, int) and stride > size)
 
 
 def _keeps_some(node: fx.Node) -> bool:
