@@ -101,6 +101,12 @@ def test_sizes_that_cannot_be_planned_are_refused(plan, sizes, says):
         plan.at(**sizes)
 
 
+@pytest.mark.parametrize("sizes", [{"length": 8}, {"length": "24"}, {"length": ["8"]}, {"batch": [2, 0]}])
+def test_curves_of_what_is_no_list_of_sizes_are_refused(plan, sizes):
+    with pytest.raises(InputError, match=r"is no (list|size)"):
+        plan.curve(**sizes)
+
+
 def test_a_plan_of_one_shape_says_how_to_have_all():
     plan = hybridremat.plan(Mlp(32, 1), kwargs={"x": torch.randn(4, 32)}, memory_limit="100%", **HOW)
     assert plan.sizes == {}
@@ -138,6 +144,12 @@ def test_prepare_plans_what_fits_and_names_what_does_not(wrapped):
 def test_prepare_refuses_sizes_that_no_input_has(wrapped):
     with pytest.raises(InputError, match="batch, length"):
         hybridremat.prepare(wrapped, kwargs=tokens(2, 24), sizes=[{"height": 30}])
+
+
+@pytest.mark.parametrize("sizes", [[], [{}], {"length": 30}, "length", [("length", 3)], [{"length": "a"}]])
+def test_prepare_refuses_what_names_no_sizes(wrapped, sizes):
+    with pytest.raises(InputError, match=r"no sizes?"):
+        hybridremat.prepare(wrapped, kwargs=tokens(2, 24), sizes=sizes)
 
 
 def test_prepare_refuses_sizes_where_each_shape_is_captured_by_itself():

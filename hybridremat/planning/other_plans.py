@@ -13,8 +13,7 @@ from hybridremat.graph.sizes import Sizes
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.plan import Plan
 from hybridremat.plans.origin import Origin
-from hybridremat.plans.sizes import Place, SizeRow
-from hybridremat.units import is_count
+from hybridremat.plans.sizes import Place, SizeRow, require_sizes
 
 
 class Capture(Protocol):
@@ -105,9 +104,7 @@ class PlannedElsewhere:
                 f"{', '.join(self.own) or 'no others'}. Further dimensions are symbols once inputs have met "
                 "the model in which they differ, or with hybridremat.prepare(…, sizes=[…])"
             )
-        for name, size in sizes.items():
-            if not is_count(size):
-                raise InputError(f"{name}={size!r} is no size: give a whole number ≥ 1")
+        require_sizes(sizes)
         numbers = {self.capture.names[name]: size for name, size in {**self.own, **sizes}.items()}
         if refused := self.capture.refused_at(numbers):
             raise InputError(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridremat.errors import InputError
 from hybridremat.plans.plan_data import OtherSizes, PlanData
+from hybridremat.plans.sizes import combinations
 
 if TYPE_CHECKING:
     from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation
@@ -205,7 +205,7 @@ class Plan(PlanData):
         assert isinstance(made, Plan)
         return made
 
-    def curve(self, **sizes: Sequence[int]) -> SizeCurve:
+    def curve(self, **sizes: Iterable[int]) -> SizeCurve:
         """What the step needs at many sizes: ``curve(length=range(64, 513, 64))``, all pairs of several.
 
         Raises
@@ -215,9 +215,7 @@ class Plan(PlanData):
         """
         from hybridremat.reports.size_curve import SizeCurve
 
-        capture, names = self._capture(), list(sizes)
-        found = [dict(zip(names, each, strict=True)) for each in product(*sizes.values())]
-        return SizeCurve(tuple(capture.rows(found)))
+        return SizeCurve(tuple(self._capture().rows(combinations(sizes))))
 
     def _capture(self) -> OtherSizes:
         if self.others is None:

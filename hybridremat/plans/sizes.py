@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
+from hybridremat.errors import InputError
 from hybridremat.plans.origin import TensorSpec
+from hybridremat.units import is_count
 
 Place = tuple[int, int]
 """A dimension of an input: the number of a tensor among the inputs, and one of its dimensions."""
@@ -44,6 +47,49 @@ class SizeRow:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
         return {**vars(self), "sizes": dict(self.sizes)}
+
+
+def require_sizes(sizes: Mapping[str, object]) -> None:
+    """Refuse sizes that are no whole numbers above 0.
+
+    Raises
+    ------
+    InputError
+    """
+    for name, size in sizes.items():
+        if not is_count(size):
+            raise InputError(f"{name}={size!r} is no size: give a whole number ≥ 1")
+
+
+def combinations(sizes: Mapping[str, Any]) -> list[dict[str, int]]:
+    """All combinations of several sizes of each name.
+
+    Raises
+    ------
+    InputError
+        If a name has no list of sizes, or one of them is no whole number above 0.
+    """
+    for name, several in sizes.items():
+        if isinstance(several, str) or not isinstance(several, Iterable):
+            raise InputError(f"{name}={several!r} is no list of sizes: give {name}=[64, 128], or a range")
+    found = [dict(zip(sizes, each, strict=True)) for each in product(*sizes.values())]
+    for each in found:
+        require_sizes(each)
+    return found
+
+
+def require_several(sizes: object) -> None:
+    """Refuse what is no list of sizes by name, or an empty one.
+
+    Raises
+    ------
+    InputError
+    """
+    listed = list(sizes) if isinstance(sizes, Sequence) else []
+    if not listed or not all(isinstance(each, Mapping) and each for each in listed):
+        raise InputError(f'sizes={sizes!r} names no sizes: give sizes=[{{"length": 64}}, {{"length": 128}}]')
+    for each in listed:
+        require_sizes(each)
 
 
 def varying(rows: Sequence[SizeRow]) -> str | None:

@@ -31,6 +31,7 @@ from hybridremat.planning.pipeline import Step, at_step, backend_for, plan_step
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import say
 from hybridremat.planning.settings import Settings
+from hybridremat.plans.sizes import require_several
 from hybridremat.runtime.in_flight import ForwardsInFlight
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
 from hybridremat.units import format_bytes
@@ -285,6 +286,7 @@ class PlannedCall:
         if self.sizes is None or (why := self.context.settings.one_capture_refused()):
             given = "dynamic=False" if self.sizes is None else why
             raise LimitError(f"sizes= need one capture for all of them, and {given} makes one for each shape")
+        require_several(sizes)
         with without_caches(self._caching):
             return self.sizes.curve(args, kwargs, sizes, self.context)
 
