@@ -214,7 +214,7 @@ def test_every_other_step_is_measured_if_asked(cuda):
 def some_plan(size):
     return SimpleNamespace(
         predicted_peak=size, overhead=0.1, plain_peak=4 * size, memory_limit=2 * size, fingerprint=str(size),
-        planning_seconds=1.5,
+        planning_seconds=1.5, timings={"costs": 1.5}, others=None,
     )  # fmt: skip
 
 
@@ -228,6 +228,7 @@ def test_plans_are_counted_once_for_each_shape_and_again_if_made_again():
     assert (entry["hybridremat/plain_peak_bytes"], entry["hybridremat/limit_bytes"]) == (1 << 23, 1 << 22)
     assert (entry["hybridremat/predicted_peak_mib"], entry["hybridremat/limit_mib"]) == (2.0, 4.0)
     again = some_plan(1 << 20)
+    again.timings = {"costs": 1.25}
     log.ran(again)
     assert log.plans == (again, second) and log.entry()["hybridremat/planning_seconds"] == 4.5
 

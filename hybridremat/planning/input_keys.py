@@ -55,6 +55,21 @@ def has_gaps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return any(isinstance(each, torch.Tensor) and order_in_memory(each) is None for each in leaves)
 
 
+def has_idle_strides(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a dimension of size 1 keeps the stride of a larger tensor, as in its first row, cut short.
+
+    It would be a size of its own to a capture with symbols.
+    """
+    for each in tree_leaves((tuple(args), dict(kwargs))):
+        if isinstance(each, torch.Tensor) and each.layout == torch.strided and each.is_contiguous():
+            expected = 1
+            for size, stride in zip(reversed(each.shape), reversed(each.stride()), strict=True):
+                if size == 1 and stride != expected:
+                    return True
+                expected *= max(1, size)
+    return False
+
+
 def _key(
     args: Sequence[Any], kwargs: Mapping[str, Any], shape: Callable[[torch.Tensor], Hashable]
 ) -> Hashable:

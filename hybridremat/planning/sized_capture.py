@@ -188,6 +188,8 @@ def capture_sizes(
     context.store.note_total(time.perf_counter() - started, backend.compile_seconds)
     shapes = shapes_of(args, kwargs)
     places = _places(partition.portfolio.steps.joint.sample, shapes, dimensions)
+    if not all(places.values()):  # a stride, for one, is a symbol of its own
+        return None
     groups = {places: symbol for symbol, places in _among_tensors(places, shapes).items()}
     names = {name: groups[each] for name, each in dimension_names(groups, context.origin.inputs).items()}
     return SizedCapture(

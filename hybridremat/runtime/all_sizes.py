@@ -26,6 +26,7 @@ from hybridremat.planning.input_keys import (
     Shapes,
     conditions,
     has_gaps,
+    has_idle_strides,
     ranks_key,
     shape_text,
     shapes_of,
@@ -108,7 +109,7 @@ class AllSizes:
         family.failed = ""
         if family.alone or (asked is None and (shapes == family.first or not family.varied)):
             return None
-        if context.settings.one_capture_refused():
+        if context.settings.one_capture_refused() or has_idle_strides(args, kwargs):
             return None
         if has_gaps(args, kwargs):
             why = "an input has gaps between its elements, as a slice has: pass tensor.contiguous()."
