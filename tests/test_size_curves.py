@@ -84,12 +84,19 @@ def test_a_size_at_which_nothing_fits_is_in_the_curve_and_an_error_of_its_own(pl
         plan.at(length=200)
 
 
-def test_shares_are_those_of_the_largest_size_of_a_curve():
+def test_looking_at_a_size_does_not_raise_a_share_for_others():
     plan = hybridremat.plan(transformer(), kwargs=tokens(2, 24), memory_limit="90%", dynamic=True, **HOW)
     rows = plan.curve(length=[8, 40, 24]).rows
     assert [row.sizes["length"] for row in rows] == [8, 40, 24]
+    assert rows[1].memory_limit == 9 * rows[1].plain_peak // 10 > plan.memory_limit
+    assert rows[0].memory_limit == rows[2].memory_limit == plan.memory_limit
+    assert plan.at(length=30).memory_limit == 9 * plan.at(length=30).plain_peak // 10 < rows[1].memory_limit
+
+
+def test_preparing_sizes_makes_a_share_that_of_the_largest():
+    model = hybridremat.wrap(transformer(), kwargs=tokens(2, 24), memory_limit="90%", **HOW)
+    rows = hybridremat.prepare(model, kwargs=tokens(2, 24), sizes=[{"length": n} for n in (30, 40)]).rows
     assert rows[0].memory_limit == rows[1].memory_limit == 9 * rows[1].plain_peak // 10
-    assert rows[2].memory_limit == plan.memory_limit  # it was planned before
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,14 @@ class Capture(Protocol):
 class PlannedElsewhere:
     """A capture at sizes by name (:class:`~hybridremat.plans.sizes.OtherSizes`).
 
-    ``context`` is that of the model; ``own`` are the sizes of the plan that this belongs to.
+    ``context`` is that of the model; ``own`` are the sizes of the plan that this belongs to. If it is only
+    ``looking``, a limit that is a share stays what it is for the sizes of training.
     """
 
     capture: Capture
     context: PlanContext
     own: Mapping[str, int]
+    looking: bool = True
 
     def plan(self, sizes: Mapping[str, int]) -> Plan:
         """The plan at other sizes; the model's current plan stays. Raises as :meth:`Plan.at`."""
@@ -71,7 +73,7 @@ class PlannedElsewhere:
     def rows(self, every: Sequence[Mapping[str, int]]) -> list[SizeRow]:
         """The step at many sizes. Raises as :meth:`plan`, but where nothing fits.
 
-        The largest come first: a limit that is a share is that of the largest so far.
+        The largest come first: where they are going to run, a share is that of the largest so far.
         """
         order = sorted(range(len(every)), key=lambda n: -prod({**self.own, **every[n]}.values()))
         found = {number: self._row(every[number]) for number in order}
@@ -125,11 +127,14 @@ class PlannedElsewhere:
 
     @contextmanager
     def _current_kept(self) -> Iterator[None]:
-        before = self.context.store.current
+        store = self.context.store
+        before, granted = store.current, store.granted
         try:
             yield
         finally:
-            self.context.store.use(before.fingerprint if before is not None else None)
+            store.use(before.fingerprint if before is not None else None)
+            if self.looking:
+                store.granted = granted
 
     def __reduce__(self) -> tuple[object, tuple[()]]:
         return _nothing, ()  # a plan that is copied or sent has its own sizes alone

@@ -85,10 +85,13 @@ class SizedCapture:
         return self.partition.portfolio.steps.joint.domain.refused(sizes)
 
     def elsewhere(self, shapes: Shapes, context: PlanContext) -> PlannedElsewhere:
-        """The capture at sizes by name; those not given are of inputs of these shapes, which suit it."""
+        """The capture at sizes by name; those not given are of inputs of these shapes, which suit it.
+
+        They are going to run: a limit that is a share is that of the largest of them.
+        """
         sizes = self.sizes_of(shapes)
         assert sizes is not None
-        return self._elsewhere(self._named(sizes), context)
+        return replace(self._elsewhere(self._named(sizes), context), looking=False)
 
     def _elsewhere(self, own: Mapping[str, int], context: PlanContext) -> PlannedElsewhere:
         return PlannedElsewhere(self, replace(context, progress=no_progress), own)
