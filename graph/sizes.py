@@ -1,8 +1,7 @@
 """Sizes as expressions of a step's dynamic dimensions, as plain data: nothing here imports torch.
 
-One capture with symbols for some dimensions of the inputs describes the step at every size. Its bytes are
-expressions of these symbols, so a schedule that was found at one size can be simulated at another without a
-graph of that size.
+One capture with symbols for some dimensions of the inputs describes the step at every size it is right for:
+the numbers in its calls, and the conditions that it relies on, are expressions of these symbols.
 
 Units: bytes; a symbol is a length, in elements.
 """
@@ -10,13 +9,11 @@ Units: bytes; a symbol is a length, in elements.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from math import prod
 from typing import Any, Final
-
-from hybridremat.graph.joint import JointGraph
 
 Sizes = Mapping[str, int]
 """A number for each symbol, by its name."""
@@ -117,40 +114,6 @@ def from_data(data: Any) -> Size:
     return data
 
 
-class Table:
-    """Many sizes, evaluated at once: each distinct term is computed once.
-
-    ``table.at(sizes)`` gives their numbers, in order.
-    """
-
-    def __init__(self, sizes: Sequence[Size]) -> None:
-        self._numbers: list[int] = []  # of constants, in the first cells
-        self._symbols: list[str] = []  # in the cells that follow
-        self._steps: list[tuple[Callable[..., Any], tuple[int, ...]]] = []  # in the cells after these
-        distinct = list(dict.fromkeys(part for size in sizes for part in _inner_first(size)))
-        terms = [each for each in distinct if isinstance(each, Term)]
-        self._symbols += [each for each in distinct if isinstance(each, str)]
-        self._numbers += [each for each in distinct if isinstance(each, int)]
-        ordered: list[Size] = [*self._numbers, *self._symbols, *terms]
-        cell = {each: place for place, each in enumerate(ordered)}
-        self._steps += [(OPERATIONS[each.op], tuple(map(cell.__getitem__, each.args))) for each in terms]
-        self._places = [cell[size] for size in sizes]
-
-    def at(self, sizes: Sizes) -> list[int]:
-        """The numbers at some sizes. Raises as :func:`evaluated`."""
-        cells = [*self._numbers, *(sizes[name] for name in self._symbols)]
-        for run, places in self._steps:
-            cells.append(int(run(*[cells[place] for place in places])))
-        return [cells[place] for place in self._places]
-
-
-def _inner_first(size: Size) -> Iterator[Size]:
-    if isinstance(size, Term):
-        for each in size.args:
-            yield from _inner_first(each)
-    yield size
-
-
 @dataclass(frozen=True)
 class Domain:
     """The sizes that one capture is right for.
@@ -176,9 +139,3 @@ class Domain:
                 found.append(f"{name} = {sizes[name]} is outside {' to '.join(map(str, ends))}")
         failing = () if found else (each for each in self.guards if not evaluated(each, sizes))
         return (*found, *map(str, failing))
-
-
-def with_bytes(graph: JointGraph, sizes: Sequence[int]) -> JointGraph:
-    """The graph with other bytes for its values; workspaces, times and names stay those of its own size."""
-    values = tuple(replace(value, bytes=size) for value, size in zip(graph.values, sizes, strict=True))
-    return replace(graph, values=values)

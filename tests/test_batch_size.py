@@ -8,8 +8,14 @@ import pytest
 import torch
 
 import hybridremat
+from hybridremat.analysis.batch_capture import BatchCapture
+from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.errors import InfeasibleLimitError, LimitError, ModelError, TargetError
+from hybridremat.graph.joint import plain_schedule
 from hybridremat.planning import option_cache, pipeline, planner, sized_capture
+from hybridremat.planning.chosen import Chosen
+from hybridremat.planning.settings import Settings
+from hybridremat.runtime.prepare import capture_only
 from hybridremat.sequence.strategies import STRATEGIES
 from hybridremat.sequence.strategies.hybrid import HYBRID
 from support.training import Mlp
@@ -186,3 +192,44 @@ def test_what_cannot_be_searched_is_said(arguments, kind, message):
     given = {"model_factory": make, "memory_limit": 10**6, **arguments, **HOW}
     with pytest.raises(kind, match=message):
         hybridremat.max_batch_size(**given)
+
+
+def steps_of(kind):
+    """A step of each batch; of batches above 4 the model is another one."""
+
+    def made(batch):
+        torch.manual_seed(0)
+        model = Mlp(width=32, layers=5 if kind == "deeper" and batch > 4 else 4)
+        if kind == "frozen" and batch > 4:
+            model.layers[0].requires_grad_(False)
+        if kind == "eval" and batch > 4:
+            model.layers[1].eval()
+        return SampleStep(model, (), {"x": torch.randn(8 * batch, 32)})
+
+    return made
+
+
+@pytest.mark.parametrize("kind", ["alike", "deeper", "frozen", "eval"])
+def test_a_capture_is_of_one_model(kind):
+    made = steps_of(kind)
+    capture = BatchCapture(Settings(memory_limit="100%", dynamic=None, workers=1).validated(need_limit=True))
+    assert capture.traced(made(2)) is None  # captured as it is
+    assert capture.traced(made(4)) is not None
+    for batch in (3, 6):
+        step = capture.traced(made(batch))
+        if kind != "alike" and batch > 4:
+            assert step is None
+            continue
+        alone = []
+        one = made(batch)
+        capture_only(one.model, one.args, one.kwargs, Settings(memory_limit="100%"), kept_in(alone))
+        expected = [value.bytes for value in alone[0].graph.values]
+        assert [value.bytes for value in step.graph.values] == expected
+
+
+def kept_in(found):
+    def choose(traced):
+        found.append(traced)
+        return Chosen(traced, plain_schedule(traced.graph))
+
+    return choose

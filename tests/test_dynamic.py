@@ -17,42 +17,8 @@ from hybridremat.zoo.models import reference_model
 from support.examples import examples
 from support.language_heads import Head
 from support.language_heads import tokens as language
+from support.sized_steps import HOW, captured, images, require_exact, rows, seeded, tokens
 from support.training import ConvNet, Mlp, Running, Transformer, loss_in, train
-
-HOW = {"cost_model": "flops", "workers": 1, "progress": False}
-
-
-def seeded(size):
-    return torch.Generator().manual_seed(size)
-
-
-def tokens(batch, length):
-    return {"tokens": torch.randint(0, 50, (batch, length), generator=seeded(batch * length))}
-
-
-def rows(batch, width=32):
-    return {"x": torch.randn(batch, width, generator=seeded(batch))}
-
-
-def images(batch):
-    drawn = torch.randn(batch, 3, 12, 12, generator=seeded(batch))
-    return {"x": drawn, "labels": torch.randint(0, 5, (batch,), generator=seeded(batch))}
-
-
-def captured(model):
-    """The number of captures with symbols, and of schedules that they have emitted."""
-    return model._compiled_call_impl.sizes.counts()
-
-
-def require_exact(model, plain, batch, steps=1):
-    """The step of a wrapped model is that of the plain one, in as many bytes as its plan says."""
-    plan = hybridremat.prepare(model, kwargs=batch)
-    mine, theirs = train(model, batch, steps=steps), train(plain, batch, steps=steps)
-    assert theirs.differences(mine) == []
-    assert max(mine.peaks) == plan.predicted_peak <= plan.memory_limit
-    assert hybridremat.get_plan(model).predicted_peak == plan.predicted_peak
-    return plan
-
 
 NETS = {
     "attention": (lambda: Transformer(1, 16), tokens, [(2, 24), (3, 17), (2, 40)], "80%"),
@@ -278,13 +244,50 @@ def test_inputs_with_gaps_are_planned_by_shape_and_others_beside_them_are_not(ca
         hybridremat.wrap(Mlp(32, 1), kwargs=slices(8), memory_limit="100%", dynamic=True, **HOW)
 
 
+def test_an_input_whose_first_row_is_cut_short_is_planned_by_itself():
+    """Its idle stride would be a symbol of its own."""
+    torch.manual_seed(0)
+    model = Transformer(1, 16)
+    plain = copy.deepcopy(model)
+
+    def cut(length):
+        return {"tokens": tokens(1, 40)["tokens"][:1, :length]}
+
+    hybridremat.wrap(model, kwargs=tokens(3, 40), memory_limit="100%", dynamic=None, **HOW)
+    for batch in (tokens(2, 31), cut(17), tokens(3, 12), cut(23)):
+        require_exact(model, plain, batch)
+    assert captured(model)[0] == 1
+
+
 @pytest.mark.parametrize("dynamic", [None, False])
 def test_a_tensor_that_is_passed_twice_is_captured_so(dynamic):
     """Tokens that are their own labels: Dynamo captures again, in the step, where they are two tensors."""
     model = hybridremat.wrap(Head(), kwargs=language(4, 37), memory_limit="100%", dynamic=dynamic, **HOW)
     for batch in (language(3, 50), {name: each.clone() for name, each in language(3, 50).items()}):
         plan = hybridremat.prepare(model, kwargs=batch)
+        known = model._compiled_call_impl.captures
         assert train(model, batch, steps=1).peaks == [plan.predicted_peak]
+        assert model._compiled_call_impl.captures == known
+
+
+def test_optimizers_that_step_in_the_backward_do_so_at_every_size():
+    torch.manual_seed(0)
+    model = Mlp(32, 3)
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(
+        model, kwargs=rows(64), memory_limit="100%", gradients="in_backward", dynamic=None, **HOW
+    )
+    plans = [hybridremat.prepare(model, kwargs=rows(batch)) for batch in (48, 20)]
+    hybridremat.optimizer_in_backward(model, lambda each: torch.optim.SGD(each, lr=0.1))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for batch in (64, 20, 48, 20):
+        loss_in(plain(**rows(batch))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss_in(model(**rows(batch))).backward()
+        for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+            assert mine.grad is None and torch.equal(mine, its)
+    assert captured(model)[0] == 1 and all(plan.needed <= plan.memory_limit for plan in plans)
 
 
 @pytest.mark.parametrize("how", [(), ("shifted", "bias"), ("padded", "tied")])

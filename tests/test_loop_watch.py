@@ -233,6 +233,22 @@ def test_plans_are_counted_once_for_each_shape_and_again_if_made_again():
     assert log.plans == (again, second) and log.entry()["hybridremat/planning_seconds"] == 4.5
 
 
+def test_of_the_plans_of_one_capture_the_largest_is_kept_whole():
+    log, capture = StepLog(), object()
+
+    def plan(size, others):
+        made = some_plan(size)
+        made.others, made.figures = others, lambda: SimpleNamespace(**vars(made), short=True)
+        return made
+
+    plans = [plan(1 << size, capture) for size in (20, 22, 21, 23, 19)]
+    alone = plan(1 << 30, None)
+    for each in (plans[0], alone, *plans[1:]):
+        log.ran(each)
+    whole = [each for each in log.plans if not hasattr(each, "short")]
+    assert whole == [alone, plans[3]] and len(log.plans) == 6
+
+
 def test_a_run_ends_with_one_line_and_keeps_its_plans(tmp_path, caplog):
     model, batch = small("transformer")
     watched = watch(model)

@@ -18,13 +18,8 @@ from hybridremat.plans.origin import TensorSpec
 from hybridremat.plans.sizes import SizeRow, curves, dimension_names, equal_dimensions, varying
 from hybridremat.reports.html_page import render_html
 from hybridremat.reports.size_curve import SizeCurve
+from support.sized_steps import HOW, captured, tokens
 from support.training import ConvNet, Mlp, Transformer, train
-
-HOW = {"cost_model": "flops", "workers": 1, "progress": False}
-
-
-def tokens(batch, length):
-    return {"tokens": torch.randint(0, 50, (batch, length))}
 
 
 def transformer():
@@ -40,10 +35,6 @@ def plan():
 @pytest.fixture
 def wrapped():
     return hybridremat.wrap(transformer(), kwargs=tokens(2, 24), memory_limit=300_000, dynamic=None, **HOW)
-
-
-def captures(model):
-    return model._compiled_call_impl.sizes.counts()[0]
 
 
 def test_a_plan_at_other_sizes_is_what_the_step_needs_there(wrapped):
@@ -133,12 +124,12 @@ def test_copies_and_files_of_a_plan_are_of_its_own_sizes(plan, tmp_path):
 def test_prepare_captures_once_for_the_sizes_that_are_named(wrapped):
     curve = hybridremat.prepare(wrapped, kwargs=tokens(2, 24), sizes=[{"length": 30}, {"length": 17}])
     assert [row.sizes for row in curve.rows] == [{"length": 30}, {"length": 17}]
-    assert captures(wrapped) == 1
+    assert captured(wrapped)[0] == 1
     for length in (17, 30):
         batch = tokens(2, length)
         peaks = train(wrapped, batch, steps=1).peaks
         assert peaks == [hybridremat.get_plan(wrapped).predicted_peak]
-    assert captures(wrapped) == 1
+    assert captured(wrapped)[0] == 1
 
 
 def test_prepare_plans_what_fits_and_names_what_does_not(wrapped):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hybridremat.graph.sizes import (
     Domain,
-    Table,
     Term,
     as_data,
     combined,
@@ -18,9 +17,7 @@ from hybridremat.graph.sizes import (
     from_data,
     rounded_up,
     symbols_of,
-    with_bytes,
 )
-from support.nets import Net
 
 LEAVES = st.one_of(st.integers(-9, 9), st.sampled_from(["batch", "length"]))
 OPERATORS = ("+", "*", "max", "min", "==", "!=", "<", "<=", "and", "or")
@@ -51,11 +48,9 @@ def written(size):
     return f"int({inner[0]} {size.op} {inner[1]})"
 
 
-@given(st.lists(SIZES, min_size=1, max_size=6), PLACES)
-def test_sizes_are_what_python_computes_one_by_one_and_in_a_table(sizes, at):
-    expected = [eval(written(size), {}, dict(at)) for size in sizes]
-    assert [evaluated(size, at) for size in sizes] == expected
-    assert Table(sizes).at(at) == expected
+@given(SIZES, PLACES)
+def test_sizes_are_what_python_computes(size, at):
+    assert evaluated(size, at) == eval(written(size), {}, dict(at))
 
 
 @given(SIZES, PLACES)
@@ -101,15 +96,5 @@ def test_a_domain_says_why_sizes_are_outside():
 
 
 def test_a_symbol_without_a_number_is_an_error():
-    for evaluate in (evaluated, lambda size, at: Table([size]).at(at)):
-        with pytest.raises(KeyError):
-            evaluate(Term("+", ("batch", 1)), {"length": 3})
-
-
-def test_a_graph_with_other_bytes():
-    net = Net()
-    net.layer("a", [net.input()], 100)
-    graph = net.joint()
-    other = with_bytes(graph, [7 * value.bytes for value in graph.values])
-    assert [value.bytes for value in other.values] == [7 * value.bytes for value in graph.values]
-    assert other.ops == graph.ops
+    with pytest.raises(KeyError):
+        evaluated(Term("+", ("batch", 1)), {"length": 3})

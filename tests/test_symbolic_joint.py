@@ -11,15 +11,10 @@ from torch.nn import functional
 
 from hybridremat.compiler.dynamic_inputs import differing_dimensions, sample_with_symbols, ties
 from hybridremat.errors import InputError
-from hybridremat.graph.memory import step_memory
-from hybridremat.graph.sizes import Table, with_bytes
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.symbolic_calls import is_size
-from hybridremat.graph.tracing.trace import trace_joint
-from hybridremat.graph.tracing.value_sizes import value_sizes
 from hybridremat.zoo.models import reference_model
 from support.examples import examples
-from support.extreme_schedules import extreme_schedule
 from support.symbolic import captured, shapes, traced_at
 from support.training import Mlp, Transformer
 
@@ -191,33 +186,3 @@ def test_a_sample_whose_dimensions_are_equal_by_chance_ties_them():
     symbols = differing_dimensions(square, other)
     assert ties(square, other, symbols) == {4}
     assert ties(other, square, symbols) == set()
-
-
-def sizes_of(joint, symbolic):
-    instance = symbolic.at(symbolic.sample)
-    step = trace_joint(instance.module, joint.num_outputs, merged=True, **joint.how)
-    return value_sizes(step, instance)
-
-
-@given(st.integers(2, 10**6))
-def test_bytes_of_all_values_of_an_mlp_by_expressions(mlp, batch):
-    _, joint, symbolic = mlp
-    table = Table(sizes_of(joint, symbolic))
-    expected = [value.bytes for value in traced_at(joint, symbolic, batch).graph.values]
-    assert table.at(dict.fromkeys(symbolic.inputs, batch)) == expected
-
-
-def test_bytes_of_all_values_by_expressions_simulate_as_the_step_there():
-    torch.manual_seed(0)
-    model = Transformer(1, 16)
-    joint = captured(model, {"tokens": tokens(2, 24)["labels"]}, {0: (0, 1)})
-    symbolic = joint.symbolic()
-    sizes = sizes_of(joint, symbolic)
-    here = traced_at(joint, symbolic, 2, 24).graph
-    assert len(set(sizes)) < len(sizes) / 3
-    for batch, length in ((5, 7), (2, 900), (64, 3)):
-        there = traced_at(joint, symbolic, batch, length).graph
-        by_table = with_bytes(here, Table(sizes).at(dict(zip(symbolic.inputs, (batch, length), strict=True))))
-        for seed in range(3):
-            schedule = extreme_schedule(there, seed, 0.4)
-            assert step_memory(by_table, schedule).peak == step_memory(there, schedule).peak

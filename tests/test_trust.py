@@ -15,6 +15,7 @@ from torch import nn
 
 import hybridremat
 from hybridremat.compiler.in_symbols import in_symbols
+from hybridremat.compiler.lifetimes import StepLifetimes
 from hybridremat.compiler.lifted import twin
 from hybridremat.errors import PlanError
 from hybridremat.graph.costs.workspace_fits import ENOUGH, WorkspaceFit
@@ -22,54 +23,8 @@ from hybridremat.graph.private_torch import shape_facts
 from hybridremat.planning import step_template
 from hybridremat.zoo.models import reference_model
 from support.examples import examples
-from support.training import ConvNet, Mlp, Running, Transformer, train
-
-HOW = {"cost_model": "flops", "workers": 1, "progress": False}
-
-
-def seeded(size):
-    return torch.Generator().manual_seed(size)
-
-
-def tokens(batch, length):
-    return {"tokens": torch.randint(0, 50, (batch, length), generator=seeded(batch * length))}
-
-
-def rows(batch, width=32):
-    return {"x": torch.randn(batch, width, generator=seeded(batch))}
-
-
-def images(batch):
-    drawn = torch.randn(batch, 3, 12, 12, generator=seeded(batch))
-    return {"x": drawn, "labels": torch.randint(0, 5, (batch,), generator=seeded(batch))}
-
-
-def portfolio(model):
-    """Of the one capture with symbols of a wrapped model."""
-    families = model._compiled_call_impl.sizes._families.values()
-    (found,) = [each.partition.portfolio for family in families for each in family.captures]
-    return found
-
-
-def require_exact(model, plain, batch, steps=1):
-    """The step of a wrapped model is that of the plain one, in as many bytes as its plan says."""
-    plan = hybridremat.prepare(model, kwargs=batch)
-    mine, theirs = train(model, batch, steps=steps), train(plain, batch, steps=steps)
-    assert theirs.differences(mine) == []
-    assert max(mine.peaks) == plan.predicted_peak <= plan.memory_limit
-    return plan
-
-
-def wrapped(make, draw, share, largest, *others):
-    """A plain model, and a wrapped one with a limit in bytes at the largest sizes; others are run too."""
-    torch.manual_seed(0)
-    model = make()
-    plain = copy.deepcopy(model)
-    limit = hybridremat.plan(make(), kwargs=draw(*largest), memory_limit=share, **HOW).memory_limit
-    hybridremat.wrap(model, kwargs=draw(*largest), memory_limit=limit, dynamic=None, **HOW)
-    for each in others:
-        require_exact(model, plain, draw(*each))
-    return plain, model
+from support.sized_steps import HOW, images, portfolio, require_exact, rows, seeded, tokens, wrapped
+from support.training import ConvNet, Mlp, Running, Transformer
 
 
 def small():
@@ -233,6 +188,29 @@ def test_graphs_are_proven_for_all_sizes_and_add_no_guard(transformer, step):
         memory = step.proof(member.emitted.lifted).memory(member.graph)
         assert memory.peak > memory.saved > 0
     assert shape_facts(found.steps.joint.module) == before
+
+
+def test_sizes_that_need_a_capture_of_their_own_are_not_trusted(transformer):
+    found = portfolio(transformer[1])
+    joint = found.steps.joint
+    model = found.choose.context.settings.costs()
+    for sizes, trusted in (((3, 24), True), ((1, 24), False), ((3, 1), False)):
+        known = found._trust.at(dict(zip(joint.inputs, sizes, strict=True)), model)
+        assert (known is not None) == trusted
+
+
+def test_bytes_of_graphs_that_are_not_as_planned_end_trust(monkeypatch):
+    plain, model = wrapped(multilayer, rows, "80%", (64,), (48,), (20,))
+    found, count = portfolio(model), StepLifetimes.memory
+
+    def more(self, graph):
+        memory = count(self, graph)
+        return replace(memory, backward_peak=memory.peak + 1)
+
+    monkeypatch.setattr(StepLifetimes, "memory", more)
+    traces = found.traces
+    require_exact(model, plain, rows(31))
+    assert found._trust.lost and found.traces == traces + 1
 
 
 def test_a_number_that_should_be_a_size_is_refused_for_all_sizes(transformer, step):

@@ -6,7 +6,7 @@ Two calls are the same kernel if target, scalar arguments, and the layouts of al
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter, is_not
 from types import FunctionType
 from typing import Final
@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import fx
 
-from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.joint import JointGraph, Op
 from hybridremat.graph.opaque.ops import is_opaque
 from hybridremat.graph.tracing.fx_nodes import storage_bytes, tensors
 
@@ -100,10 +100,14 @@ def _described_tensor(value: torch.Tensor) -> str:
 
 def fingerprint(graph: JointGraph, op_nodes: Sequence[fx.Node]) -> str:
     """A hash of ops, edges, phases, and the layouts of all tensors; of nothing that is measured."""
+    return fingerprint_of(graph, map(memory_signature, op_nodes), map(edges_text, graph.ops))
+
+
+def fingerprint_of(graph: JointGraph, kernels: Iterable[str], edges: Iterable[str]) -> str:
+    """As :func:`fingerprint`, of the memory signature of each op and of its :func:`edges_text`."""
     digest = hashlib.sha256()
-    for op, node in zip(graph.ops, op_nodes, strict=True):
-        parts = memory_signature(node), op.phase.value, op.reads, op.writes, op.random, op.recomputable
-        digest.update(repr(parts).encode())
+    for kernel, text in zip(kernels, edges, strict=True):
+        digest.update(f"({kernel!r}, {text[1:]}".encode())
     for value in graph.values:
         digest.update(repr((value.producer, value.shape, value.dtype, value.tangent)).encode())
     for group in (graph.held_outputs, graph.released_outputs, graph.gradients):
@@ -111,3 +115,8 @@ def fingerprint(graph: JointGraph, op_nodes: Sequence[fx.Node]) -> str:
     if graph.deliveries:
         digest.update(repr(graph.deliveries).encode())
     return digest.hexdigest()[:32]
+
+
+def edges_text(op: Op) -> str:
+    """What a fingerprint has of an op beside its kernel."""
+    return repr((op.phase.value, op.reads, op.writes, op.random, op.recomputable))

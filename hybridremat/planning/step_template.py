@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -22,7 +21,13 @@ from hybridremat.graph.sizes import Sizes
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import joint_outputs, storage_bytes, tensors
 from hybridremat.graph.tracing.layouts import is_doubtful
-from hybridremat.graph.tracing.signature import REAL_VALUE, kernel_signature, memory_signature
+from hybridremat.graph.tracing.signature import (
+    REAL_VALUE,
+    edges_text,
+    fingerprint_of,
+    kernel_signature,
+    memory_signature,
+)
 from hybridremat.graph.tracing.size_expressions import has_symbols, size_of
 from hybridremat.graph.tracing.symbolic import FakeValues
 from hybridremat.graph.tracing.trace import TracedStep
@@ -51,8 +56,8 @@ class Template:
     sources
         For each value the kernel that makes it, and its place among what this makes; of inputs the node, or
         what it is at every size.
-    suffixes
-        For each op, what its part of the fingerprint ends with.
+    edges
+        For each op, what the fingerprint has of it beside its kernel.
     """
 
     symbolic: SymbolicStep
@@ -62,7 +67,7 @@ class Template:
     fits: dict[int, WorkspaceFit]
     parts: dict[int, dict[str, KnownParts]]
     sources: tuple[tuple[int, int] | fx.Node | Value, ...]
-    suffixes: tuple[str, ...]
+    edges: tuple[str, ...]
 
     @staticmethod
     def of(symbolic: SymbolicStep, costed: TracedStep, sizes: Sizes, store: KernelStore) -> Template:
@@ -92,7 +97,7 @@ class Template:
             dict(workspace_fits(extract, graph)),
             {extract.kernel_of[op]: known for op, known in known_parts(costed, store).items()},
             tuple(_sources(costed, places, extract, symbolic)),
-            tuple(map(_suffix, graph.ops)),
+            tuple(map(edges_text, graph.ops)),
         )
 
     def at(self, sizes: Sizes, model: CostModel, store: KernelStore) -> JointGraph:
@@ -151,21 +156,9 @@ class Template:
             own = value.id, like.bytes, value.producer, value.name, like.shape, value.dtype, value.tangent
             made.append(Value(*own))
         graph = replace(known, ops=ops, values=tuple(made), untried=())
-        return replace(graph, fingerprint=self._fingerprint(graph, extract))
-
-    def _fingerprint(self, graph: JointGraph, extract: TracedStep) -> str:
-        """As ``graph/tracing/signature.py`` has it."""
-        texts = [repr(memory_signature(node)) for node in extract.op_nodes]
-        digest = hashlib.sha256()
-        for kernel, suffix in zip(self.extract.kernel_of, self.suffixes, strict=True):
-            digest.update(f"({texts[kernel]}, {suffix}".encode())
-        for value in graph.values:
-            digest.update(repr((value.producer, value.shape, value.dtype, value.tangent)).encode())
-        for group in (graph.held_outputs, graph.released_outputs, graph.gradients):
-            digest.update(repr(sorted(group)).encode())
-        if graph.deliveries:
-            digest.update(repr(graph.deliveries).encode())
-        return digest.hexdigest()[:32]
+        texts = [memory_signature(node) for node in extract.op_nodes]
+        kernels = map(texts.__getitem__, of)
+        return replace(graph, fingerprint=fingerprint_of(graph, kernels, self.edges))
 
 
 def _sources(
@@ -201,11 +194,6 @@ def _require_gradients_as_inputs(module: fx.GraphModule) -> None:
             one, other = (tuple(map(size_of, each.stride())) for each in (gradient, given))
             if one != other:
                 raise TraceError(f"the gradient of {inputs[number].name} may be copied at some sizes")
-
-
-def _suffix(op: Op) -> str:
-    """The end of an op's part of the fingerprint."""
-    return repr((op.phase.value, op.reads, op.writes, op.random, op.recomputable))[1:]
 
 
 def _laid_out(value: Value, tensor: torch.Tensor) -> Value:
