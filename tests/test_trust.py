@@ -15,12 +15,12 @@ from torch import nn
 
 import hybridremat
 from hybridremat.compiler.in_symbols import in_symbols
-from hybridremat.compiler.lifetimes import StepLifetimes
 from hybridremat.compiler.lifted import twin
 from hybridremat.errors import PlanError
 from hybridremat.graph.costs.workspace_fits import ENOUGH, WorkspaceFit
 from hybridremat.graph.private_torch import shape_facts
 from hybridremat.planning import step_template
+from hybridremat.planning.trust import Trust
 from hybridremat.zoo.models import reference_model
 from support.examples import examples
 from support.sized_steps import HOW, images, portfolio, require_exact, rows, seeded, tokens, wrapped
@@ -201,13 +201,17 @@ def test_sizes_that_need_a_capture_of_their_own_are_not_trusted(transformer):
 
 def test_bytes_of_graphs_that_are_not_as_planned_end_trust(monkeypatch):
     plain, model = wrapped(multilayer, rows, "80%", (64,), (48,), (20,))
-    found, count = portfolio(model), StepLifetimes.memory
+    found, proof = portfolio(model), Trust.proof
 
-    def more(self, graph):
-        memory = count(self, graph)
-        return replace(memory, backward_peak=memory.peak + 1)
+    class More:
+        def __init__(self, proven):
+            self.proven = proven
 
-    monkeypatch.setattr(StepLifetimes, "memory", more)
+        def memory(self, graph):
+            memory = self.proven.memory(graph)
+            return replace(memory, backward_peak=memory.peak + 1)
+
+    monkeypatch.setattr(Trust, "proof", lambda *given: More(proof(*given)))
     traces = found.traces
     require_exact(model, plain, rows(31))
     assert found._trust.lost and found.traces == traces + 1

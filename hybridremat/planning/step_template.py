@@ -157,8 +157,8 @@ class Template:
             made.append(Value(*own))
         graph = replace(known, ops=ops, values=tuple(made), untried=())
         texts = [memory_signature(node) for node in extract.op_nodes]
-        kernels = map(texts.__getitem__, of)
-        return replace(graph, fingerprint=fingerprint_of(graph, kernels, self.edges))
+        fingerprint = fingerprint_of(graph, (texts[kernel] for kernel in of), self.edges)
+        return replace(graph, fingerprint=fingerprint)
 
 
 def _sources(
