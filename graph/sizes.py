@@ -76,6 +76,19 @@ def symbols_of(size: Size) -> frozenset[str]:
     return frozenset([size]) if isinstance(size, str) else frozenset()
 
 
+def renamed(size: Size, names: Mapping[str, str]) -> Size:
+    """A size with other names for its symbols.
+
+    Raises
+    ------
+    KeyError
+        If a symbol has none.
+    """
+    if isinstance(size, Term):
+        return Term(size.op, tuple(renamed(each, names) for each in size.args))
+    return names[size] if isinstance(size, str) else size
+
+
 def combined(op: str, *sizes: Size) -> Size:
     """A sum or a product of sizes, numbers put together."""
     join, neutral = (operator.add, 0) if op == "+" else (operator.mul, 1)
@@ -139,3 +152,10 @@ class Domain:
                 found.append(f"{name} = {sizes[name]} is outside {' to '.join(map(str, ends))}")
         failing = () if found else (each for each in self.guards if not evaluated(each, sizes))
         return (*found, *map(str, failing))
+
+    def renamed(self, names: Mapping[str, str]) -> Domain:
+        """The same sizes by other names; what has none of these is left out."""
+        return Domain(
+            {names[name]: ends for name, ends in self.ranges.items() if name in names},
+            tuple(renamed(each, names) for each in self.guards if symbols_of(each) <= names.keys()),
+        )

@@ -53,9 +53,12 @@ class PlanContext:
         settings: Settings, *, given: Plan | None = None, ranks: Ranks = ALONE, build: bool = True
     ) -> PlanContext:
         """The context of a model that has no plans yet."""
+        store = PlanStore(settings.max_plans)
+        if given is not None and given.coverage is not None:
+            store.granted = given.asked_limit or 0
         return PlanContext(
             settings,
-            PlanStore(settings.max_plans),
+            store,
             RankAgreement(settings, ranks),
             plans_on_disk(settings),
             given,

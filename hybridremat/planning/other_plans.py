@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
 
 from hybridremat.errors import InfeasibleLimitError, InputError
-from hybridremat.graph.sizes import Sizes
+from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.sizes import Domain, Sizes
 from hybridremat.planning.context import PlanContext
+from hybridremat.planning.other_sizes import known_for
 from hybridremat.planning.plan import Plan
+from hybridremat.plans.coverage import Coverage, KnownSchedule, with_sizes
 from hybridremat.plans.origin import Origin
+from hybridremat.plans.plan_data import PlanData, row_of
 from hybridremat.plans.sizes import Place, SizeRow, require_sizes
 
 
@@ -43,8 +47,17 @@ class Capture(Protocol):
         """Why some sizes need a capture of their own; empty if they do not."""
         ...
 
+    @property
+    def domain(self) -> Domain:
+        """The sizes that it is right for, by their names."""
+        ...
+
     def plan(self, sizes: Sizes, context: PlanContext) -> object:
         """Plan at some sizes; the plan becomes the current one of the context's store."""
+        ...
+
+    def schedules(self, graph: JointGraph) -> Iterable[KnownSchedule]:
+        """The schedules that are known, of a graph of the step at some sizes."""
         ...
 
 
@@ -92,6 +105,27 @@ class PlannedElsewhere:
         """All sizes that have been planned, in order."""
         return [self.capture.rows[key] for key in sorted(self.capture.rows)]
 
+    def coverage(self, plan: PlanData) -> Coverage:
+        """What is known of the sizes by now, for the file of a plan at its own."""
+        assert plan.details is not None
+        graph, places = plan.details.graph, self.capture.tensor_places
+        made = Coverage(
+            dict(self.own),
+            {name: tuple(places[symbol]) for name, symbol in self.capture.names.items()},
+            self.capture.domain,
+            (),
+            tuple(self.capture.schedules(graph)),
+        )
+        rows, schedules = dict(self.capture.rows), dict.fromkeys(made.schedules)
+        for other in self.context.store.whole():  # such as that of the first shape, captured as it is
+            sizes = made.sizes_of(plan.origin, other.origin.inputs)
+            if sizes is None or other.details is None:
+                continue
+            for known in known_for(other.details.graph, other.schedule, graph):
+                schedules.setdefault(known)
+                rows.setdefault(tuple(sizes.values()), row_of(other, sizes))
+        return replace(made, rows=tuple(rows[key] for key in sorted(rows)), schedules=tuple(schedules))
+
     def _numbers(self, sizes: Mapping[str, int]) -> Sizes:
         """The sizes by the names of symbols.
 
@@ -116,14 +150,7 @@ class PlannedElsewhere:
         return numbers
 
     def _context(self, numbers: Sizes) -> PlanContext:
-        origin = self.capture.origin
-        inputs = list(origin.inputs)
-        for symbol, places in self.capture.tensor_places.items():
-            for number, dim in places:
-                shape = list(inputs[number].shape)
-                shape[dim] = numbers[symbol]
-                inputs[number] = replace(inputs[number], shape=tuple(shape))
-        return self.context.at(replace(origin, inputs=tuple(inputs)))
+        return self.context.at(with_sizes(self.capture.origin, self.capture.tensor_places, numbers))
 
     @contextmanager
     def _current_kept(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hybridremat.compiler.check import check
@@ -12,6 +12,7 @@ from hybridremat.graph.joint import JointGraph, Op, Schedule, ops_by_parts
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.tracing.symbolic import Instance
 from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.plans.coverage import KnownSchedule
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.pool import SchedulePoint
 
@@ -63,6 +64,27 @@ def run_alike(graph: JointGraph, other: JointGraph) -> JointGraph:
         alike = [number for number, way in enumerate(its.variants) if way.kernel == kernel]
         ops.append(its.run_as(alike[0] if alike else 0))
     return replace(other, ops=tuple(ops))
+
+
+def known_for(graph: JointGraph, schedule: Schedule, other: JointGraph) -> Iterator[KnownSchedule]:
+    """A schedule of a graph as one of the step at other sizes; nothing if it differs in more than these."""
+    if not any(differences(graph, other)):
+        yield KnownSchedule(schedule, tuple((op.id, op.runs.kernel) for op in graph.ops if op.variant))
+
+
+def with_ways(graph: JointGraph, kernels: Mapping[int, str]) -> JointGraph:
+    """The graph in which ops also run by parts, by kernels that have been met at other sizes.
+
+    Where these cannot run at the graph's own sizes, they have the figures of the op's own kernel.
+    """
+
+    def made(op: Op) -> Op:
+        if op.id not in kernels or op.variants:
+            return op
+        own = op.runs
+        return replace(op, variants=(own, replace(own, kernel=kernels[op.id], overwrites=())))
+
+    return replace(graph, ops=tuple(map(made, graph.ops)))
 
 
 def fastest_elsewhere(

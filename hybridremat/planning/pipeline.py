@@ -70,8 +70,8 @@ def plan_step(
 ) -> Step:
     """The step for these inputs, planned and not run.
 
-    ``choose`` gives the schedule; None: :func:`~hybridremat.planning.planner.choose_schedule`. ``show``:
-    whether to show how far planning is.
+    ``choose`` gives the schedule; None: what the context asks for. ``show``: whether to show how far planning
+    is.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def plan_step(
             if (path := plan_path(model, args, kwargs, context, several)) is not None:  # several graphs
                 step = Step(path[0], path[1], breaks=path[2])
         if step is None:
-            choose = choose or partial(choose_schedule, context=context)
+            choose = choose or _choice(context)
             backend = backend_for(context.settings, choose, build=context.build)
             step = Step(backend, compile_step(model, backend))
             with _attention_of(context.settings.capability()):
@@ -100,6 +100,15 @@ def plan_step(
     keep_workspaces(model_device(model))
     store.note_total(time.perf_counter() - started, step.backend.compile_seconds)
     return replace(step, fingerprint=store.current.fingerprint if store.current is not None else None)
+
+
+def _choice(context: PlanContext) -> Choose:
+    """What gives the schedule: a plan of the caller that is for many sizes may have it."""
+    if context.given is None or context.given.coverage is None:
+        return partial(choose_schedule, context=context)
+    from hybridremat.planning.size_choice import SizeChoice
+
+    return SizeChoice(context)
 
 
 class PlannedPartition:

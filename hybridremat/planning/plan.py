@@ -85,6 +85,9 @@ class Plan(PlanData):
     certificate
         How near the plan is to the best there is, if it was certified or had a budget; ``lower_bound`` and
         ``optimality_gap`` are its figures.
+    coverage
+        Of a plan that was read from a file: the other sizes that it is for, and its schedules there
+        (:class:`~hybridremat.plans.coverage.Coverage`).
     others
         The capture that the plan is of, if that is planned at many sizes (:meth:`at`, :meth:`curve`); not in
         plan files and copies.
@@ -185,7 +188,8 @@ class Plan(PlanData):
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes of the inputs that may differ without another capture, by name; empty for one shape."""
-        return {} if self.others is None else dict(self.others.own)
+        known = self.others or self.coverage
+        return {} if known is None else dict(known.own)
 
     def at(self, **sizes: int) -> Plan:
         """The plan of the same step at other sizes (``batch=…, length=…``), from the same capture.
@@ -218,6 +222,11 @@ class Plan(PlanData):
         return SizeCurve(tuple(self._capture().rows(combinations(sizes))))
 
     def _capture(self) -> OtherSizes:
+        if self.others is None and self.coverage is not None:
+            raise InputError(
+                "this plan comes from a file, and there is no capture to plan other sizes from: pass it to "
+                "wrap(model, kwargs=…, plan=plan) with such inputs. plan.coverage.rows has what is known"
+            )
         if self.others is None:
             raise InputError(
                 "this plan is of one shape: pass dynamic=True to plan or wrap, and one capture is planned at "

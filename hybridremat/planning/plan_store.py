@@ -44,6 +44,10 @@ class PlanStore:
         """The plan of a graph, if there is one."""
         return self._plans.get(fingerprint)
 
+    def whole(self) -> tuple[Plan, ...]:
+        """The plans that are kept whole."""
+        return tuple(self._plans.values())
+
     def add(self, plan: Plan) -> None:
         """Make a plan the current one; the least recently used is dropped to make room."""
         self._plans.pop(plan.fingerprint, None)

@@ -7,18 +7,21 @@ costs so much more time than where they were found that a search there is won ba
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from hybridremat.blocks.problem import bind_blocks
 from hybridremat.errors import InfeasibleLimitError
-from hybridremat.graph.joint import JointGraph, as_plain, plain_schedule
+from hybridremat.graph.joint import JointGraph, as_plain, ops_by_parts, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import under_checked_policy
+from hybridremat.planning.chain_plan import ChainPlan
 from hybridremat.planning.choose import choose_with_point, plan_of_point
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.other_sizes import fastest_elsewhere, run_alike
+from hybridremat.planning.other_sizes import fastest_elsewhere, known_for, run_alike, with_ways
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import adopted, choose_schedule, has_backward, make_plan, step_frontier
 from hybridremat.planning.progress import Stopwatch
@@ -26,12 +29,20 @@ from hybridremat.planning.settings import Settings
 from hybridremat.planning.stages import plain_point
 from hybridremat.planning.step_costs import costed, costs_like, note_checkpointing, times_like
 from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.plans.coverage import KnownSchedule, with_sizes
+from hybridremat.plans.origin import Origin, origin_differences
 from hybridremat.sequence.effort import PlanningEffort
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.pool import SchedulePoint
+from hybridremat.sequence.pool import Pool, SchedulePoint
+
+logger = logging.getLogger(__name__)
 
 NEARLY: Final = 0.002
 """Of a plain step's time: a schedule that is emitted already, and no slower by more, is taken again."""
+
+
+MOST_IN_FILES: Final = 64
+"""Schedules that a plan file has at most."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,9 @@ class SizeChoice:
         self.known: list[StepFrontier] = []
         self.costed: TracedStep | None = None
         self._picked: dict[str, Pick] = {}
+        self._given = context.given if context.given is not None and context.given.coverage else None
+        if self._given is not None:
+            self.known.append(frontier_of_file(self._given))
 
     def __call__(self, traced: TracedStep) -> Chosen:
         """The schedule of a step at its sizes, whose plan becomes the current one of the store.
@@ -83,12 +97,35 @@ class SizeChoice:
         plan = context.store.get(step.graph.fingerprint)
         if plan is None or plan.details is None:
             plan = self._of_known(step, context) or self._searched(step, context)
+            if self._given is not None:
+                plan = _covering(plan, self._given, context.origin)
         return adopted(plan, step, context, keep=False)
 
     @property
     def shares(self) -> bool:
-        """Whether sizes share schedules, by what is asked for."""
-        return _shares(self.context)
+        """Whether sizes share schedules, by what is asked for.
+
+        A plan of the caller runs first as it is, unless it covers other sizes and these are such.
+        """
+        given, here = self.context.given, self.context.origin
+        first = given is not None and not len(self.context.store) and not _covers_elsewhere(given, here)
+        return _shares(self.context) and not first
+
+    def schedules(self, graph: JointGraph) -> list[KnownSchedule]:
+        """The schedules that are known, of a graph of the step at some sizes: at most :data:`MOST_IN_FILES`.
+
+        Those that have been picked come first.
+        """
+        picked = [(each.found, each.point) for each in self._picked.values()]
+        found = [(each, point) for each in self.known for point in each.candidates]
+        few = found[:: max(1, -(-len(found) // MOST_IN_FILES))]
+        least = [(each, each.least_composed) for each in self.known]
+        kept = (
+            known
+            for frontier, point in (*picked, *least, *few)
+            for known in known_for(frontier.graph_of(point), point.schedule, graph)
+        )
+        return list(dict.fromkeys(kept))[:MOST_IN_FILES]
 
     def plan_at(self, step: TracedStep) -> Plan | None:
         """The plan of a step with its costs, but for times that are measured, of a known schedule.
@@ -156,7 +193,7 @@ class SizeChoice:
         found = picked.found
         share = found.pool.under(limit * found.plain_peak // max(1, plain.peak)) or found.least_composed
         effort, gap = PlanningEffort.of(judge.graph, plain.time), time / max(1, plain.time) - 1.0
-        if effort.seconds(gap - found.overhead(share)) > effort.capture:
+        if self._given is None and effort.seconds(gap - found.overhead(share)) > effort.capture:
             return None
         before = [(each.found, (each.point,)) for each in self._picked.values()]
         again = self._fastest(before, judge, limit)
@@ -187,6 +224,8 @@ class SizeChoice:
 
     def _searched(self, step: TracedStep, context: PlanContext) -> Plan:
         """A plan that is searched for at these sizes; what is found on the way is known from then on."""
+        if self._given is not None:
+            logger.info("no schedule of the given plan runs at %s", context.origin.inputs)
         step, timings = costed(step, context)
         self.costed = step
         reuse = bool(len(context.store))
@@ -210,8 +249,22 @@ def _shares(context: PlanContext) -> bool:
     plain = Settings()
     others = "max_overhead", "policy", "planning_budget", "strategy"
     same = all(getattr(settings, name) == getattr(plain, name) for name in others)
-    given = context.given is not None and not len(context.store)  # the caller's plan comes first
-    return same and not given and settings.memory_limit is not None and context.agreement.alone
+    return same and settings.memory_limit is not None and context.agreement.alone
+
+
+def _covers_elsewhere(plan: Plan, here: Origin) -> bool:
+    """Whether a plan has schedules for a step, and not for the very sizes that it was made for."""
+    if plan.coverage is None or (sizes := plan.coverage.sizes_of(plan.origin, here.inputs)) is None:
+        return False
+    there = with_sizes(plan.origin, plan.coverage.places, sizes)
+    return sizes != plan.coverage.own and not origin_differences(there, here)
+
+
+def _covering(plan: Plan, given: Plan, here: Origin) -> Plan:
+    """A plan at other sizes, with what the caller's is for."""
+    assert given.coverage is not None
+    sizes = given.coverage.sizes_of(given.origin, here.inputs)
+    return plan if sizes is None else replace(plan, coverage=replace(given.coverage, own=sizes))
 
 
 def _plain_point(judge: Judge) -> SchedulePoint:
@@ -233,3 +286,20 @@ def _frontier_there(
         moved.append(replace(figures, parted=parted, chain=point.chain))
     pool = judge.pool(moved[:-1], moved)
     return StepFrontier(judge, found.chains, pool, plain, {}, reused_options=True, like=found)
+
+
+def frontier_of_file(plan: Plan) -> StepFrontier:
+    """The schedules that a plan has for all sizes that it covers, at its own."""
+    assert plan.details is not None and plan.coverage is not None
+    details = plan.details
+    own = next(known_for(details.graph, plan.schedule, details.graph))
+    known = dict.fromkeys((own, *plan.coverage.schedules))
+    graph = with_ways(details.graph, dict(pair for each in known for pair in each.parted))
+    judge, points = Judge(graph, outside=plan.request.outside_memory()), []
+    for each in known:
+        parted = frozenset(op for op, _ in each.parted)
+        made = judge.with_ops_of(ops_by_parts(graph, parted))
+        points.append(replace(made(each.schedule), parted=parted, chain=0))
+    chain = ChainPlan(details.chain, tuple(bind_blocks(details.chain)), details.block_options)
+    every = tuple(sorted(points, key=lambda each: (each.needs, each.time)))  # elsewhere any may be the best
+    return StepFrontier(judge, (chain,), Pool(every, every), _plain_point(judge), {}, reused_options=True)

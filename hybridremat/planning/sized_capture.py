@@ -16,7 +16,8 @@ from hybridremat.compiler.frame_room import with_room
 from hybridremat.compiler.library_workspaces import keep_workspaces
 from hybridremat.compiler.model_checks import require_capturable
 from hybridremat.errors import InfeasibleLimitError
-from hybridremat.graph.sizes import Sizes
+from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.sizes import Domain, Sizes
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
@@ -26,7 +27,9 @@ from hybridremat.planning.pipeline import at_step, backend_of, rewriting_of
 from hybridremat.planning.progress import no_progress
 from hybridremat.planning.size_choice import SizeChoice
 from hybridremat.planning.symbolic_partition import SymbolicPartition
+from hybridremat.plans.coverage import KnownSchedule
 from hybridremat.plans.origin import Origin
+from hybridremat.plans.plan_data import row_of
 from hybridremat.plans.sizes import Place, SizeRow, dimension_names
 
 
@@ -78,6 +81,17 @@ class SizedCapture:
     def tensor_places(self) -> dict[str, tuple[Place, ...]]:
         """By the name of a symbol, its dimensions of inputs, counted among those that are tensors."""
         return _among_tensors(self.places, self.shapes)
+
+    @property
+    def domain(self) -> Domain:
+        """The sizes that it is right for, by their names."""
+        assert self.partition.portfolio is not None
+        names = {symbol: name for name, symbol in self.names.items()}
+        return self.partition.portfolio.steps.joint.domain.renamed(names)
+
+    def schedules(self, graph: JointGraph) -> list[KnownSchedule]:
+        """The schedules that are known, of a graph of the step at some sizes."""
+        return self.choice.schedules(graph)
 
     def refused_at(self, sizes: Sizes) -> tuple[str, ...]:
         """Why some sizes need a capture of their own; empty if they do not."""
@@ -140,9 +154,7 @@ class SizedCapture:
         if (plan := context.store.current) is None:
             return None
         own = self._named(sizes)
-        self.rows[tuple(own.values())] = SizeRow(
-            own, plan.memory_limit, plan.plain_peak, plan.needed, plan.overhead
-        )
+        self.rows[tuple(own.values())] = row_of(plan, own)
         context.store.let_know(plan.fingerprint, self._elsewhere(own, context))
         context.store.keep_figures(plan.fingerprint)
         return plan.fingerprint

@@ -23,6 +23,7 @@ from hybridremat.errors import PlanFormatError
 from hybridremat.files import write_atomic
 from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.joint import Delivery, Op, Value
+from hybridremat.graph.sizes import Size, Term, as_data, from_data
 from hybridremat.plans.migrations import migrated
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.recount import recounted
@@ -32,7 +33,7 @@ from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardO
 
 P = TypeVar("P", bound=PlanData)
 
-SCHEMA = 7  # version of what plan_to_dict returns
+SCHEMA = 8  # version of what plan_to_dict returns
 OLDEST = 4  # version of the oldest files that are read
 _ROWS = (Op, Value, Delivery, Option)
 _DECISIONS = {kind.__name__: kind for kind in (Forward, ForwardOption, Backward, Solo)}
@@ -40,7 +41,7 @@ _DECISIONS = {kind.__name__: kind for kind in (Forward, ForwardOption, Backward,
 
 def plan_to_dict(plan: PlanData) -> dict[str, Any]:
     """The plan as JSON types, with the schema's version and a checksum of the rest."""
-    data = {"schema": SCHEMA, "columns": _columns(), **_converter().unstructure(plan)}
+    data = {"schema": SCHEMA, "columns": _columns(), **_converter().unstructure(plan.covering())}
     data = json.loads(json.dumps(data))
     return {"checksum": checksum(data), **data}
 
@@ -129,6 +130,8 @@ def _converter(columns: tuple[tuple[str, tuple[str, ...]], ...] = tuple(_columns
     converter.register_unstructure_hook_func(lambda kind: kind == frozenset[int], sorted)  # one order
     _let_out_others(converter)
     _read_as(converter, AnyCostModel, str)
+    converter.register_unstructure_hook(Term, as_data)
+    converter.register_structure_hook_func(lambda kind: kind == Size, lambda item, _: from_data(item))
     _read_as(converter, AnyDevice, DeviceSpec | None)
     converter.register_unstructure_hook(Decision, _written_decision)
     converter.register_structure_hook(Decision, _read_decision)

@@ -1,6 +1,7 @@
 """Plan files of earlier schemas, changed into the current one where something was moved or renamed.
 
-What a schema only added has a default: gradients that leave in the backward (5), certificates (6).
+What a schema only added has a default: gradients that leave in the backward (5), certificates (6), what is
+known of other sizes (8).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 from hybridremat.graph.joint import Schedule
+from hybridremat.plans.coverage import Coverage
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.records import (
     Certificate,
@@ -55,6 +56,7 @@ class PlanData:
     untried: tuple[str, ...] = ()
     search: SearchEffort | None = field(default=None, compare=False)
     timings: dict[str, float] = field(compare=False, default_factory=dict)
+    coverage: Coverage | None = field(default=None, compare=False, repr=False)
     others: OtherSizes | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -95,9 +97,26 @@ class PlanData:
         """The same plan without what it was chosen from, and block by block: some kilobytes."""
         return replace(self, details=None, blocks=())
 
+    def size_rows(self) -> Sequence[SizeRow]:
+        """The step at all sizes that were planned from its capture, in order."""
+        if self.others is not None:
+            return self.others.known()
+        return () if self.coverage is None else self.coverage.rows
+
+    def covering(self) -> Self:
+        """The same plan with what is known of its other sizes by now (:attr:`coverage`)."""
+        if self.others is None or self.details is None:
+            return self
+        return replace(self, coverage=self.others.coverage(self))
+
     def with_timings(self, timings: dict[str, float]) -> Self:
         """The same plan with more stages timed."""
         return replace(self, timings={**self.timings, **timings})
+
+
+def row_of(plan: PlanData, sizes: Mapping[str, int]) -> SizeRow:
+    """A plan as the row of its sizes."""
+    return SizeRow(sizes, plan.memory_limit, plan.plain_peak, plan.needed, plan.overhead)
 
 
 class OtherSizes(Protocol):
@@ -118,4 +137,8 @@ class OtherSizes(Protocol):
 
     def known(self) -> Sequence[SizeRow]:
         """All sizes that have been planned, in order."""
+        ...
+
+    def coverage(self, plan: PlanData) -> Coverage:
+        """What is known of the sizes by now, for the file of a plan at its own."""
         ...

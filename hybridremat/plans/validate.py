@@ -11,6 +11,7 @@ from hybridremat.blocks.types import BlockProblem, OptionSet
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.segmentation.validate import validate_chain
 from hybridremat.plans.block_summary import planned_blocks
+from hybridremat.plans.coverage import Coverage
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import validated_policy
 from hybridremat.plans.records import PlanDetails
@@ -34,6 +35,20 @@ def require_sound(plan: PlanData) -> None:
     if plan.compiler == "eager" and peak != plan.predicted_peak:  # else it is that of generated code
         raise ValueError(f"its schedule takes {peak} bytes, and it says {plan.predicted_peak}")
     _require_sound_details(plan, plan.details)
+    if plan.coverage is not None:
+        _require_sound_coverage(plan.coverage, plan, plan.details)
+
+
+def _require_sound_coverage(coverage: Coverage, plan: PlanData, details: PlanDetails) -> None:
+    names = {*coverage.own}
+    if names != {*coverage.places} or names != {*coverage.domain.ranges}:
+        raise ValueError("its sizes have no places among its inputs, or no range")
+    if coverage.sizes_of(plan.origin, plan.origin.inputs) != coverage.own:
+        raise ValueError("its sizes are not those of its inputs")
+    for known in coverage.schedules:
+        step_memory(details.graph, known.schedule)
+        if any(not 0 <= op < len(details.graph.ops) for op, _ in known.parted):
+            raise ValueError("it runs ops by parts that are not there")
 
 
 def _require_sound_details(plan: PlanData, details: PlanDetails) -> None:

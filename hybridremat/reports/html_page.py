@@ -61,7 +61,7 @@ def render_html(plan: PlanData) -> str:
 
 def _sizes(plan: PlanData) -> dict[str, Any]:
     """What is known of other sizes, as a table and charts; nothing if that is one size."""
-    rows = [] if plan.others is None else plan.others.known()
+    rows = plan.size_rows()
     if len(rows) < 2:
         return {}
     return {"heads": size_heads(rows), "rows": list(size_cells(rows)), "charts": size_charts(rows)}

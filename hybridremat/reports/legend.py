@@ -14,6 +14,7 @@ _TERMS = {
     "most recomputed": "values that are dropped and made again for the backward",
     "limit": "the most step memory that the plan promises: all that is allocated on top of parameters, "
     "optimizer state and inputs",
+    "sizes": "what inputs may have where this plan file is applied, and the schedules that it has for that",
     "predicted peak": "the step memory of the plan, exact",
     "plain peak": "the step memory without a plan",
     "with your own code": "the same with reserve and further forwards",

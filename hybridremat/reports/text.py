@@ -94,7 +94,7 @@ def summary(plan: PlanData) -> Table:
     grid.add_row("least feasible", _of_plain(plan.least_peak, plan))
     if plan.pins:
         grid.add_row("policy", "; ".join(map(_pin, plan.pins)))
-    for name, text in (*_not_counted(plan), *_breaks(plan)):
+    for name, text in (*_covered(plan), *_not_counted(plan), *_breaks(plan)):
         grid.add_row(name, text)
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
@@ -109,6 +109,14 @@ def summary(plan: PlanData) -> Table:
         reused += '; some options of blocks were not worth the search (planning_budget="unlimited")'
     grid.add_row("planning", f"{plan.planning_seconds:.1f} s" + (f" ({stages})" if stages else "") + reused)
     return grid
+
+
+def _covered(plan: PlanData) -> Iterator[tuple[str, str]]:
+    """The sizes that a plan file is for."""
+    if (known := plan.coverage) is not None:
+        sizes = (f"{name} {size} ({known.ranges[name]})" for name, size in known.own.items())
+        counted = f"{len(known.schedules)} schedules, {len(known.rows)} sizes planned"
+        yield "sizes", f"{', '.join(sizes)}; {counted}"
 
 
 def _not_counted(plan: PlanData) -> Iterator[tuple[str, str]]:
