@@ -365,6 +365,7 @@ def frontier(
     """The Pareto frontier of step memory and overhead, from one planning run.
 
     Parameters and errors as in :func:`plan`, without those that choose a point; the model does not change.
+    ``dynamic=True``: one capture has those of all sizes (:meth:`hybridremat.Frontier.at_sizes`).
     ``certify``: whether to bound it from below as well (:meth:`hybridremat.Frontier.certified`).
     """
     asked = settings_of("frontier", FrontierSettings.__optional_keys__, settings)

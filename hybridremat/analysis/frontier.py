@@ -23,8 +23,9 @@ from hybridremat.analysis.frontier_rows import (
 )
 from hybridremat.analysis.measure import LossFunction
 from hybridremat.analysis.sample_step import SampleStep
-from hybridremat.errors import LimitError
+from hybridremat.errors import InputError, LimitError
 from hybridremat.files import write_atomic
+from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import choose_from
 from hybridremat.planning.progress import planning_progress
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hybridremat.planning.breaks.frontier import AnyFrontier
+    from hybridremat.planning.sized_frontier import SizedFrontier
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Frontier(FrontierData):
     _step_frontier: AnyFrontier = field(repr=False, compare=False, kw_only=True)
     _settings: Settings = field(repr=False, compare=False, kw_only=True)
     _show: bool = field(repr=False, compare=False, kw_only=True)
+    _sized: SizedFrontier | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def at(
         self, *, memory_limit: int | str | None = None, max_overhead: float | str | None = None
@@ -108,7 +111,35 @@ class Frontier(FrontierData):
         settings = replace(self._settings, memory_limit=memory_limit, max_overhead=max_overhead)
         settings = settings.validated(need_limit=True)
         with self._shown() as frontier:
-            return choose_from(frontier, settings, self.origin)
+            plan = choose_from(frontier, settings, self.origin)
+        if self._sized is None or not isinstance(frontier, GraphFrontier):
+            return plan
+        return self._sized.knowing(plan, frontier, settings)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the inputs that may differ without another capture, by name; empty for one shape."""
+        return {} if self._sized is None else dict(self._sized.own)
+
+    def at_sizes(self, **sizes: int) -> Frontier:
+        """The frontier at other sizes (``batch=…, length=…``), searched there, from the same capture.
+
+        Sizes that are not given are those of this one.
+
+        Raises
+        ------
+        InputError
+            If it is of one shape alone, a name is not among :attr:`sizes`, or these sizes need a capture of
+            their own.
+        """
+        if self._sized is None:
+            raise InputError(
+                "this frontier is of one shape: pass dynamic=True to hybridremat.frontier, and one capture "
+                "has those of all sizes"
+            )
+        with planning_progress(show=self._show) as progress:
+            frontier, origin, sized = self._sized.at(sizes, progress)
+        return frontier_of(frontier, self._settings, origin, sized, show=self._show)
 
     @contextmanager
     def _shown(self) -> Iterator[AnyFrontier]:
@@ -231,9 +262,12 @@ class Frontier(FrontierData):
 
 
 def frontier_of(
-    frontier: AnyFrontier, settings: Settings, origin: Origin, *, show: bool
+    frontier: AnyFrontier, settings: Settings, origin: Origin, sized: SizedFrontier | None, *, show: bool
 ) -> Frontier:
-    """The frontier of a planning run, with exchanges at the points that are printed."""
+    """The frontier of a planning run, with exchanges at the points that are printed.
+
+    ``sized``: the capture that it is of, if that is for all sizes.
+    """
     if isinstance(frontier, StepFrontier) and frontier.searches:
         with planning_progress(show=show) as report:
             shown = evenly_spaced(frontier.points(), SHOWN)
@@ -248,5 +282,6 @@ def frontier_of(
         cost_model=settings.costs().name,
         _step_frontier=frontier,
         _settings=settings,
+        _sized=sized,
         _show=show,
     )

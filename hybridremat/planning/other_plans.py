@@ -76,9 +76,9 @@ class PlannedElsewhere:
 
     def plan(self, sizes: Mapping[str, int]) -> Plan:
         """The plan at other sizes; the model's current plan stays. Raises as :meth:`Plan.at`."""
-        numbers = self._numbers(sizes)
+        numbers = self.numbers(sizes)
         with self._current_kept():
-            self.capture.plan(numbers, self._context(numbers))
+            self.capture.plan(numbers, self.context_at(numbers))
             made = self.context.store.current
         assert made is not None
         return made
@@ -126,7 +126,7 @@ class PlannedElsewhere:
                 rows.setdefault(tuple(sizes.values()), row_of(other, sizes))
         return replace(made, rows=tuple(rows[key] for key in sorted(rows)), schedules=tuple(schedules))
 
-    def _numbers(self, sizes: Mapping[str, int]) -> Sizes:
+    def numbers(self, sizes: Mapping[str, int]) -> Sizes:
         """The sizes by the names of symbols.
 
         Raises
@@ -149,7 +149,8 @@ class PlannedElsewhere:
             )
         return numbers
 
-    def _context(self, numbers: Sizes) -> PlanContext:
+    def context_at(self, numbers: Sizes) -> PlanContext:
+        """The context of the step at some sizes."""
         return self.context.at(with_sizes(self.capture.origin, self.capture.tensor_places, numbers))
 
     @contextmanager

@@ -89,6 +89,8 @@ class PlanSettings(WrapSettings, _Elsewhere, total=False):
 class FrontierSettings(CommonSettings, _Elsewhere, total=False):
     """Keywords of :func:`hybridremat.frontier`."""
 
+    dynamic: bool | None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Request):

@@ -13,7 +13,7 @@ from torch import nn
 from hybridremat.compiler.capture import SLOT, no_backward
 from hybridremat.compiler.model_checks import require_capturable, require_matching_inputs, require_trainable
 from hybridremat.compiler.unread_memory import on_unread_memory, require_memory
-from hybridremat.errors import LimitError, ModelError, PolicyError
+from hybridremat.errors import CaptureError, LimitError, ModelError, PolicyError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.interrupts import prompt_interrupts
@@ -37,6 +37,7 @@ from hybridremat.runtime.planned_call import PlannedCall, planned_call
 
 if TYPE_CHECKING:
     from hybridremat.planning.breaks.frontier import AnyFrontier, PathFrontier
+    from hybridremat.planning.sized_frontier import SizedFrontier
 
 
 def require_planned_call(model: nn.Module) -> PlannedCall:
@@ -99,8 +100,8 @@ def model_frontier(
     settings: Settings,
     *,
     progress: bool,
-) -> tuple[AnyFrontier, Settings, Origin]:
-    """The frontier of a model's step, with the validated settings and its origin.
+) -> tuple[AnyFrontier, Settings, Origin, SizedFrontier | None]:
+    """The frontier of a step, the validated settings, its origin, and the capture for all sizes, if any.
 
     Raises
     ------
@@ -114,24 +115,37 @@ def model_frontier(
 
 def _frontier(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], progress: bool, settings: Settings
-) -> tuple[AnyFrontier, Settings, Origin]:
+) -> tuple[AnyFrontier, Settings, Origin, SizedFrontier | None]:
     found: list[AnyFrontier] = []
+    sized: SizedFrontier | None = None
     with planning_progress(show=progress) as shown:
         origin = origin_of(model, args, kwargs, settings.spec)
-        context = PlanContext.of(settings).at(origin, shown)
+        context = PlanContext.of(settings, build=not settings.dynamic).at(origin, shown)
 
         def choose(traced: TracedStep) -> Chosen:
             step, timings = costed(under_checked_policy(traced, context), context)
             found.append(step_frontier(step, timings, context))
             return Chosen(step, plain_schedule(step.graph))
 
-        several = path_frontier(model, args, kwargs, context) if settings.several_graphs else None
+        several = path_frontier(model, args, kwargs, context) if _in_several(settings) else None
         if several is not None:
             found.append(several)
+        elif settings.dynamic:
+            from hybridremat.planning.sized_frontier import capture_frontier
+
+            whole, sized = capture_frontier(model, args, kwargs, context)
+            found.append(whole)
         else:
             capture_only(model, args, kwargs, settings, choose)
         found[-1].points()  # a compiled step's are lowered here
-    return found[-1], settings, origin
+    return found[-1], settings, origin, sized
+
+
+def _in_several(settings: Settings) -> bool:
+    """Whether a step may come in several graphs; what has to be one, with symbols for sizes, is refused."""
+    if settings.several_graphs and settings.dynamic:
+        raise CaptureError("steps of several graphs are captured for each input shape by itself")
+    return settings.several_graphs
 
 
 def path_frontier(
