@@ -1,6 +1,7 @@
 """``hybridremat doctor``: what it finds; what fails is told with what to do, never by a traceback."""
 
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -163,3 +164,19 @@ def test_cuda_devices(monkeypatch):
 def test_another_device_is_refused(capsys):
     assert cli.main(["doctor", "--device", "tpu"]) == 2
     assert "--device tpu: give cpu or cuda" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_deleted_meanwhile_has_no_bytes(tmp_path, monkeypatch):
+    for name in ("kept", "gone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"1234")
+    scandir = os.scandir
+
+    def deleting(path):
+        if os.fspath(path).endswith("gone"):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", deleting)
+    assert doctor_tools._size(tmp_path) == 4
+    assert doctor_tools._size(tmp_path / "never") == 0

@@ -274,11 +274,11 @@ def test_optimizers_that_step_in_the_backward_do_so_at_every_size():
     torch.manual_seed(0)
     model = Mlp(32, 3)
     plain = copy.deepcopy(model)
+    hybridremat.optimizer_in_backward(model, lambda each: torch.optim.SGD(each, lr=0.1))
     hybridremat.wrap(
         model, kwargs=rows(64), memory_limit="100%", gradients="in_backward", dynamic=None, **HOW
     )
     plans = [hybridremat.prepare(model, kwargs=rows(batch)) for batch in (48, 20)]
-    hybridremat.optimizer_in_backward(model, lambda each: torch.optim.SGD(each, lr=0.1))
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for batch in (64, 20, 48, 20):
         loss_in(plain(**rows(batch))).backward()

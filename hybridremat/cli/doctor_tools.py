@@ -7,6 +7,7 @@ import os
 import shutil
 import sysconfig
 import tempfile
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -67,10 +68,10 @@ def _triton_folder() -> Path:
 
 
 def _size(folder: Path) -> int:
+    """Bytes of the files in a folder, but for what other processes delete meanwhile."""
     found = 0
-    for path in folder.rglob("*"):
-        try:
-            found += path.stat().st_size if path.is_file() else 0
-        except OSError:  # deleted by another process meanwhile
-            continue
+    for parent, _, names in os.walk(folder):  # goes on where a folder is gone, as rglob does not
+        for name in names:
+            with suppress(OSError):
+                found += Path(parent, name).stat().st_size
     return found
