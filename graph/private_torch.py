@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, _neg_view
@@ -95,6 +96,8 @@ from torch.utils._pytree import (
     tree_map,
     tree_unflatten,
 )
+from torch.utils._sympy.functions import Max
+from torch.utils._sympy.value_ranges import bound_sympy
 from torch.utils.checkpoint import CheckpointPolicy
 
 if TYPE_CHECKING:
@@ -577,8 +580,34 @@ def fake_on_meta(tensor: Tensor, *, like: Tensor) -> Tensor:
 
 
 def expression(number: torch.SymInt) -> Any:
-    """A symbolic number as an expression of sympy, by what is known of its symbols so far."""
-    return number.node.expr
+    """A symbolic number as an expression of sympy, by what is known of its symbols so far.
+
+    Strides of a slice are products of ``Max(1, s - 1)``, where all sizes that the trace is right for are
+    larger than 1: of two numbers the larger is taken if it is known.
+    """
+    environment = number.node.shape_env
+    known = _EXPRESSIONS.setdefault(environment, {})
+    given = number.node.expr
+    if given not in known:
+        found = given
+        while told := _told_maxima(found, environment.var_to_range):
+            found = found.xreplace(told)
+        known[given] = found
+    return known[given]
+
+
+_EXPRESSIONS: Final[WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
+
+
+def _told_maxima(given: Any, ranges: Any) -> dict[Any, Any]:
+    """The maxima in an expression of which it is known which number is the largest, each with that."""
+    found = {}
+    for each in given.atoms(Max):
+        bounds = [(part, bound_sympy(part, ranges)) for part in each.args]
+        for part, bound in bounds:
+            if all(bound.lower >= other.upper for its, other in bounds if its is not part):
+                found[each] = part
+    return found
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,24 @@ from support.sized_steps import HOW, images, portfolio, require_exact, rows, see
 from support.training import ConvNet, Mlp, Running, Transformer
 
 
+class Shifted(nn.Module):
+    """Predicts tokens from those before, shifted in place as decoders do: a copy of all of their memory.
+
+    What differs between neighbours has strides of which the captured ones are maxima.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.turn, self.head = nn.Embedding(50, 24), nn.Linear(24, 24), nn.Linear(24, 50)
+
+    def forward(self, tokens):
+        shifted = tokens.new_zeros(tokens.shape)
+        shifted[:, 1:] = tokens[:, :-1].clone()
+        hidden = torch.tanh(self.embedding(shifted))
+        change = torch.sin(self.turn(hidden[:, 1:] - hidden[:, :-1])).mean()
+        return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), tokens.flatten()) + change
+
+
 def small():
     return Transformer(1, 16)
 
@@ -43,6 +61,7 @@ NETS = {
     "attention": (small, tokens, "80%", (4, 40), [(3, 24), (2, 31)], [(4, 17), (2, 40), (3, 9)]),
     "convolutions": (ConvNet, images, "90%", (9,), [(7,), (4,)], [(3,), (8,), (5,)]),
     "buffers": (Running, few, "100%", (200,), [(32,), (9,)], [(150,), (3,), (64,)]),
+    "shifted": (Shifted, tokens, "80%", (4, 40), [(3, 24), (2, 31)], [(4, 17), (2, 40), (3, 9)]),
     "multilayer": (multilayer, rows, "80%", (64,), [(48,), (20,)], [(63,), (2,), (40,)]),
 }
 
@@ -266,11 +285,13 @@ def drawn_for(name, batch, size):
 
 
 TEXTS = [(5, 128), (2, 96), (3, 41)], [(2, 104), (4, 33), (3, 120), (5, 77)]
-MODELS = {
+MODELS = {  # fmt: skip
     "gpt2": ({"n_layer": 2}, 0.1, *TEXTS, "70%"),
     "llama": ({"num_hidden_layers": 2}, 0.0, *TEXTS, "70%"),
     "bert": ({"num_hidden_layers": 2}, 0.1, *TEXTS, "70%"),
-    "t5": ({"num_layers": 1, "num_decoder_layers": 1}, 0.1, [(4, 77), (2, 64)], [(2, 70), (4, 33)], "80%"),
+    "t5": (
+        {"num_layers": 1, "num_decoder_layers": 1}, 0.1, [(4, 77), (2, 64), (3, 50)], [(2, 70), (4, 33)], "80%",
+    ),
     "resnet50": ({"pixels": 32}, 0.0, [(15, 32), (8, 32), (6, 32)], [(9, 32), (7, 32), (12, 32)], "92%"),
 }
 
@@ -289,7 +310,4 @@ def test_built_in_models_are_exact_at_trusted_sizes(name):
     for each in (*first[1:], *then):
         require_exact(model, plain, drawn_for(name, *each), steps=2)
     found = portfolio(model)
-    if name == "t5":  # one of its kernels returns what is not traced
-        assert found._trust.lost and found.traces == len(found.numbers)
-    else:
-        assert not found._trust.lost and found.traces < len(found.numbers)
+    assert not found._trust.lost and found.traces < len(found.numbers)

@@ -26,6 +26,27 @@ Returns the result, or None where it cannot be run.
 """
 
 _VIEW = torch.ops.aten.view.default
+_COPY = torch.ops.aten.copy.default
+
+
+def lay_out_copies(graph: fx.Graph) -> None:
+    """Give what ``aten.copy`` returns the layout that it comes in, in place, also with symbols for sizes.
+
+    A write into a part of a tensor (``shifted[:, 1:] = tokens[:, :-1]``) is captured as a copy: its kernel
+    clones all the memory that this part lives in, and returns the part in the clone. PyTorch traces its
+    strides without the rest. A copy that is viewed stays as traced.
+    """
+    for node in graph.find_nodes(op="call_function", target=_COPY):
+        written = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
+        mode = detect_fake_mode([written])
+        if mode is None or not isinstance(written, torch.Tensor) or written.layout is not torch.strided:
+            continue
+        if any(map(_is_view, node.users)):
+            continue
+        with mode:
+            elements = written.untyped_storage().nbytes() // written.element_size()
+            base = torch.empty(elements, dtype=written.dtype, device=written.device)
+            node.meta["val"] = base.as_strided(written.shape, written.stride(), written.storage_offset())
 
 
 def correct_layouts(module: fx.GraphModule, real: RealResults) -> None:

@@ -18,6 +18,7 @@ from hybridremat.graph.private_torch import ShapeFacts, fake_on_meta, shape_fact
 from hybridremat.graph.sizes import Domain, Size, Sizes, evaluated
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers, strided_parts
+from hybridremat.graph.tracing.layouts import lay_out_copies
 from hybridremat.graph.tracing.size_expressions import domain_of, has_symbols, size_inputs, size_of
 from hybridremat.graph.tracing.symbolic_calls import drop_idle_slices, is_number, merge_sizes, number_of
 from hybridremat.graph.tracing.trace import merge_calls
@@ -135,6 +136,7 @@ def symbolic_joint(module: fx.GraphModule, num_outputs: int) -> SymbolicJoint | 
     merge_sizes(module)
     drop_idle_slices(module, num_outputs)
     merge_calls(module, num_outputs)
+    lay_out_copies(graph)
     inputs = size_inputs(module.graph.find_nodes(op="placeholder"))
     return SymbolicJoint(module, num_outputs, inputs, facts, domain_of(facts, inputs))
 

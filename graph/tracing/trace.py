@@ -45,7 +45,7 @@ from hybridremat.graph.tracing.fx_nodes import (
     updated_statistics,
 )
 from hybridremat.graph.tracing.gradient_copies import copy_shared_gradients
-from hybridremat.graph.tracing.layouts import RealResults, correct_layouts
+from hybridremat.graph.tracing.layouts import RealResults, correct_layouts, lay_out_copies
 from hybridremat.graph.tracing.signature import fingerprint, target_text
 
 RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
@@ -129,6 +129,7 @@ def prepare_joint_graph(
     """
     if not merged:
         merge_calls(module, num_outputs)
+        lay_out_copies(module.graph)
     if real is not None:
         correct_layouts(module, real)
     copy_shared_gradients(module)
