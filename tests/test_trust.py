@@ -285,13 +285,12 @@ def drawn_for(name, batch, size):
 
 
 TEXTS = [(5, 128), (2, 96), (3, 41)], [(2, 104), (4, 33), (3, 120), (5, 77)]
-MODELS = {  # fmt: skip
+SHORT = [(4, 77), (2, 64), (3, 50)], [(2, 70), (4, 33)]
+MODELS = {
     "gpt2": ({"n_layer": 2}, 0.1, *TEXTS, "70%"),
     "llama": ({"num_hidden_layers": 2}, 0.0, *TEXTS, "70%"),
     "bert": ({"num_hidden_layers": 2}, 0.1, *TEXTS, "70%"),
-    "t5": (
-        {"num_layers": 1, "num_decoder_layers": 1}, 0.1, [(4, 77), (2, 64), (3, 50)], [(2, 70), (4, 33)], "80%",
-    ),
+    "t5": ({"num_layers": 1, "num_decoder_layers": 1}, 0.1, *SHORT, "80%"),
     "resnet50": ({"pixels": 32}, 0.0, [(15, 32), (8, 32), (6, 32)], [(9, 32), (7, 32), (12, 32)], "92%"),
 }
 
