@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from hybridremat.blocks.problem import bind_blocks
@@ -65,8 +66,6 @@ class SizeChoice:
     ----------
     context
         What is planned for: of the call at hand, to be set before each choice.
-    known
-        The frontiers that were searched, each at its sizes, with all that was found there.
     costed
         The step that was chosen for last, with the costs of all ways to run its ops; None if these were not
         measured.
@@ -74,12 +73,9 @@ class SizeChoice:
 
     def __init__(self, context: PlanContext) -> None:
         self.context = context
-        self.known: list[StepFrontier] = []
         self.costed: TracedStep | None = None
         self._picked: dict[str, Pick] = {}
         self._given = context.given if context.given is not None and context.given.coverage else None
-        if self._given is not None:
-            self.known.append(frontier_of_file(self._given))
 
     def __call__(self, traced: TracedStep) -> Chosen:
         """The schedule of a step at its sizes, whose plan becomes the current one of the store.
@@ -100,6 +96,11 @@ class SizeChoice:
             if self._given is not None:
                 plan = _covering(plan, self._given, context.origin)
         return adopted(plan, step, context, keep=False)
+
+    @cached_property
+    def known(self) -> list[StepFrontier]:
+        """The frontiers that were searched, each at its sizes, after what a plan of the caller has."""
+        return [] if self._given is None else [frontier_of_file(self._given)]
 
     @property
     def shares(self) -> bool:
