@@ -24,13 +24,13 @@ from support.training import Mlp, Transformer
 
 
 def small():
-    return Transformer(2, 32)
+    return Transformer(1, 16)
 
 
 @pytest.fixture(scope="module")
 def trained():
     """A plain model, and one wrapped like it that has run at five sizes; two schedules at least."""
-    return wrapped(small, tokens, "60%", (4, 40), (3, 33), (2, 24), (4, 39), (4, 17))
+    return wrapped(small, tokens, "75%", (4, 40), (3, 33), (2, 24), (4, 39), (4, 17))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_a_file_has_sizes_ranges_figures_and_schedules(trained, file):
     assert "Other sizes" in render_html(read)
 
 
-@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow), False])
 def test_it_is_applied_at_sizes_that_it_covers_and_nothing_is_searched(trained, file, searches, dynamic):
     plain = copy.deepcopy(trained[0])
     model, limit = copy.deepcopy(plain), hybridremat.Plan.load(file).memory_limit
