@@ -173,15 +173,27 @@ def allocations(run) -> list[int]:
     return sizes
 
 
+@contextmanager
+def no_cycle_freed() -> Iterator[None]:
+    """What only a cycle holds stays; to free it before instead takes a fifth of the time of these tests."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def allocated_peak(run, device="cpu") -> int:
     """Most bytes that a call had allocated at one time; on CUDA by the counters of its allocator."""
-    gc.collect()  # what only a cycle holds must not be freed meanwhile
-    if device == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        return torch.cuda.max_memory_allocated() - before
-    return max(accumulate(allocations(run)), default=0)
+    with no_cycle_freed():
+        if device == "cuda":
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            run()
+            return torch.cuda.max_memory_allocated() - before
+        return max(accumulate(allocations(run)), default=0)
 
 
 def train(model, batch, *, steps=3, measure=True, loss_in=loss_in, seed=1, between=lambda: None) -> Trained:
