@@ -145,10 +145,25 @@ def test_planning_leaves_buffers_gradients_and_random_state_alone(given):
     assert not given or all(map(torch.equal, values, gradients))
 
 
+class Noting(Reader):
+    """Dynamo compiles it again in every step: the list has grown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def forward(self, x, labels):
+        x = self.first(x)
+        mean = x.detach().mean().item()
+        self.seen.append(mean)
+        x = self.second(x) if mean < 5 else self.third(self.second(x))
+        return functional.cross_entropy(x, labels)
+
+
 @pytest.mark.slow
 def test_another_path_is_planned_beside_what_has_run():
     torch.manual_seed(0)
-    model, inputs, shifted = Reader(), batch(), batch(shift=50.0)
+    model, inputs, shifted = Noting(), batch(), batch(shift=50.0)
     model.first.norm.eval()  # lets the shift through
     plain = copy.deepcopy(model)
     hybridremat.wrap(model, kwargs=inputs, memory_limit="100%", **HOW)
@@ -320,7 +335,7 @@ def test_a_frontier_of_several_graphs_is_what_wrap_gives(how, tmp_path):
     found = hybridremat.frontier(model, kwargs=given, **HOW, **how)
     peaks = [point.peak for point in found.points]
     assert peaks == sorted(peaks) and found.points[-1].overhead <= 0
-    for point in found.points[:: max(1, len(peaks) // 3)]:
+    for point in found.points[:: max(1, len(peaks) // 2)]:
         plan = hybridremat.plan(model, kwargs=given, memory_limit=point.peak, **HOW, **how)
         assert (plan.predicted_peak, plan.overhead) == (point.peak, point.overhead)
     assert found.at(max_overhead=0.05).overhead <= 0.05
@@ -356,13 +371,13 @@ class Mean(nn.Module):
 
 def test_the_largest_batch_of_a_step_with_breaks():
     found = hybridremat.max_batch_size(
-        lambda count: (Reader(), (), batch(rows=count + 1)), "200KiB", **HOW
+        lambda count: (Reader(), (), batch(rows=count + 1)), "20KiB", **HOW
     )
     assert found.batch_size > found.plain_batch_size > 0
     model, given = Reader(), batch(rows=found.batch_size + 1)
-    assert hybridremat.plan(model, kwargs=given, memory_limit="200KiB", **HOW).needed <= 200 << 10
+    assert hybridremat.plan(model, kwargs=given, memory_limit="20KiB", **HOW).needed <= 20 << 10
     with pytest.raises(InfeasibleLimitError):
-        hybridremat.plan(model, kwargs=batch(rows=found.batch_size + 2), memory_limit="200KiB", **HOW)
+        hybridremat.plan(model, kwargs=batch(rows=found.batch_size + 2), memory_limit="20KiB", **HOW)
 
 
 def test_the_loss_alone_is_returned_across_breaks():
@@ -551,18 +566,18 @@ def test_views_that_cross_breaks_train_as_in_plain_pytorch(name):
 
 def test_dynamo_forgets_what_it_compiled_for_models_that_are_gone(monkeypatch):
     """It counts that against a limit, by code object; another model of the class runs on as planned."""
-    monkeypatch.setattr(private_torch, "MANY_DEAD", 4)
+    monkeypatch.setattr(private_torch, "MANY_DEAD", 2)
     torch.manual_seed(0)
     given, code = batch(rows=8), Reader.forward.__code__
     kept = hybridremat.wrap(Reader(), kwargs=given, memory_limit="100%", **HOW)
     plain, plan = copy.deepcopy(kept), hybridremat.get_plan(kept)  # a copy is not wrapped
-    for _ in range(7):
+    for _ in range(4):
         model = hybridremat.wrap(Reader(), kwargs=given, memory_limit="100%", **HOW)
         model(**given).backward()
         hybridremat.unwrap(model)
         del model
         gc.collect()
-        assert len(private_torch._debug_get_cache_entry_list(code)) <= 5
+        assert len(private_torch._debug_get_cache_entry_list(code)) <= 3
     assert train(plain, given).differences(train(kept, given)) == []
     assert hybridremat.get_plan(kept) == plan
     hybridremat.unwrap(kept)
