@@ -44,30 +44,36 @@ def test_a_pair_that_is_refused_says_which_and_what_to_do(pair):
     assert all((value == before[name]).all() for name, value in model.state_dict().items())
 
 
-def limited(model, batch, given):
-    """The settings, with the least limit where theirs is not feasible."""
+def feasible(call, model, batch, given):
+    """What a call gives with these settings, or with the least limit where theirs is not feasible."""
     try:
-        hybridremat.plan(model, kwargs=batch, **given, **HOW)
+        return call(model, kwargs=batch, **given, **HOW)
     except InfeasibleLimitError as error:
-        return given | {"memory_limit": error.least}
-    return given
+        return call(model, kwargs=batch, **given | {"memory_limit": error.least}, **HOW)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", [p for p in ALLOWED if "device_spec" in p], ids=" and ".join)
 def test_a_pair_plans_for_another_device(pair):
     model, batch = made(pair)
-    plan = hybridremat.plan(model, kwargs=batch, **limited(model, batch, asked(*pair)), **HOW)
+    plan = feasible(hybridremat.plan, model, batch, asked(*pair))
     assert plan.memory_limit is None or plan.needed <= plan.memory_limit
 
 
+def trained_pairs():
+    """Checkmate solves for half a minute: that is left to the slow tests."""
+    for pair in ALLOWED:
+        if "device_spec" not in pair:
+            solves = 'strategy="checkmate"' in pair
+            yield pytest.param(pair, marks=pytest.mark.slow) if solves else pair
+
+
 @pytest.mark.quick_cases(6)
-@pytest.mark.parametrize("pair", [p for p in ALLOWED if "device_spec" not in p], ids=" and ".join)
+@pytest.mark.parametrize("pair", trained_pairs(), ids=" and ".join)
 def test_a_pair_that_is_allowed_keeps_its_limit_and_the_numbers(pair):
     model, batch = made(pair)
-    given = limited(model, batch, asked(*pair))
     plain = copy.deepcopy(model)
-    hybridremat.wrap(model, kwargs=batch, **given, **HOW)
+    feasible(hybridremat.wrap, model, batch, asked(*pair))
     plan = hybridremat.get_plan(model)
     assert plan.memory_limit is None or plan.needed <= plan.memory_limit
     # two units and, unless it breaks besides, what Dynamo captures around them
