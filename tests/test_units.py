@@ -136,7 +136,7 @@ def test_alike_layers_run_in_several_ways(compiler, limit, tmp_path):
 
 def test_a_plan_and_a_frontier_are_those_of_wrap(tmp_path):
     torch.manual_seed(0)
-    model, given = Tower(), batch()
+    model, given = Tower(2), batch()
     found = hybridremat.frontier(model, kwargs=given, units="layers.*", **HOW)
     middle = found.points[len(found.points) // 2]
     plan = hybridremat.plan(model, kwargs=given, memory_limit=middle.peak, units=("layers.*",), **HOW)
