@@ -17,7 +17,7 @@ from hybridremat.zoo.models import reference_model
 from support.examples import examples
 from support.language_heads import Head
 from support.language_heads import tokens as language
-from support.sized_steps import HOW, captured, images, require_exact, rows, seeded, tokens
+from support.sized_steps import HOW, Embedded, captured, images, require_exact, rows, seeded, tokens
 from support.training import ConvNet, Mlp, Running, Transformer, loss_in, train
 
 NETS = {
@@ -28,9 +28,9 @@ NETS = {
 
 
 def asked_or_not():
-    """Of what is captured at once for all sizes, the net with the cheapest capture is quick."""
+    """The dearest capture is that of attention, which test_any_batch_and_length has too."""
     for name in NETS:
-        yield name, None
+        yield pytest.param(name, None, marks=pytest.mark.slow if name == "attention" else ())
         yield pytest.param(name, True, marks=() if name == "buffers" else pytest.mark.slow)
 
 
@@ -248,15 +248,6 @@ def test_inputs_with_gaps_are_planned_by_shape_and_others_beside_them_are_not(ca
     assert caplog.text.count("contiguous()") == 1
     with pytest.raises(CaptureError, match="contiguous"):
         hybridremat.wrap(Mlp(32, 1), kwargs=slices(8), memory_limit="100%", dynamic=True, **HOW)
-
-
-class Embedded(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.layer = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 16)
-
-    def forward(self, tokens):
-        return self.layer(self.embedding(tokens)).tanh().pow(2).mean()
 
 
 def test_an_input_whose_first_row_is_cut_short_is_planned_by_itself():

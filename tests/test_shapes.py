@@ -20,6 +20,8 @@ from hybridremat.errors import (
     OutstandingForwardWarning,
     ProfilerActiveError,
 )
+from hybridremat.planning import option_cache, planner
+from support.sized_steps import Embedded
 from support.training import Mlp, Transformer, allocated_peak, train
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -40,19 +42,15 @@ def rows(count):
     return {"x": torch.randn(count, 32, generator=torch.Generator().manual_seed(count))}
 
 
-@pytest.fixture(scope="module")
-def least():
-    """The least feasible limit of the Transformer for the longest batch of these tests, in bytes."""
-    torch.manual_seed(0)
-    return hybridremat.plan(Transformer(), kwargs=tokens(24), memory_limit="100%", **HOW).least_peak
-
-
 @pytest.mark.parametrize(
-    "lengths", [(24, 9), pytest.param((24, 16, 9, 24), marks=pytest.mark.slow)], ids=["two", "all"]
+    ("make", "lengths"),
+    [(Embedded, (24, 9)), pytest.param(Transformer, (24, 16, 9, 24), marks=pytest.mark.slow)],
 )
-def test_every_length_keeps_the_limit_in_bytes_and_the_numbers(least, lengths):
+def test_every_length_keeps_the_limit_in_bytes_and_the_numbers(make, lengths):
+    """That is the least feasible one for the longest batch."""
     torch.manual_seed(0)
-    model = Transformer()
+    least = hybridremat.plan(make(), kwargs=tokens(24), memory_limit="100%", **HOW).least_peak
+    model = make()
     plain = copy.deepcopy(model)
     hybridremat.wrap(model, kwargs=tokens(24), memory_limit=least, **HOW)
     for length in lengths:
@@ -66,11 +64,10 @@ def test_every_length_keeps_the_limit_in_bytes_and_the_numbers(least, lengths):
 
 def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkeypatch):
     torch.manual_seed(0)
-    model = hybridremat.wrap(Transformer(), kwargs=tokens(24), memory_limit="65%", **HOW)
+    monkeypatch.setattr(planner, "OPTIONS", option_cache.OptionCache())  # with nothing of other tests
+    model = hybridremat.wrap(Embedded(), kwargs=tokens(24), memory_limit="60%", **HOW)
     assert not hybridremat.get_plan(model).reused_options
     solved = []
-    from hybridremat.planning import option_cache
-
     original = option_cache.solve_blocks
     monkeypatch.setattr(
         option_cache, "solve_blocks", lambda ps, **how: solved.extend(ps) or original(ps, **how)
@@ -79,7 +76,7 @@ def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkey
     assert plan.reused_options and not solved
     assert "reused" in str(plan)
     assert not hybridremat.prepare(model, kwargs=tokens(24)).reused_options  # the first one again
-    alone = hybridremat.plan(Transformer(), kwargs=tokens(28), memory_limit=plan.memory_limit, **HOW)
+    alone = hybridremat.plan(Embedded(), kwargs=tokens(28), memory_limit=plan.memory_limit, **HOW)
     assert solved and not alone.reused_options
     assert alone.extra_flops > 0 and 0 < plan.extra_flops <= alone.extra_flops + 0.02
     assert plan.least_peak <= 1.1 * alone.least_peak
