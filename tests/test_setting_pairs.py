@@ -61,11 +61,11 @@ def test_a_pair_plans_for_another_device(pair):
 
 
 def trained_pairs():
-    """Checkmate solves for half a minute: that is left to the slow tests."""
+    """Checkmate solves for half a minute, and Inductor compiles as long: left to the slow tests."""
     for pair in ALLOWED:
         if "device_spec" not in pair:
-            solves = 'strategy="checkmate"' in pair
-            yield pytest.param(pair, marks=pytest.mark.slow) if solves else pair
+            takes_long = {'strategy="checkmate"', 'compiler="inductor"'} & {*pair}
+            yield pytest.param(pair, marks=pytest.mark.slow) if takes_long else pair
 
 
 @pytest.mark.quick_cases(6)
