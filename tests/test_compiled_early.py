@@ -45,8 +45,10 @@ def _nothing_kept():
         yield
 
 
-@pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("name", ["convnet", "mlp", "transformer"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("convnet", "transformer")]
+
+
+@pytest.mark.parametrize("name", ["mlp", *SLOW])
 def test_it_trains_as_plain_pytorch_within_rounding_at_its_least_limit(name):
     """The optimizer changes a parameter as soon as its gradient is there: nobody may read either then."""
     model, batch = small(name)

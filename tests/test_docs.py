@@ -52,7 +52,7 @@ def _net():
 
 
 pytestmark = pytest.mark.full_effort  # pages show figures
-QUICK = {"start.md", "read-a-plan.md", "command-line.md"}
+QUICK = {"start.md", "read-a-plan.md"}
 SLOW = {name: pytest.mark.slow for name in NAMES if name not in QUICK}
 
 

@@ -25,7 +25,7 @@ def planned(name: str, **how) -> Plan:
     return hybridremat.plan(model, kwargs=batch, memory_limit=between, **HOW, **how)
 
 
-@pytest.fixture(scope="module", params=["transformer", "convnet"])
+@pytest.fixture(scope="module", params=[pytest.param("transformer", marks=pytest.mark.slow), "convnet"])
 def plan(request) -> Plan:
     return planned(request.param)
 
@@ -53,7 +53,6 @@ def without(graph, schedule: Schedule, op: int) -> Schedule:
     return Schedule(tuple(s for s, _ in steps), sum(forward for _, forward in steps))
 
 
-@pytest.mark.quick_cases(1)
 def test_what_saving_one_more_value_costs(plan):
     graph, what_if = plan.details.graph, WhatIf(plan, plan.details)
     fates = [fate for block in plan.blocks for fate in plan.inspect(block.index).values]
