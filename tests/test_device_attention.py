@@ -81,7 +81,7 @@ def test_what_no_kernel_takes_is_put_together_of_products():
 
 
 def test_attention_is_recomputed_within_a_tight_limit():
-    model, x = nn.Sequential(*map(Held, range(4))).bfloat16(), torch.randn(2, 64, 32).bfloat16()
+    model, x = nn.Sequential(*map(Held, range(2))).bfloat16(), torch.randn(2, 64, 32).bfloat16()
     plain = hybridremat.plan(Loss(model), (x,), memory_limit="100%", device_spec="a100-80g", **HERE)
     tight = hybridremat.plan(Loss(model), (x,), memory_limit=plain.least_peak, device_spec="a100-80g", **HERE)
     assert tight.predicted_peak <= tight.memory_limit < plain.predicted_peak

@@ -31,7 +31,7 @@ def test_training_is_bit_equal_under_three_limits(name):
 
 
 def test_tight_limits_recompute():
-    model, batch = small("transformer")
+    model, batch = small("mlp")
     wrap(model, batch, least_limit(model, batch))
     plan = hybridremat.get_plan(model)
     assert len(plan.schedule.steps) > len(set(plan.schedule.steps))
