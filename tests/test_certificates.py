@@ -201,14 +201,14 @@ def test_the_command_certifies_a_file(plan, tmp_path, capsys) -> None:
 
 @pytest.mark.parametrize("command", ["plan", "frontier"])
 def test_planning_commands_certify_if_asked(tmp_path, monkeypatch, capsys, command: str) -> None:
-    (tmp_path / "net.py").write_text(
+    (tmp_path / "certified_net.py").write_text(
         "import torch\n\ndef make():\n    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())\n"
         "    return net, (torch.ones(4, 8),), {}\n"
     )
     monkeypatch.chdir(tmp_path)
     how = ["--cost-model", "flops", "--workers", "1", "--certify"]
     limit = ["--limit", "100%"] if command == "plan" else []
-    assert cli.main([command, "net.py:make", *limit, *how]) == 0
+    assert cli.main([command, "certified_net.py:make", *limit, *how]) == 0
     assert "no schedule" in capsys.readouterr().out
 
 

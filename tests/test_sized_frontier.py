@@ -120,8 +120,8 @@ def test_what_cannot_be_captured_so_is_refused(given, error, says):
 
 def test_the_command_takes_it(capsys, tmp_path):
     lines = ["import torch", "def net():", "    return torch.nn.Linear(8, 8), (torch.ones(4, 8),), {}"]
-    (tmp_path / "net.py").write_text("\n".join(lines), encoding="utf-8")
-    given = ["frontier", f"{tmp_path / 'net.py'}:net", "--cost-model", "flops", "-q", "--dynamic"]
+    (tmp_path / "sized_net.py").write_text("\n".join(lines), encoding="utf-8")
+    given = ["frontier", f"{tmp_path / 'sized_net.py'}:net", "--cost-model", "flops", "-q", "--dynamic"]
     assert main([*given, "true"]) == 0
     assert "plain step" in capsys.readouterr().out
     assert main([*given, "maybe"]) == 2
