@@ -27,7 +27,8 @@ _NUMBER: Final = 16  # most bytes that a plain number becomes, and what becomes 
 _SUM: Final = _ATEN.sum.dim_IntList
 _BY_ELEMENT: Final = (_ATEN.native_dropout.default, LOSS_BACKWARD)
 _BATCHED: Final = _ATEN.bmm.default
-_PRODUCTS: Final = (_ATEN.mm.default, _ATEN.addmm.default, _BATCHED)
+_ADDED: Final = _ATEN.addmm.default
+_PRODUCTS: Final = (_ATEN.mm.default, _ADDED, _BATCHED)
 _BY_ROWS: Final = (
     *(_ATEN._softmax.default, _ATEN._log_softmax.default, _ATEN.native_layer_norm.default),
     *(_ATEN._softmax_backward_data.default, _ATEN._log_softmax_backward_data.default),
@@ -54,6 +55,8 @@ def is_constant(node: fx.Node, op: Op) -> bool:
         return False
     if node.target is _BATCHED and not all(map(_by_rows_or_columns, parts)):
         return False
+    if node.target is _ADDED and not _is_row(node.args[0]):
+        return False  # a matrix that is added is copied at some sizes, by its layout
     return node.target in _PRODUCTS or node.target in _BY_ROWS or (node.target is _SUM and _keeps_some(node))
 
 
@@ -74,6 +77,11 @@ def workspace_fits(extract: Extract, graph: JointGraph) -> Iterator[tuple[int, W
 def elements_of(node: fx.Node) -> int:
     """Elements of the first result of a call."""
     return tensors(node.meta.get("val"))[0].numel()
+
+
+def _is_row(item: object) -> bool:
+    """Whether a node is a vector, as the bias of a layer."""
+    return isinstance(item, fx.Node) and all(part.dim() == 1 for part in tensors(item.meta.get("val")))
 
 
 def _by_rows_or_columns(tensor: torch.Tensor) -> bool:
