@@ -160,6 +160,24 @@ def test_products_that_are_copied_from_some_size_on_are_measured_at_each():
     assert not found._trust.lost and found.traces < 6
 
 
+class Added(nn.Module):
+    """Adds a transposed matrix to a product: PyTorch copies it from some 225 rows on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        h = torch.sin(self.layer(torch.tanh(self.layer(x))))
+        return torch.addmm(h.t(), torch.ones(16, 16), h.detach().t()).sum(0).pow(2).mean()
+
+
+def test_products_with_an_added_matrix_are_measured_at_each_size():
+    plain, model = wrapped(Added, few, "100%", (320,), (30,), (50,))
+    for batch in (77, 225, 300):
+        require_exact(model, plain, few(batch))
+
+
 def test_what_is_believed_of_a_kernel_is_seen_to_be_wrong_at_another_traced_size(monkeypatch):
     real = step_template.is_constant
 
