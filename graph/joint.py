@@ -155,7 +155,8 @@ class Delivery:
     gradient, parameter
         Values: what leaves, and the graph input that it is the gradient of, which may change then.
     index
-        Which of the step's inputs the parameter is; those that leave together leave in this order.
+        Which of the step's inputs the parameter is, not counting sizes; those that leave together leave in
+        this order.
     workspace
         Bytes that whoever takes it (a hook with an optimizer) allocates meanwhile.
     """

@@ -20,7 +20,7 @@ from hybridremat.plans.coverage import Coverage
 from hybridremat.plans.origin import Origin, TensorSpec
 from hybridremat.reports.html_page import render_html
 from support.sized_steps import HOW, captured, portfolio, require_exact, rows, tokens, wrapped
-from support.training import Mlp, Transformer
+from support.training import Mlp, Transformer, train
 
 
 def small():
@@ -96,6 +96,110 @@ def test_what_it_does_not_cover_is_another_step(trained, file, searches, caplog)
     assert not searches
     require_exact(model, plain, tokens(1, 29))  # another graph
     assert searches
+
+
+class Sine(Mlp):
+    """Another graph on the same parameters."""
+
+    def forward(self, x):
+        return super().forward(torch.sin(x))
+
+
+Sine.__name__ = Sine.__qualname__ = "Mlp"
+
+
+def frozen():
+    model = Mlp(32, 3)
+    model.layers[0].requires_grad_(False)
+    return model
+
+
+@pytest.fixture(scope="module")
+def multilayer(tmp_path_factory):
+    """The file of a small net at three sizes."""
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    model = hybridremat.wrap(Mlp(32, 3), kwargs=rows(64), memory_limit="80%", **HOW)
+    for batch in (48, 20):
+        hybridremat.prepare(model, kwargs=rows(batch))
+    hybridremat.get_plan(model).save(path)
+    return path
+
+
+OTHERS = {"sine": lambda: Sine(32, 3), "frozen": frozen, "double": lambda: Mlp(32, 3).double()}
+
+
+@pytest.mark.parametrize("make", [*OTHERS.values()], ids=[*OTHERS])
+@pytest.mark.parametrize(("batch", "dynamic"), [(20, None), (30, None), (30, False), (30, True)])
+def test_another_model_is_refused_at_every_size(multilayer, make, batch, dynamic, searches):
+    model = make()
+    dtype = next(model.parameters()).dtype
+    inputs = {"x": rows(batch)["x"].to(dtype)}
+    with pytest.raises(PlanMismatchError, match="not made for this step"):
+        hybridremat.wrap(model, kwargs=inputs, plan=multilayer, dynamic=dynamic, **HOW)
+    assert not searches and model._compiled_call_impl is None
+
+
+def test_what_changes_later_is_planned_without_it(multilayer, searches, tmp_path):
+    torch.manual_seed(0)
+    model = hybridremat.wrap(Mlp(32, 3), kwargs=rows(30), plan=multilayer, **HOW)
+    plain = copy.deepcopy(model)
+    require_exact(model, plain, rows(40))
+    assert not searches
+    for each in (model, plain):
+        each.layers[0].requires_grad_(False)
+    for batch in (25, 35, 45):
+        require_exact(model, plain, rows(batch))
+    assert searches
+    hybridremat.get_plan(model).save(tmp_path / "plan.json")
+    assert hybridremat.Plan.load(tmp_path / "plan.json").schedule == hybridremat.get_plan(model).schedule
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_saved_again_it_has_the_sizes_that_were_planned_since(multilayer, dynamic, tmp_path):
+    before = {row.sizes["batch"] for row in hybridremat.Plan.load(multilayer).coverage.rows}
+    assert before == {64, 48, 20}
+    model = hybridremat.wrap(Mlp(32, 3), kwargs=rows(30), plan=multilayer, dynamic=dynamic, **HOW)
+    hybridremat.prepare(model, kwargs=rows(40))
+    hybridremat.get_plan(model).save(tmp_path / "again.json")
+    read = hybridremat.Plan.load(tmp_path / "again.json")
+    assert {row.sizes["batch"] for row in read.coverage.rows} == {*before, 30, 40}
+    assert [row.sizes["batch"] for row in read.coverage.rows] == [20, 30, 40, 48, 64]
+    assert len(read.coverage.schedules) >= len(hybridremat.Plan.load(multilayer).coverage.schedules) > 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_outside_of_it_are_named(multilayer, dynamic):
+    says = r"its schedules are for other sizes: batch = 1 is outside 2 to any size"
+    with pytest.raises(PlanMismatchError, match=says):
+        hybridremat.wrap(Mlp(32, 3), kwargs=rows(1), plan=multilayer, dynamic=dynamic, **HOW)
+    with pytest.raises(PlanMismatchError) as error:
+        hybridremat.wrap(Mlp(32, 4), kwargs=rows(30), plan=multilayer, dynamic=dynamic, **HOW)
+    assert "parameters" in str(error.value) and "inputs (" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore::hybridremat.errors.KeptGradientWarning")
+@pytest.mark.parametrize("first", [None, True])
+def test_gradients_that_leave_do_so_by_a_file_too(first, searches, tmp_path):
+    """A capture with symbols has sizes among its inputs, by whose numbers gradients leave."""
+    torch.manual_seed(0)
+    model, path = Mlp(32, 3), tmp_path / "plan.json"
+    plain = copy.deepcopy(model)
+    asked = {"memory_limit": "90%", "gradients": "in_backward", "dynamic": first}
+    hybridremat.wrap(model, kwargs=rows(64), **asked, **HOW)
+    for batch in (48, 20):
+        hybridremat.prepare(model, kwargs=rows(batch))
+    hybridremat.get_plan(model).save(path)
+    known = hybridremat.Plan.load(path)
+    assert {row.sizes["batch"] for row in known.coverage.rows} == {64, 48, 20}
+    searches.clear()
+    for batch, dynamic in ((20, None), (20, True), (30, None), (30, True), (30, False), (64, None)):
+        other = copy.deepcopy(plain)
+        hybridremat.wrap(other, kwargs=rows(batch), plan=path, dynamic=dynamic, **HOW)
+        its = copy.deepcopy(plain)
+        mine, theirs = (train(each, rows(batch), steps=2, measure=False) for each in (other, its))
+        assert theirs.differences(mine) == []
+        assert hybridremat.get_plan(other).memory_limit == known.memory_limit
+    assert not searches
 
 
 def test_where_none_of_its_schedules_fits_one_is_searched_for(trained, file, searches, caplog):

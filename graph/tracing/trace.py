@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -104,6 +105,11 @@ class TracedStep:
         if not self.fusion.kernels:
             return frozenset()
         return frozenset(op for op, node in enumerate(self.op_nodes) if node in self.fusion.kernels)
+
+    @cached_property
+    def deliveries(self) -> dict[int, Delivery]:
+        """As :func:`deliveries_by_input`."""
+        return deliveries_by_input(self.module, self.graph)
 
     @property
     def op_of(self) -> dict[fx.Node, int]:
@@ -249,7 +255,7 @@ def _deliveries(
     leaving: Mapping[int, int],
 ) -> tuple[Delivery, ...]:
     """The gradients that leave early: each dense, made by an op of the backward, in a storage of its own."""
-    inputs, places = step_inputs(module), input_gradients(module)
+    inputs, places, numbers = step_inputs(module), input_gradients(module), _numbers_without_sizes(module)
     gradients = [node for node in outputs[num_outputs:] if node is not None]
     uses = Counter(v for node in gradients for v in set(groups.node_values[node]))
     found = []
@@ -262,8 +268,25 @@ def _deliveries(
         (value,) = groups.node_values[node]
         producer = groups.values[value].producer
         if uses[value] == 1 and producer is not None and groups.backward[groups.op_nodes[producer]]:
-            found.append(Delivery(value, parameter, index, leaving[index]))
+            found.append(Delivery(value, parameter, numbers[index], leaving[index]))
     return tuple(found)
+
+
+def deliveries_by_input(module: fx.GraphModule, graph: JointGraph) -> dict[int, Delivery]:
+    """The gradients that leave early, in order, by the number of their input among all, sizes too."""
+    of = {number: index for index, number in _numbers_without_sizes(module).items()}
+    return {of[each.index]: each for each in graph.deliveries}
+
+
+def _numbers_without_sizes(module: fx.GraphModule) -> dict[int, int]:
+    """By the number of each of the step's inputs, which it is if sizes are not counted.
+
+    A capture with symbols for sizes has these among its inputs; the graph is to be the same without.
+    """
+    inputs = step_inputs(module)
+    others = [i for i in sorted(inputs) if not isinstance(inputs[i].meta.get("val"), (int, torch.SymInt))]
+    sizes = [index for index in inputs if index not in set(others)]
+    return {index: index - sum(size < index for size in sizes) for index in others}
 
 
 def gradient_bytes_at(step: TracedStep, places: Collection[int]) -> int:

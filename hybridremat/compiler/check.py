@@ -196,7 +196,7 @@ def _check_gradients(step: TracedStep, joint: _Reader, backward: fx.GraphModule,
     given = second.outputs(backward, 0, None)
     expected = joint.outputs(step.module, step.num_outputs, None)
     delivered = delivered_gradients(backward)
-    if set(delivered) != {each.index for each in step.graph.deliveries}:
+    if delivered.keys() != step.deliveries.keys():
         raise check_error("other gradients are handed out early than planned")
     for index, gradient in delivered.items():
         if given[index] is not None:

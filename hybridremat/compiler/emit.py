@@ -220,6 +220,7 @@ def emit(
     simulate = MemorySimulator(step.graph)
     overwritten, departures = simulate.overwritten(schedule), simulate.departures(schedule)
     results = joint_outputs(step.module)[step.num_outputs :]
+    input_of = {each: number for number, each in step.deliveries.items()}
     backward_calls: list[fx.Node] = []
     for position, op in enumerate(schedule.steps):
         forward = position < schedule.num_forward
@@ -227,7 +228,7 @@ def emit(
         if not forward:
             backward_calls.append(writer.current[step.op_nodes[op]])
         for each in departures.get(position, ()):
-            writer.deliver(op, each.index, results[each.index])
+            writer.deliver(op, input_of[each], results[input_of[each]])
     joint = writer.finish()
     outputs = joint_outputs(joint)
     gradients = [node for node in outputs[step.num_outputs :] if isinstance(node, fx.Node)]
@@ -299,7 +300,7 @@ def _let_leave(module: fx.GraphModule, step: TracedStep) -> None:
                 order[module.graph.call_function(deliver, (gradient, index))] = len(order)
             results[index] = None
             left.append(index)
-    if sorted(left) != [each.index for each in step.graph.deliveries]:
+    if sorted(left) != [*step.deliveries]:
         raise PlanError("a gradient does not leave where it is planned to; please report this")
     output.args = (tuple(results),)
     module.recompile()

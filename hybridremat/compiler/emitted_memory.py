@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import fx
 
@@ -59,9 +58,8 @@ class _Storages:
         """Find what a call node holds, and what it allocates while it runs."""
         if is_delivery(node):
             self.held[node] = {}
-            places = {each.index: place for place, each in enumerate(self.step.graph.deliveries)}
-            number: Any = node.args[1]
-            self.temporary[node] = 2 * len(self.step.graph.ops) + places[number]
+            place = next(p for p, number in enumerate(self.step.deliveries) if number == node.args[1])
+            self.temporary[node] = 2 * len(self.step.graph.ops) + place
             return
         source = node.args[0] if node.target is operator.getitem else None
         if isinstance(source, fx.Node) and source.target is run_and_save_rng_state:

@@ -167,7 +167,7 @@ class Workspaces:
         nodes = [node for graph in graphs for node in graph.graph.nodes]
         self._op_of = {node.name: node.meta[OP] for node in nodes if OP in node.meta}
         self.measured: dict[int, int] = {}
-        taken = {each.index: each.workspace for each in step.graph.deliveries}
+        taken = {number: each.workspace for number, each in step.deliveries.items()}
         left = [node for node in nodes if is_delivery(node)]
         self._taken = {node.name: taken[node.args[-1]] for node in left}
 

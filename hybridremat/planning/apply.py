@@ -50,17 +50,19 @@ def applied(plan: Plan, step: TracedStep, here: Origin, measured: Callable[[], T
     details = applicable(plan)
     elsewhere = plan.origin.device_name != here.device_name
     if elsewhere and plan.compiler != "eager":
-        raise _mismatch(
+        raise mismatch(
             "a compiled plan is for the device, and the release of torch, that it was made on",
             [f"it was made on {plan.origin.device_name or 'another device'}, and this is {here.device_name}"],
         )
     if plan.fingerprint != step.graph.fingerprint:
         if not elsewhere:
-            found = origin_differences(plan.origin, here) or [_difference(plan, details.graph, step.graph)]
-            raise _mismatch("the plan was not made for this step", found)
+            known = plan.coverage
+            found = (known.differences if known is not None else origin_differences)(plan.origin, here)
+            found = found or [_difference(plan, details.graph, step.graph)]
+            raise mismatch("the plan was not made for this step", found)
         if found := _obstacles(plan, details.graph, step.graph, here):
             made_for = plan.origin.device_name or "another device"
-            raise _mismatch(
+            raise mismatch(
                 f"the plan was made for {made_for}, and its schedule does not fit this step on {here.device}",
                 found,
             )
@@ -128,7 +130,8 @@ def _obstacles(plan: Plan, planned: JointGraph, graph: JointGraph, here: Origin)
     return []
 
 
-def _mismatch(what: str, reasons: list[str]) -> PlanMismatchError:
+def mismatch(what: str, reasons: list[str]) -> PlanMismatchError:
+    """The error for a plan that is not for a step, with reasons."""
     return PlanMismatchError(
         f"{what}: {'; '.join(reasons)}. Nothing has changed. Make a plan for this model and these inputs, or "
         "pass memory_limit= instead of plan=."
@@ -146,7 +149,7 @@ def applicable(plan: Plan) -> PlanDetails:
     if plan.details is None:
         if plan.parts:
             found = [f"it is for a step of {_graphs_of(plan)}, and this one is one graph"]
-            raise _mismatch("the plan was not made for this step", found)
+            raise mismatch("the plan was not made for this step", found)
         raise PlanMismatchError(
             "this plan is for a graph without a backward, and such a plan cannot be applied from a file: "
             "pass memory_limit= instead of plan="
@@ -171,7 +174,7 @@ def parts_by_graph(plan: Plan, order: Sequence[str]) -> dict[str, dict[int, Plan
     if len(places) != len(order) or sorted(used) != list(range(len(plan.parts))):
         found, made = _counted(len(order), len(graphs)), _graphs_of(plan)
         other = f", and this one has {found}" if made != found else ", of which others are equal here"
-        raise _mismatch("the plan was not made for this step", [f"it is for a step of {made}{other}"])
+        raise mismatch("the plan was not made for this step", [f"it is for a step of {made}{other}"])
     return {key: {place: plan.parts[place] for place in group} for key, group in taken.items()}
 
 

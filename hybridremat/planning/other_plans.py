@@ -56,6 +56,11 @@ class Capture(Protocol):
         """Plan at some sizes; the plan becomes the current one of the context's store."""
         ...
 
+    @property
+    def given(self) -> Plan | None:
+        """A plan of the caller that is for its sizes."""
+        ...
+
     def schedules(self, graph: JointGraph) -> Iterable[KnownSchedule]:
         """The schedules that are known, of a graph of the step at some sizes."""
         ...
@@ -116,15 +121,18 @@ class PlannedElsewhere:
             (),
             tuple(self.capture.schedules(graph)),
         )
-        rows, schedules = dict(self.capture.rows), dict.fromkeys(made.schedules)
+        found, schedules = dict(self.capture.rows), dict.fromkeys(made.schedules)
         for other in self.context.store.whole():  # such as that of the first shape, captured as it is
             sizes = made.sizes_of(plan.origin, other.origin.inputs)
             if sizes is None or other.details is None:
                 continue
             for known in known_for(other.details.graph, other.schedule, graph):
                 schedules.setdefault(known)
-                rows.setdefault(tuple(sizes.values()), row_of(other, sizes))
-        return replace(made, rows=tuple(rows[key] for key in sorted(rows)), schedules=tuple(schedules))
+                found.setdefault(tuple(sizes.values()), row_of(other, sizes))
+        given = self.capture.given
+        before = given.coverage.rows if given is not None and given.coverage is not None else ()
+        made = replace(made, rows=before, schedules=tuple(schedules))
+        return made.knowing(made.own, found.values())
 
     def numbers(self, sizes: Mapping[str, int]) -> Sizes:
         """The sizes by the names of symbols.

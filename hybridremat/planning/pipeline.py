@@ -133,7 +133,7 @@ class PlannedPartition:
         forward, backward = emit(chosen.step, chosen.schedule, save_views=self.inductor is None)  # emit
         memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
         chosen.accept(memory)
-        delivered = tuple(each.index for each in chosen.step.graph.deliveries)
+        delivered = tuple(chosen.step.deliveries)
         if self.inductor is None or (accept := chosen.accept_code) is None:
             return Partition(
                 forward,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from itertools import chain
 from typing import Final
 
 from hybridremat.blocks.problem import bind_blocks
@@ -18,11 +18,12 @@ from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import JointGraph, as_plain, ops_by_parts, plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import under_checked_policy
+from hybridremat.planning.apply import mismatch
 from hybridremat.planning.chain_plan import ChainPlan
 from hybridremat.planning.choose import choose_with_point, plan_of_point
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.other_sizes import fastest_elsewhere, known_for, run_alike, with_ways
+from hybridremat.planning.other_sizes import differences, fastest_elsewhere, known_for, run_alike, with_ways
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import adopted, choose_schedule, has_backward, make_plan, step_frontier
 from hybridremat.planning.progress import Stopwatch
@@ -30,8 +31,9 @@ from hybridremat.planning.settings import Settings
 from hybridremat.planning.stages import plain_point
 from hybridremat.planning.step_costs import costed, costs_like, note_checkpointing, times_like
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.plans.coverage import KnownSchedule, with_sizes
-from hybridremat.plans.origin import Origin, origin_differences
+from hybridremat.plans.coverage import KnownSchedule
+from hybridremat.plans.origin import Origin
+from hybridremat.plans.plan_data import row_of
 from hybridremat.sequence.effort import PlanningEffort
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.pool import Pool, SchedulePoint
@@ -66,6 +68,10 @@ class SizeChoice:
     ----------
     context
         What is planned for: of the call at hand, to be set before each choice.
+    known
+        The frontiers that were searched, each at its sizes, after what a plan of the caller has.
+    given
+        A plan of the caller that is for many sizes, if it is for this step.
     costed
         The step that was chosen for last, with the costs of all ways to run its ops; None if these were not
         measured.
@@ -75,7 +81,9 @@ class SizeChoice:
         self.context = context
         self.costed: TracedStep | None = None
         self._picked: dict[str, Pick] = {}
-        self._given = context.given if context.given is not None and context.given.coverage else None
+        self.known: list[StepFrontier] = []
+        self.given = context.given if context.given is not None and context.given.coverage else None
+        self._recalled = False
 
     def __call__(self, traced: TracedStep) -> Chosen:
         """The schedule of a step at its sizes, whose plan becomes the current one of the store.
@@ -90,17 +98,32 @@ class SizeChoice:
             return choose_schedule(traced, context)
         note_checkpointing(traced, context)
         step = under_checked_policy(traced, context)
+        self._recall(step.graph)
         plan = context.store.get(step.graph.fingerprint)
         if plan is None or plan.details is None:
             plan = self._of_known(step, context) or self._searched(step, context)
-            if self._given is not None:
-                plan = _covering(plan, self._given, context.origin)
+            if self.given is not None:
+                plan = _covering(plan, self.given, context)
         return adopted(plan, step, context, keep=False)
 
-    @cached_property
-    def known(self) -> list[StepFrontier]:
-        """The frontiers that were searched, each at its sizes, after what a plan of the caller has."""
-        return [] if self._given is None else [frontier_of_file(self._given)]
+    def _recall(self, graph: JointGraph) -> None:
+        """Know what the caller's plan has for all sizes of a step, if it is for this one.
+
+        Raises
+        ------
+        PlanMismatchError
+            If it is for another step, and this is the first one.
+        """
+        if self.given is None or self._recalled:
+            return
+        assert self.given.details is not None
+        if found := next(differences(self.given.details.graph, graph), ""):
+            if not len(self.context.store):
+                raise mismatch("the plan was not made for this step", [f"its graph is another one ({found})"])
+            self.given = None
+            return
+        self.known.insert(0, frontier_of_file(self.given))
+        self._recalled = True
 
     @property
     def shares(self) -> bool:
@@ -117,6 +140,7 @@ class SizeChoice:
 
         Those that have been picked come first.
         """
+        self._recall(graph)
         picked = [(each.found, each.point) for each in self._picked.values()]
         found = [(each, point) for each in self.known for point in each.candidates]
         few = found[:: max(1, -(-len(found) // MOST_IN_FILES))]
@@ -133,6 +157,7 @@ class SizeChoice:
 
         None if a search has to find one.
         """
+        self._recall(step.graph)
         if not self.known:
             return None
         timed = Stopwatch({})
@@ -194,7 +219,7 @@ class SizeChoice:
         found = picked.found
         share = found.pool.under(limit * found.plain_peak // max(1, plain.peak)) or found.least_composed
         effort, gap = PlanningEffort.of(judge.graph, plain.time), time / max(1, plain.time) - 1.0
-        if self._given is None and effort.seconds(gap - found.overhead(share)) > effort.capture:
+        if self.given is None and effort.seconds(gap - found.overhead(share)) > effort.capture:
             return None
         before = [(each.found, (each.point,)) for each in self._picked.values()]
         again = self._fastest(before, judge, limit)
@@ -225,7 +250,7 @@ class SizeChoice:
 
     def _searched(self, step: TracedStep, context: PlanContext) -> Plan:
         """A plan that is searched for at these sizes; what is found on the way is known from then on."""
-        if self._given is not None:
+        if self.given is not None:
             logger.info("no schedule of the given plan runs at %s", context.origin.inputs)
         step, timings = costed(step, context)
         self.costed = step
@@ -255,17 +280,21 @@ def _shares(context: PlanContext) -> bool:
 
 def _covers_elsewhere(plan: Plan, here: Origin) -> bool:
     """Whether a plan has schedules for a step, and not for the very sizes that it was made for."""
-    if plan.coverage is None or (sizes := plan.coverage.sizes_of(plan.origin, here.inputs)) is None:
+    known = plan.coverage
+    if known is None or known.differences(plan.origin, here):
         return False
-    there = with_sizes(plan.origin, plan.coverage.places, sizes)
-    return sizes != plan.coverage.own and not origin_differences(there, here)
+    return known.sizes_of(plan.origin, here.inputs) != known.own
 
 
-def _covering(plan: Plan, given: Plan, here: Origin) -> Plan:
-    """A plan at other sizes, with what the caller's is for."""
+def _covering(plan: Plan, given: Plan, context: PlanContext) -> Plan:
+    """A plan at other sizes, with what the caller's is for, and the sizes that have been planned since."""
     assert given.coverage is not None
-    sizes = given.coverage.sizes_of(given.origin, here.inputs)
-    return plan if sizes is None else replace(plan, coverage=replace(given.coverage, own=sizes))
+    sizes = given.coverage.sizes_of(given.origin, context.origin.inputs)
+    if sizes is None:
+        return plan
+    before = (each.coverage.rows for each in context.store.whole() if each.coverage is not None)
+    rows = (*chain.from_iterable(before), row_of(plan, sizes))
+    return replace(plan, coverage=given.coverage.knowing(sizes, rows))
 
 
 def _plain_point(judge: Judge) -> SchedulePoint:
@@ -301,6 +330,6 @@ def frontier_of_file(plan: Plan) -> StepFrontier:
         parted = frozenset(op for op, _ in each.parted)
         made = judge.with_ops_of(ops_by_parts(graph, parted))
         points.append(replace(made(each.schedule), parted=parted, chain=0))
-    chain = ChainPlan(details.chain, tuple(bind_blocks(details.chain)), details.block_options)
+    blocks = ChainPlan(details.chain, tuple(bind_blocks(details.chain)), details.block_options)
     every = tuple(sorted(points, key=lambda each: (each.needs, each.time)))  # elsewhere any may be the best
-    return StepFrontier(judge, (chain,), Pool(every, every), _plain_point(judge), {}, reused_options=True)
+    return StepFrontier(judge, (blocks,), Pool(every, every), _plain_point(judge), {}, reused_options=True)

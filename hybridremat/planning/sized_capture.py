@@ -24,6 +24,7 @@ from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import Shapes, shapes_of
 from hybridremat.planning.other_plans import PlannedElsewhere
 from hybridremat.planning.pipeline import at_step, backend_of, rewriting_of
+from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import no_progress
 from hybridremat.planning.size_choice import SizeChoice
 from hybridremat.planning.symbolic_partition import SymbolicPartition
@@ -88,6 +89,11 @@ class SizedCapture:
         assert self.partition.portfolio is not None
         names = {symbol: name for name, symbol in self.names.items()}
         return self.partition.portfolio.steps.joint.domain.renamed(names)
+
+    @property
+    def given(self) -> Plan | None:
+        """A plan of the caller that is for its sizes."""
+        return self.choice.given
 
     def schedules(self, graph: JointGraph) -> list[KnownSchedule]:
         """The schedules that are known, of a graph of the step at some sizes."""

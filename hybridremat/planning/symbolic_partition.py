@@ -9,7 +9,7 @@ from torch import fx
 from hybridremat.compiler.backend import Partition
 from hybridremat.errors import CaptureError
 from hybridremat.graph.tracing.symbolic import symbolic_joint
-from hybridremat.graph.tracing.trace import Rewriting
+from hybridremat.graph.tracing.trace import Rewriting, deliveries_by_input
 from hybridremat.planning.chosen import Choose
 from hybridremat.planning.pipeline import PlannedPartition
 from hybridremat.planning.portfolio import Portfolio
@@ -61,7 +61,7 @@ class SymbolicPartition:
         self._joint = None
         dispatch = portfolio.dispatch()
         forward, backward = dispatch.template()
-        delivered = tuple(each.index for each in portfolio.members[0].graph.deliveries)
+        delivered = tuple(deliveries_by_input(portfolio.steps.joint.module, portfolio.members[0].graph))
         return Partition(forward, backward, lambda: None, delivered=delivered, dispatch=dispatch)
 
     def forward_only(self, graph: fx.GraphModule) -> Callable[[], None]:

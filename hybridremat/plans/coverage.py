@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.sizes import Domain
-from hybridremat.plans.origin import Origin, TensorSpec
+from hybridremat.plans.origin import Origin, TensorSpec, origin_differences
 from hybridremat.plans.sizes import Place, SizeRow
 
 
@@ -53,14 +53,31 @@ class Coverage:
 
     def sizes_of(self, planned: Origin, inputs: Sequence[TensorSpec]) -> dict[str, int] | None:
         """The sizes of inputs to a plan's step; None if they are others, or not covered."""
+        found = self._sizes_in(planned, inputs)
+        return None if found is None or self.domain.refused(found) else found
+
+    def differences(self, planned: Origin, here: Origin) -> list[str]:
+        """How a step differs in words from that of a plan, but for sizes that are covered."""
+        found = self._sizes_in(planned, here.inputs)
+        if found is None:
+            return origin_differences(planned, here)
+        outside = (f"its schedules are for other sizes: {each}" for each in self.domain.refused(found))
+        return [*origin_differences(with_sizes(planned, self.places, found), here), *outside]
+
+    def _sizes_in(self, planned: Origin, inputs: Sequence[TensorSpec]) -> dict[str, int] | None:
+        """The sizes of inputs, if they are those of a plan but for these."""
         if len(inputs) != len(planned.inputs):
             return None
         try:
             found = {name: inputs[places[0][0]].shape[places[0][1]] for name, places in self.places.items()}
         except IndexError:
             return None
-        same = with_sizes(planned, self.places, found).inputs == tuple(inputs)
-        return found if same and not self.domain.refused(found) else None
+        return found if with_sizes(planned, self.places, found).inputs == tuple(inputs) else None
+
+    def knowing(self, own: Mapping[str, int], rows: Iterable[SizeRow]) -> Coverage:
+        """The same at other sizes, with what is known of more of them."""
+        every = {tuple(row.sizes[name] for name in own): row for row in (*self.rows, *rows)}
+        return replace(self, own=own, rows=tuple(every[key] for key in sorted(every)))
 
     @property
     def ranges(self) -> dict[str, str]:

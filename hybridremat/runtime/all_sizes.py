@@ -19,6 +19,7 @@ from hybridremat.errors import (
     HybridRematError,
     InfeasibleLimitError,
     InputError,
+    PlanMismatchError,
     PolicyError,
 )
 from hybridremat.planning.context import PlanContext
@@ -209,7 +210,7 @@ class AllSizes:
         started = time.perf_counter()
         try:
             made = capture_sizes(self._model, args, kwargs, dimensions, context, show=self._show)
-        except (InfeasibleLimitError, PolicyError):
+        except (InfeasibleLimitError, PlanMismatchError, PolicyError):
             raise
         except HybridRematError as error:
             if asked:
