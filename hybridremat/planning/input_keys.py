@@ -97,6 +97,15 @@ def shape_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return ", ".join([*shapes[:3], *(["…"] if len(shapes) > 3 else [])])
 
 
+def every_dimension(shapes: Shapes) -> dict[int, tuple[int, ...]]:
+    """All dimensions of inputs that can be symbols: PyTorch makes numbers of sizes 0 and 1."""
+    sized = {
+        number: tuple(dim for dim, size in enumerate(shape or ()) if size > 1)
+        for number, shape in enumerate(shapes)
+    }
+    return {number: dims for number, dims in sized.items() if dims}
+
+
 def conditions(model: nn.Module) -> Hashable:
     """Autocast, the modules in eval mode, and dtype and ``requires_grad`` of each parameter."""
     device = model_device(model)

@@ -10,33 +10,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Final
 
-from hybridremat.blocks.problem import bind_blocks
 from hybridremat.errors import InfeasibleLimitError
-from hybridremat.graph.joint import JointGraph, as_plain, ops_by_parts, plain_schedule
+from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import under_checked_policy
 from hybridremat.planning.apply import mismatch
-from hybridremat.planning.chain_plan import ChainPlan
 from hybridremat.planning.choose import choose_with_point, plan_of_point
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.other_sizes import differences, fastest_elsewhere, known_for, run_alike, with_ways
+from hybridremat.planning.covered_plan import covering, covers_elsewhere, frontier_of_file
+from hybridremat.planning.other_sizes import differences, fastest_elsewhere, known_for, run_alike
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import adopted, choose_schedule, has_backward, make_plan, step_frontier
 from hybridremat.planning.progress import Stopwatch
 from hybridremat.planning.settings import Settings
-from hybridremat.planning.stages import plain_point
+from hybridremat.planning.stages import plain_point_of
 from hybridremat.planning.step_costs import costed, costs_like, note_checkpointing, times_like
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.coverage import KnownSchedule
-from hybridremat.plans.origin import Origin
-from hybridremat.plans.plan_data import row_of
 from hybridremat.sequence.effort import PlanningEffort
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.pool import Pool, SchedulePoint
+from hybridremat.sequence.pool import SchedulePoint
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +99,7 @@ class SizeChoice:
         if plan is None or plan.details is None:
             plan = self._of_known(step, context) or self._searched(step, context)
             if self.given is not None:
-                plan = _covering(plan, self.given, context)
+                plan = covering(plan, self.given, context)
         return adopted(plan, step, context, keep=False)
 
     def _recall(self, graph: JointGraph) -> None:
@@ -132,7 +128,7 @@ class SizeChoice:
         A plan of the caller runs first as it is, unless it covers other sizes and these are such.
         """
         given, here = self.context.given, self.context.origin
-        first = given is not None and not len(self.context.store) and not _covers_elsewhere(given, here)
+        first = given is not None and not len(self.context.store) and not covers_elsewhere(given, here)
         return _shares(self.context) and not first
 
     def schedules(self, graph: JointGraph) -> list[KnownSchedule]:
@@ -186,7 +182,7 @@ class SizeChoice:
     def _plan_of_known(self, graph: JointGraph, context: PlanContext, timed: Stopwatch) -> Plan | None:
         with timed("compose"):
             judge = Judge(graph, outside=context.settings.outside_memory())
-            plain = _plain_point(judge)
+            plain = plain_point_of(judge)
             picked = self._picked.get(graph.fingerprint)
             if picked is None:
                 limit = context.settings.limit_bytes(plain.peak)
@@ -278,32 +274,6 @@ def _shares(context: PlanContext) -> bool:
     return same and settings.memory_limit is not None and context.agreement.alone
 
 
-def _covers_elsewhere(plan: Plan, here: Origin) -> bool:
-    """Whether a plan has schedules for a step, and not for the very sizes that it was made for."""
-    known = plan.coverage
-    if known is None or known.differences(plan.origin, here):
-        return False
-    return known.sizes_of(plan.origin, here.inputs) != known.own
-
-
-def _covering(plan: Plan, given: Plan, context: PlanContext) -> Plan:
-    """A plan at other sizes, with what the caller's is for, and the sizes that have been planned since."""
-    assert given.coverage is not None
-    sizes = given.coverage.sizes_of(given.origin, context.origin.inputs)
-    if sizes is None:
-        return plan
-    before = (each.coverage.rows for each in context.store.whole() if each.coverage is not None)
-    rows = (*chain.from_iterable(before), row_of(plan, sizes))
-    return replace(plan, coverage=given.coverage.knowing(sizes, rows))
-
-
-def _plain_point(judge: Judge) -> SchedulePoint:
-    """As :func:`~hybridremat.planning.stages.plain_point`, of a graph that a judge has read already."""
-    if judge.graph.deliveries:  # a plain step has none
-        return plain_point(judge.graph)
-    return judge.without_outside(as_plain(judge.graph))(plain_schedule(judge.graph))
-
-
 def _frontier_there(
     found: StepFrontier, judge: Judge, plain: SchedulePoint, points: list[SchedulePoint]
 ) -> StepFrontier:
@@ -316,20 +286,3 @@ def _frontier_there(
         moved.append(replace(figures, parted=parted, chain=point.chain))
     pool = judge.pool(moved[:-1], moved)
     return StepFrontier(judge, found.chains, pool, plain, {}, reused_options=True, like=found)
-
-
-def frontier_of_file(plan: Plan) -> StepFrontier:
-    """The schedules that a plan has for all sizes that it covers, at its own."""
-    assert plan.details is not None and plan.coverage is not None
-    details = plan.details
-    own = next(known_for(details.graph, plan.schedule, details.graph))
-    known = dict.fromkeys((own, *plan.coverage.schedules))
-    graph = with_ways(details.graph, dict(pair for each in known for pair in each.parted))
-    judge, points = Judge(graph, outside=plan.request.outside_memory()), []
-    for each in known:
-        parted = frozenset(op for op, _ in each.parted)
-        made = judge.with_ops_of(ops_by_parts(graph, parted))
-        points.append(replace(made(each.schedule), parted=parted, chain=0))
-    blocks = ChainPlan(details.chain, tuple(bind_blocks(details.chain)), details.block_options)
-    every = tuple(sorted(points, key=lambda each: (each.needs, each.time)))  # elsewhere any may be the best
-    return StepFrontier(judge, (blocks,), Pool(every, every), _plain_point(judge), {}, reused_options=True)

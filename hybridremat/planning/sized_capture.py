@@ -218,15 +218,6 @@ def capture_sizes(
     )
 
 
-def every_dimension(shapes: Shapes) -> dict[int, tuple[int, ...]]:
-    """All dimensions of inputs that can be symbols: PyTorch makes numbers of sizes 0 and 1."""
-    sized = {
-        number: tuple(dim for dim, size in enumerate(shape or ()) if size > 1)
-        for number, shape in enumerate(shapes)
-    }
-    return {number: dims for number, dims in sized.items() if dims}
-
-
 def _among_tensors(
     places: Mapping[str, tuple[Place, ...]], shapes: Shapes
 ) -> dict[str, tuple[Place, ...]]:

@@ -17,7 +17,7 @@ from hybridremat.planning.accept import under_checked_policy
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.graph_frontier import GraphFrontier
-from hybridremat.planning.input_keys import shapes_of
+from hybridremat.planning.input_keys import every_dimension, shapes_of
 from hybridremat.planning.other_plans import PlannedElsewhere
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import step_frontier
@@ -25,7 +25,7 @@ from hybridremat.planning.portfolio import Portfolio
 from hybridremat.planning.progress import Progress
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.size_choice import SizeChoice
-from hybridremat.planning.sized_capture import SizedCapture, capture_sizes, every_dimension
+from hybridremat.planning.sized_capture import SizedCapture, capture_sizes
 from hybridremat.planning.step_costs import costed
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.planning.symbolic_partition import SymbolicPartition

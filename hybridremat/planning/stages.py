@@ -153,3 +153,10 @@ def forward_frontier(judge: Judge, pins: tuple[PinRecord, ...], timings: Timings
 def plain_point(graph: JointGraph) -> SchedulePoint:
     """The figures of the plain step, as PyTorch runs it."""
     return Judge(as_plain(graph))(plain_schedule(graph))
+
+
+def plain_point_of(judge: Judge) -> SchedulePoint:
+    """As :func:`plain_point`, of a graph that a judge has read already."""
+    if judge.graph.deliveries:  # a plain step has none
+        return plain_point(judge.graph)
+    return judge.without_outside(as_plain(judge.graph))(plain_schedule(judge.graph))

@@ -26,6 +26,7 @@ from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import (
     Shapes,
     conditions,
+    every_dimension,
     has_gaps,
     has_idle_strides,
     ranks_key,
@@ -258,15 +259,17 @@ def _symbols(family: _Family, shapes: Shapes, asked: bool | None) -> dict[int, t
     PyTorch makes numbers of these. None at all where two that vary apart have one size here: they would
     be one symbol.
     """
+    every = every_dimension(shapes)
+    if asked:
+        return every
     found: dict[int, tuple[int, ...]] = {}
     firsts: dict[int, int] = {}
-    for number, (shape, first) in enumerate(zip(shapes, family.first, strict=True)):
-        varied = [dim for dim in range(len(shape or ())) if (number, dim) in family.varied or asked]
-        dims = tuple(dim for dim in varied if (shape or ())[dim] > 1)
-        for dim in dims:
-            size, its = (shape or ())[dim], (first or ())[dim]
-            if not asked and firsts.setdefault(size, its) != its:
+    for number, dims in every.items():
+        varied = tuple(dim for dim in dims if (number, dim) in family.varied)
+        for dim in varied:
+            size, its = (shapes[number] or ())[dim], (family.first[number] or ())[dim]
+            if firsts.setdefault(size, its) != its:
                 return {}
-        if dims:
-            found[number] = dims
+        if varied:
+            found[number] = varied
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.capture import capture, compile_step
 from hybridremat.graph.costs.cost_models import FlopsCost, with_footprints, with_times
 from hybridremat.graph.costs.kernel_store import KernelStore
+from hybridremat.graph.garbage import collector_off
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.rewrites.in_place import IN_PLACE
 from hybridremat.planning.chosen import Chosen
@@ -173,21 +173,9 @@ def allocations(run) -> list[int]:
     return sizes
 
 
-@contextmanager
-def no_cycle_freed() -> Iterator[None]:
-    """What only a cycle holds stays; to free it before instead takes a fifth of the time of these tests."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 def allocated_peak(run, device="cpu") -> int:
     """Most bytes that a call had allocated at one time; on CUDA by the counters of its allocator."""
-    with no_cycle_freed():
+    with collector_off():  # what only a cycle holds must not be freed meanwhile
         if device == "cuda":
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
