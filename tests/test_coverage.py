@@ -13,12 +13,15 @@ from torch import nn
 
 import hybridremat
 from hybridremat.errors import InputError, PlanFormatError, PlanMismatchError
+from hybridremat.graph.joint import Schedule
 from hybridremat.graph.sizes import Domain, Term
 from hybridremat.planning import planner
+from hybridremat.planning.covered_plan import frontier_of_file
 from hybridremat.plans.codec import checksum, plan_from_dict, plan_to_dict
-from hybridremat.plans.coverage import Coverage
+from hybridremat.plans.coverage import Coverage, KnownSchedule
 from hybridremat.plans.origin import Origin, TensorSpec
 from hybridremat.reports.html_page import render_html
+from hybridremat.sequence.effort import PlanningEffort
 from support.sized_steps import HOW, captured, portfolio, require_exact, rows, tokens, wrapped
 from support.training import Mlp, Transformer, train
 
@@ -139,9 +142,10 @@ def test_another_model_is_refused_at_every_size(multilayer, make, batch, dynamic
     assert not searches and model._compiled_call_impl is None
 
 
-def test_what_changes_later_is_planned_without_it(multilayer, searches, tmp_path):
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_what_changes_later_is_planned_without_it(multilayer, dynamic, searches, tmp_path):
     torch.manual_seed(0)
-    model = hybridremat.wrap(Mlp(32, 3), kwargs=rows(30), plan=multilayer, **HOW)
+    model = hybridremat.wrap(Mlp(32, 3), kwargs=rows(30), plan=multilayer, dynamic=dynamic, **HOW)
     plain = copy.deepcopy(model)
     require_exact(model, plain, rows(40))
     assert not searches
@@ -151,7 +155,10 @@ def test_what_changes_later_is_planned_without_it(multilayer, searches, tmp_path
         require_exact(model, plain, rows(batch))
     assert searches
     hybridremat.get_plan(model).save(tmp_path / "plan.json")
-    assert hybridremat.Plan.load(tmp_path / "plan.json").schedule == hybridremat.get_plan(model).schedule
+    read = hybridremat.Plan.load(tmp_path / "plan.json")
+    assert read.schedule == hybridremat.get_plan(model).schedule
+    known = () if read.coverage is None else read.coverage.rows
+    assert {row.sizes["batch"] for row in known} <= {25, 35, 45}  # the others are of the other graph
 
 
 @pytest.mark.parametrize("dynamic", [None, True, False])
@@ -213,6 +220,36 @@ def test_where_none_of_its_schedules_fits_one_is_searched_for(trained, file, sea
     assert searches and plan.overhead > 0 and plan.memory_limit == read.memory_limit
     assert captured(model)[0] == 1
     assert caplog.text.count("no schedule of the given plan runs at") == 2
+
+
+def test_no_search_is_worth_its_time_beside_a_plan_of_the_caller(multilayer, searches, monkeypatch):
+    monkeypatch.setattr(PlanningEffort, "seconds", lambda *_: 1e9)
+    model = hybridremat.wrap(Mlp(32, 3), kwargs=rows(30), plan=multilayer, **HOW)
+    hybridremat.prepare(model, kwargs=rows(60))
+    assert not searches
+    alone = hybridremat.wrap(Mlp(32, 3), kwargs=rows(64), memory_limit="80%", **HOW)
+    searches.clear()
+    for batch in (30, 60):
+        hybridremat.prepare(alone, kwargs=rows(batch))
+    assert len(searches) > 1
+
+
+def test_what_is_beaten_at_its_own_sizes_may_be_the_best_elsewhere(multilayer):
+    read = hybridremat.Plan.load(multilayer)
+    found = frontier_of_file(read)
+    assert {each.schedule for each in found.candidates} == {
+        read.schedule, *(each.schedule for each in read.coverage.schedules)
+    }  # fmt: skip
+    needs = [each.needs for each in found.candidates]
+    assert needs == sorted(needs) and found.least_composed.needs == needs[0]
+    slow = replace(read.coverage, schedules=(*read.coverage.schedules, KnownSchedule(repeated(read))))
+    assert len(frontier_of_file(replace(read, coverage=slow)).candidates) == len(found.candidates) + 1
+
+
+def repeated(plan):
+    """The schedule of a plan with its first op run twice."""
+    steps = plan.schedule.steps
+    return Schedule((steps[0], *steps), plan.schedule.num_forward + 1)
 
 
 def test_a_share_in_a_file_stays_the_bytes_that_it_was(tmp_path):

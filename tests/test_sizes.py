@@ -15,6 +15,7 @@ from hybridremat.graph.sizes import (
     combined,
     evaluated,
     from_data,
+    renamed,
     rounded_up,
     symbols_of,
 )
@@ -93,6 +94,20 @@ def test_a_domain_says_why_sizes_are_outside():
     assert domain.refused({"s0": 4, "s1": 1})[0] == "s1 = 1 is outside 2 to any size"
     assert domain.refused({"s0": 4, "s1": 3}) == ("(s0 < s1)",)
     assert domain.refused({"s0": 4}) == ("s1 is not given",)
+
+
+def test_sizes_and_domains_by_other_names():
+    names = {"s0": "batch", "s1": "length"}
+    guard = Term("<", (Term("*", ("s0", 3)), "s1"))
+    domain = Domain({"s0": (2, 15), "s1": (2, None)}, (guard, Term("<", ("s2", 4))))
+    made = domain.renamed(names)
+    expected = Term("<", (Term("*", ("batch", 3)), "length"))
+    assert made == Domain({"batch": (2, 15), "length": (2, None)}, (expected,))
+    for batch, length in ((2, 7), (2, 6), (16, 90)):
+        refused = Domain(domain.ranges, (guard,)).refused({"s0": batch, "s1": length})
+        assert len(made.refused({"batch": batch, "length": length})) == len(refused)
+    with pytest.raises(KeyError):
+        renamed("s2", names)
 
 
 def test_a_symbol_without_a_number_is_an_error():

@@ -97,6 +97,15 @@ def test_any_batch_and_length(transformer, batch, length):
     assert not found._trust.lost and found.traces <= 3 + len(found.members)
 
 
+def test_a_copy_into_a_part_is_the_same_with_symbols_and_without():
+    torch.manual_seed(0)
+    plans = [
+        hybridremat.plan(Shifted(), kwargs=tokens(3, 20), memory_limit="100%", dynamic=dynamic, **HOW)
+        for dynamic in (False, True)
+    ]
+    assert plans[0].fingerprint == plans[1].fingerprint
+
+
 @torch.library.custom_op("hybridremat_tests::jump", mutates_args=())
 def jump(x: torch.Tensor) -> torch.Tensor:
     """A sine with a workspace of sixteen times its size at some sizes in the middle."""

@@ -118,7 +118,7 @@ def _put_number(node: fx.Node, number: int) -> None:
 
 
 def drop_idle_slices(module: fx.GraphModule, num_outputs: int) -> None:
-    """Drop slices of all that there is, and what puts one back, in place.
+    """Drop slices of all that there is, and what puts one back or writes it, in place.
 
     Not where one is an output of the forward: there it is a tensor of its own.
     """
@@ -137,11 +137,22 @@ def _handed_on(node: fx.Node) -> fx.Node | None:
     source: Any = None
     if node.target is _SLICE:
         source, (_, start, _, step) = node.args[0], slice_arguments(node)
+    elif node.target is torch.ops.aten.slice_scatter.default:  # what is written is all that there is then
+        source, (_, start, _, step) = node.args[1], slice_arguments(node)
     elif node.target is torch.ops.aten.slice_backward.default and (parts := put_back(node)) is not None:
         source, _, _, start, _, step = parts
     if not isinstance(source, fx.Node) or start not in (0, None) or step != 1:
         return None
-    return source if shape_of(node) == shape_of(source) else None
+    return source if shape_of(node) == shape_of(source) and _alike(node, source) else None
+
+
+def _alike(node: fx.Node, source: fx.Node) -> bool:
+    """Whether what is written into a tensor has the layout and the type that it keeps; slices are views."""
+    if node.target is not torch.ops.aten.slice_scatter.default:
+        return True
+    made, written = node.meta["val"], source.meta["val"]
+    layouts = [tuple(map(size_of, value.stride())) for value in (made, written)]
+    return bool(layouts[0] == layouts[1] and made.dtype == written.dtype)
 
 
 def shape_of(node: fx.Node) -> tuple[Size, ...] | None:

@@ -62,7 +62,7 @@ class Capture(Protocol):
         ...
 
     def schedules(self, graph: JointGraph) -> Iterable[KnownSchedule]:
-        """The schedules that are known, of a graph of the step at some sizes."""
+        """The schedules that are known, of a graph of the step at some sizes; none where each is searched."""
         ...
 
 
@@ -110,8 +110,8 @@ class PlannedElsewhere:
         """All sizes that have been planned, in order."""
         return [self.capture.rows[key] for key in sorted(self.capture.rows)]
 
-    def coverage(self, plan: PlanData) -> Coverage:
-        """What is known of the sizes by now, for the file of a plan at its own."""
+    def coverage(self, plan: PlanData) -> Coverage | None:
+        """What is known of the sizes by now, for the file of a plan at its own; None if that is nothing."""
         assert plan.details is not None
         graph, places = plan.details.graph, self.capture.tensor_places
         made = Coverage(
@@ -121,6 +121,8 @@ class PlannedElsewhere:
             (),
             tuple(self.capture.schedules(graph)),
         )
+        if not made.schedules:
+            return None
         found, schedules = dict(self.capture.rows), dict.fromkeys(made.schedules)
         for other in self.context.store.whole():  # such as that of the first shape, captured as it is
             sizes = made.sizes_of(plan.origin, other.origin.inputs)

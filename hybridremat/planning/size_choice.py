@@ -129,7 +129,15 @@ class SizeChoice:
         """
         given, here = self.context.given, self.context.origin
         first = given is not None and not len(self.context.store) and not covers_elsewhere(given, here)
-        return _shares(self.context) and not first
+        return self.covers and not first
+
+    @property
+    def covers(self) -> bool:
+        """Whether what is known at some sizes is looked at for others: else a search is made at each."""
+        settings, plain = self.context.settings, Settings()
+        others = "max_overhead", "policy", "planning_budget", "strategy"
+        same = all(getattr(settings, name) == getattr(plain, name) for name in others)
+        return same and settings.memory_limit is not None and self.context.agreement.alone
 
     def schedules(self, graph: JointGraph) -> list[KnownSchedule]:
         """The schedules that are known, of a graph of the step at some sizes: at most :data:`MOST_IN_FILES`.
@@ -263,15 +271,6 @@ class SizeChoice:
         assert plan.memory_limit is not None
         self._picked[plan.fingerprint] = Pick(frontier, point, plan.memory_limit)
         return plan
-
-
-def _shares(context: PlanContext) -> bool:
-    """Whether sizes share schedules: what else is asked for is searched for at each size."""
-    settings = context.settings
-    plain = Settings()
-    others = "max_overhead", "policy", "planning_budget", "strategy"
-    same = all(getattr(settings, name) == getattr(plain, name) for name in others)
-    return same and settings.memory_limit is not None and context.agreement.alone
 
 
 def _frontier_there(

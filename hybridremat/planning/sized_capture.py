@@ -96,8 +96,8 @@ class SizedCapture:
         return self.choice.given
 
     def schedules(self, graph: JointGraph) -> list[KnownSchedule]:
-        """The schedules that are known, of a graph of the step at some sizes."""
-        return self.choice.schedules(graph)
+        """The schedules that are known, of a graph of the step at some sizes; none where each is searched."""
+        return self.choice.schedules(graph) if self.choice.covers else []
 
     def refused_at(self, sizes: Sizes) -> tuple[str, ...]:
         """Why some sizes need a capture of their own; empty if they do not."""

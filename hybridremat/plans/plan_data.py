@@ -139,6 +139,6 @@ class OtherSizes(Protocol):
         """All sizes that have been planned, in order."""
         ...
 
-    def coverage(self, plan: PlanData) -> Coverage:
-        """What is known of the sizes by now, for the file of a plan at its own."""
+    def coverage(self, plan: PlanData) -> Coverage | None:
+        """What is known of the sizes by now, for the file of a plan at its own; None if that is nothing."""
         ...
