@@ -94,7 +94,8 @@ def wrap(
 
         ``units``: submodules that are planned each as a graph of its own (:func:`hybridremat.wrap_each`).
 
-        ``max_plans``: the most input shapes whose plans are kept; the least recently used is dropped.
+        ``max_plans``: the most input shapes whose plans are kept, and schedules whose graphs are, of a step
+        that is captured for all sizes; the least recently used is dropped.
 
         ``dynamic``: whether input shapes that differ in sizes alone share one capture and its schedules.
         ``False``: each is captured and planned by itself. ``None``: the first is, and the second captures the

@@ -4,6 +4,7 @@ that is predicted there."""
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from dataclasses import replace
 from functools import partial
@@ -112,11 +113,14 @@ def by_length(step):
     return (extreme(1) if longest > 20 else plainly)(step)
 
 
-def test_each_call_runs_the_schedule_of_its_sizes_and_each_backward_that_of_its_forward():
+@pytest.mark.parametrize("most", [None, 1])
+def test_each_call_runs_the_schedule_of_its_sizes_and_each_backward_that_of_its_forward(most, caplog):
     torch.manual_seed(0)
     model = small_transformer()
     plain = copy.deepcopy(model)
     wrapped = dynamic(model, tokens(2, 24), {0: (0, 1)}, by_length)
+    wrapped.portfolio.most = most  # of these, the others are let go, and emitted again in their backwards
+    caplog.set_level(logging.INFO, "hybridremat")
 
     def gradients(of):
         torch.manual_seed(5)
@@ -133,7 +137,9 @@ def test_each_call_runs_the_schedule_of_its_sizes_and_each_backward_that_of_its_
         assert all(map(torch.equal, gradients(wrapped), gradients(plain)))
     portfolio = wrapped.portfolio
     assert portfolio.numbers == {(2, 24): 0, (2, 11): 1, (2, 30): 0} and wrapped.backend.graphs == 1
-    backwards = [member.emitted.lifted.backward.graph for member in portfolio.members]
+    assert len(portfolio.emitted) == (most or 2)
+    assert caplog.text.count("is emitted again") == (0 if most is None else 11)
+    backwards = [portfolio.graphs(number).lifted.backward.graph for number in range(2)]
     assert len(backwards[0].find_nodes(op="placeholder")) != len(backwards[1].find_nodes(op="placeholder"))
 
 

@@ -4,7 +4,7 @@ AOTAutograd is given the graphs of one. It takes from what the forward returns t
 at the end so many numbers and so many buffers that it must not watch; whatever is between is saved. So
 schedules may save as many tensors as they like, without padding. One more number says which of them ran, to
 the backward of the same call, whatever has been called in between. A schedule is emitted when a call first
-asks for it.
+asks for it, and again if it has been let go since.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import fx
@@ -34,6 +35,15 @@ class Emitted:
     lifted: Lifted
     overwritten: tuple[int, ...] = ()
 
+    @cached_property
+    def compiled(self) -> tuple[Compiled, Compiled]:
+        """What runs the forward and the backward."""
+        forward, backward = twin(self.lifted.forward), twin(self.lifted.backward)
+        for module in (forward, backward):
+            call_directly(module)
+        run = sparing_saved(boxed_nop(backward, []), self.overwritten)
+        return boxed_nop(forward, []), not_traced(run)
+
 
 @dataclass
 class Dispatch:
@@ -47,7 +57,8 @@ class Dispatch:
         The number of the schedule for some sizes. Called once in each step, before anything of it runs; what
         it raises, the step raises.
     emitted
-        The schedule of a number; the same for ever, as forwards may wait for their backwards.
+        The schedule of a number; what it computes and saves is the same for ever, as forwards may wait for
+        their backwards.
     compiled
         Called when AOTAutograd has compiled the template; raises if that relies on what is not guarded.
     """
@@ -56,12 +67,13 @@ class Dispatch:
     choose: Callable[[Sizes], int]
     emitted: Callable[[int], Emitted]
     compiled: Callable[[], None] = lambda: None
-    _runs: dict[int, tuple[Compiled, Compiled]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    _num_sizes: int = 0
 
     def template(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The two graphs that AOTAutograd is given: of the first schedule, with a number for which it is."""
         lifted = self.emitted(0).lifted
+        self._num_sizes = lifted.num_sizes
         forward, backward = twin(lifted.forward), twin(lifted.backward)
         (output,) = forward.graph.find_nodes(op="output")
         output.args = ((*output.args[0], output.args[0][-1]),)
@@ -84,20 +96,10 @@ class Dispatch:
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         """Run the backward of the schedule that its forward has run."""
-        number = args.pop(self.emitted(0).lifted.num_sizes)
+        number = args.pop(self._num_sizes)
         result: Sequence[Any] = self._compiled(number)[1](args)
         return result
 
     def _compiled(self, number: int) -> tuple[Compiled, Compiled]:
         with self._lock:
-            if number not in self._runs:
-                self._runs[number] = _compiled(self.emitted(number))
-            return self._runs[number]
-
-
-def _compiled(emitted: Emitted) -> tuple[Compiled, Compiled]:
-    forward, backward = twin(emitted.lifted.forward), twin(emitted.lifted.backward)
-    for module in (forward, backward):
-        call_directly(module)
-    run = sparing_saved(boxed_nop(backward, []), emitted.overwritten)
-    return boxed_nop(forward, []), not_traced(run)
+            return self.emitted(number).compiled

@@ -69,7 +69,9 @@ class EachSize(SizeChoice):
 def symbolic_backend(context: PlanContext, on_plan: Callable[[Plan], None] | None) -> Backend:
     """The backend of one graph with symbols."""
     settings = context.settings
-    partition = SymbolicPartition(EachSize(context, on_plan), rewriting_of(settings), plain_forwards=True)
+    partition = SymbolicPartition(
+        EachSize(context, on_plan), rewriting_of(settings), plain_forwards=True, most=settings.max_plans
+    )
     return backend_of(settings, partition, dynamic=True)
 
 

@@ -7,11 +7,15 @@ is made: its schedules are checked once for all sizes, and their bytes at each.
 
 from __future__ import annotations
 
+import logging
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 from hybridremat.compiler.dispatch import Dispatch, Emitted
+from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.lifted import Lifted
 from hybridremat.errors import PlanError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.joint import JointGraph, Schedule
@@ -26,14 +30,19 @@ from hybridremat.planning.step_costs import kernel_store
 from hybridremat.planning.symbolic_step import SizedStep, SymbolicSteps
 from hybridremat.planning.trust import Trust
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Member:
-    """An emitted schedule, and the graph that it was found on, which tells how its ops run."""
+    """An emitted schedule, and the graph that it was found on, which tells how its ops run.
+
+    ``sizes`` are those that it was emitted at.
+    """
 
     graph: JointGraph
     schedule: Schedule
-    emitted: Emitted
+    sizes: Sizes
 
     @cached_property
     def ways(self) -> tuple[object, ...]:
@@ -66,8 +75,13 @@ class Portfolio:
     choose
         The schedule at some sizes, given the step there. If it is a :class:`SizeChoice`, steps that are
         trusted (``trust.py``) need not be traced where a known schedule runs.
+    most
+        Schedules whose graphs are kept; those that ran longest ago are let go, and emitted again if they are
+        called.
     members
         The schedules that have been emitted; one that runs at several sizes is there once.
+    emitted
+        The graphs that are kept, by the number of the schedule; those that ran last are at the end.
     numbers
         By sizes, in the order of the step's size inputs, the number of the member that runs there.
     traces
@@ -76,7 +90,9 @@ class Portfolio:
 
     steps: SymbolicSteps
     choose: Choose
+    most: int | None = None
     members: list[Member] = field(default_factory=list)
+    emitted: OrderedDict[int, Emitted] = field(default_factory=OrderedDict)
     numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
     traces: int = 0
     _started: dict[tuple[int, ...], Callable[[], None]] = field(default_factory=dict)
@@ -90,7 +106,7 @@ class Portfolio:
         placeholders = self.steps.joint.module.graph.find_nodes(op="placeholder")
         places = {node: place for place, node in enumerate(placeholders)}
         inputs = {name: places[node] for name, node in self.steps.joint.inputs.items()}
-        return Dispatch(inputs, self.begin, self._emitted, self.steps.joint.require_guarded)
+        return Dispatch(inputs, self.begin, self.graphs, self.steps.joint.require_guarded)
 
     def number_for(self, sizes: Sizes) -> int:
         """The number of the schedule for some sizes; at new ones it is chosen and, if it is new, emitted.
@@ -133,7 +149,7 @@ class Portfolio:
         for number, member in enumerate(self.members):
             if not member.is_as(plan.details.graph, plan.schedule):
                 continue
-            proof = self._trust.proof(number, member.emitted.lifted)
+            proof = self._trust.proof(number, partial(self._lifted, number))
             if proof is not None:
                 try:
                     require_as_planned(plan, plan.details.graph, proof.memory(plan.details.graph))
@@ -143,8 +159,26 @@ class Portfolio:
                 return number, choose.adopted(plan, known).started
         return None
 
-    def _emitted(self, number: int) -> Emitted:
-        return self.members[number].emitted
+    def _lifted(self, number: int) -> Lifted:
+        return self.graphs(number).lifted
+
+    def graphs(self, number: int) -> Emitted:
+        """The graphs of a schedule, emitted again if they have been let go."""
+        if number not in self.emitted:
+            member = self.members[number]
+            with planning_state(), collected_seldom():
+                sized = self.steps.at(member.sizes)
+                step = replace(sized.traced, graph=member.graph)
+                self._keep(number, *self.steps.emitted(sized, Chosen(step, member.schedule)))
+            logger.info("a schedule of %s is emitted again", dict(member.sizes))
+        self.emitted.move_to_end(number)
+        return self.emitted[number]
+
+    def _keep(self, number: int, lifted: Lifted, memory: EmittedMemory) -> None:
+        overwritten = tuple(lifted.num_sizes + place for place in memory.overwritten)
+        self.emitted[number] = Emitted(lifted, overwritten)
+        if self.most is not None and len(self.emitted) > self.most:
+            self._trust.forget(self.emitted.popitem(last=False)[0])
 
     def begin(self, sizes: Sizes) -> int:
         """As :meth:`number_for`; the plan there becomes the current one."""
@@ -158,20 +192,21 @@ class Portfolio:
     def _member(self, sized: SizedStep, chosen: Chosen) -> int:
         graph = chosen.step.graph
         for number, member in enumerate(self.members):
-            if member.is_as(graph, chosen.schedule) and self._runs_here(member, sized, chosen):
+            if member.is_as(graph, chosen.schedule) and self._runs_here(number, sized, chosen):
                 return number
-        lifted, memory = self.steps.emitted(sized, chosen)
-        overwritten = tuple(lifted.num_sizes + place for place in memory.overwritten)
-        self.members.append(Member(graph, chosen.schedule, Emitted(lifted, overwritten)))
+        emitted = self.steps.emitted(sized, chosen)
+        self.members.append(Member(graph, chosen.schedule, sized.instance.sizes))
+        self._keep(len(self.members) - 1, *emitted)
         return len(self.members) - 1
 
-    def _runs_here(self, member: Member, sized: SizedStep, chosen: Chosen) -> bool:
+    def _runs_here(self, number: int, sized: SizedStep, chosen: Chosen) -> bool:
         """Whether the graphs of a member pass the check at some sizes."""
+        member = self.members[number]
         graph = moved(member.graph, member.schedule, chosen.step.graph)
         if graph is None:
             return False
         try:
-            memory = checked(member.emitted.lifted, chosen.step, graph, sized.instance, chosen.limit)
+            memory = checked(self._lifted(number), chosen.step, graph, sized.instance, chosen.limit)
         except PlanError:  # a rewrite has written other numbers into it
             return False
         chosen.accept(memory)

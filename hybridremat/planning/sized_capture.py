@@ -191,7 +191,9 @@ def capture_sizes(
     started, refused = time.perf_counter(), None
     with at_step(model, args, kwargs, context, show=show) as context:
         choice = SizeChoice(context)
-        partition = SymbolicPartition(choose or choice, rewriting_of(context.settings))
+        partition = SymbolicPartition(
+            choose or choice, rewriting_of(context.settings), most=context.settings.max_plans
+        )
         backend = backend_of(context.settings, partition, build=context.build, dynamic=True)
         compiled = compile_step(model, backend)
         given, named = sample_with_symbols(args, kwargs, dimensions)

@@ -27,14 +27,19 @@ class SymbolicPartition:
     """
 
     def __init__(
-        self, choose: Choose, rewriting: Rewriting | None = None, *, plain_forwards: bool = False
+        self,
+        choose: Choose,
+        rewriting: Rewriting | None = None,
+        *,
+        plain_forwards: bool = False,
+        most: int | None = None,
     ) -> None:
-        """``choose`` gives the schedule at each size, as for a :class:`Portfolio`.
+        """``choose`` gives the schedule at each size, and ``most`` are kept, as for a :class:`Portfolio`.
 
         ``plain_forwards``: a graph without a backward runs as it is, instead of being refused.
         """
         self.choose, self.rewriting = choose, rewriting
-        self._plain_forwards = plain_forwards
+        self._plain_forwards, self._most = plain_forwards, most
         self.portfolio: Portfolio | None = None
         self._joint: fx.GraphModule | None = None  # its graph, until a size of it could be planned
 
@@ -53,7 +58,7 @@ class SymbolicPartition:
             steps = SymbolicSteps(
                 symbolic, hold_outputs=hold_outputs, leaving=leaving, rewriting=self.rewriting
             )
-            self.portfolio, self._joint = Portfolio(steps, self.choose), joint
+            self.portfolio, self._joint = Portfolio(steps, self.choose, self._most), joint
         portfolio = self.portfolio
         assert portfolio is not None
         if not portfolio.members:

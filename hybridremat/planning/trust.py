@@ -22,7 +22,7 @@ byte, at other sizes of each symbol that is new there; one difference ends it fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from hybridremat.compiler.in_symbols import in_symbols
@@ -98,16 +98,20 @@ class Trust:
             return None
         return replace(self._made.symbolic.step, graph=graph)
 
-    def proof(self, number: int, lifted: Lifted) -> StepLifetimes | None:
+    def proof(self, number: int, graphs: Callable[[], Lifted]) -> StepLifetimes | None:
         """What the graphs of a schedule, by its number, hold when; None if they are not proven."""
         if number not in self._proofs:
             assert self._made is not None
             try:
-                self._proofs[number] = self._made.symbolic.proof(lifted)
+                self._proofs[number] = self._made.symbolic.proof(graphs())
             except (PlanError, TraceError) as error:
                 logger.debug("a schedule is checked at each size: %s", error)
                 self._proofs[number] = None
         return self._proofs[number]
+
+    def forget(self, number: int) -> None:
+        """Forget the proof of a schedule, whose graphs are let go."""
+        self._proofs.pop(number, None)
 
     def _seen(self, sizes: Sizes) -> bool:
         """Whether each symbol has been seen to change, or has a size that was traced."""
