@@ -121,7 +121,7 @@ def part(rows: Sequence[Row]) -> str:
 def main() -> None:
     """Measure the limits asked for and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("limits", nargs="*", help=f"of {', '.join(LIMITS)}")
+    parser.add_argument("limits", nargs="*", help=f"of {', '.join(LIMITS).replace('%', '%%')}")
     parser.add_argument("--pages", action="store_true")
     options = parser.parse_args()
     rows, console = (read_rows(ROWS) if ROWS.exists() else []), Console(stderr=True)

@@ -22,7 +22,7 @@ pytestmark = [
 ROWS = 12
 """Times the usual rows of a batch: what a step saves then outweighs its parameters."""
 
-SEEDS = (0, 3, 5, 6, 8, 12, 13, 14, 16, 20, 21, 23)
+SEEDS = (0, 3, 5, 8, 13, 20)
 """Those of the first whose models can be trained and are not much alike."""
 
 SHARES = ("95%", "80%", "1%")

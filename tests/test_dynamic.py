@@ -17,7 +17,17 @@ from hybridremat.zoo.models import reference_model
 from support.examples import examples
 from support.language_heads import Head
 from support.language_heads import tokens as language
-from support.sized_steps import HOW, Embedded, captured, images, require_exact, rows, seeded, tokens
+from support.sized_steps import (
+    HOW,
+    Embedded,
+    captured,
+    images,
+    portfolios,
+    require_exact,
+    rows,
+    seeded,
+    tokens,
+)
 from support.training import ConvNet, Mlp, Running, Transformer, loss_in, train
 
 NETS = {
@@ -400,15 +410,18 @@ def drawn_for(name, batch, size):
     return {"input_ids": ids(batch, size), "labels": ids(batch, size)}
 
 
+TEXTS = [(2, 96), (3, 41), (5, 128), (4, 19), (2, 104), (5, 77)]
+SHORT = [(2, 64), (3, 50), (4, 77), (2, 70), (4, 33)]
 MODELS = {
-    "gpt2": ({"n_layer": 2}, 0.1, [(2, 96), (3, 41), (2, 128), (5, 77), (4, 19)], "70%", 1),
-    "llama": ({"num_hidden_layers": 2}, 0.0, [(2, 96), (3, 41), (2, 128), (5, 77)], "70%", 1),
-    "bert": ({"num_hidden_layers": 2}, 0.1, [(2, 96), (3, 41), (2, 128), (5, 77)], "70%", 1),
-    "t5": ({"num_layers": 1, "num_decoder_layers": 1}, 0.1, [(2, 64), (3, 41), (4, 77)], "80%", 1),
-    "vit": ({"num_hidden_layers": 2, "pixels": 64}, 0.0, [(4, 64), (7, 64), (3, 64), (17, 64)], "70%", 1),
-    "resnet50": ({"pixels": 32}, 0.0, [(8, 32), (15, 32), (16, 32), (17, 32), (6, 32)], "92%", 2),
+    "gpt2": ({"n_layer": 2}, 0.1, TEXTS, "70%", 1),
+    "llama": ({"num_hidden_layers": 2}, 0.0, TEXTS, "70%", 1),
+    "bert": ({"num_hidden_layers": 2}, 0.1, TEXTS, "70%", 1),
+    "t5": ({"num_layers": 1, "num_decoder_layers": 1}, 0.1, SHORT, "80%", 1),
+    "vit": ({"num_hidden_layers": 2, "pixels": 64}, 0.0, [(n, 64) for n in (17, 8, 11, 16, 9)], "70%", 1),
+    "resnet50": ({"pixels": 32}, 0.0, [(15, 32), (8, 32), (6, 32), (12, 32), (16, 32), (17, 32)], "92%", 2),
     "unet": ({"pixels": 32, "depth": 2, "base": 16}, 0.0, [(6, 32), (3, 32), (7, 32)], "80%", 1),
 }
+TRACED = {"unet"}  # at each size: gradients of slices come in another layout than PyTorch traces
 
 
 @pytest.mark.slow
@@ -423,8 +436,11 @@ def test_built_in_models_train_as_plain_ones_at_every_size(name):
     limit = hybridremat.plan(copy.deepcopy(model), kwargs=largest, memory_limit=share, **HOW).memory_limit
     hybridremat.wrap(model, kwargs=drawn_for(name, *sizes[0]), memory_limit=limit, dynamic=None, **HOW)
     for each in sizes:
-        require_exact(model, plain, drawn_for(name, *each), steps=3)
+        require_exact(model, plain, drawn_for(name, *each), steps=2)
     assert captured(model)[0] == captures
+    found = portfolios(model)[0]
+    assert bool(found._trust.lost) == (name in TRACED)
+    assert (found.traces < len(found.numbers)) == (name not in TRACED)
 
 
 def test_times_are_measured_at_the_first_sizes_alone(monkeypatch):

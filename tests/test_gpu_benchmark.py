@@ -206,7 +206,7 @@ def test_small_models_can_be_made_and_have_layers_to_checkpoint(name):
 @pytest.mark.slow
 def test_a_dry_run_of_one_model(tmp_path):
     script = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--small"]
-    words = ["--models", "gpt2", "--methods", "eager,ours,checkpoint", "--seconds", "900"]
+    words = ["--models", "gpt2", "--methods", "eager,ours", "--seconds", "900"]
     done = subprocess.run(
         [*script, *words, "--workers", "1", "--out", str(tmp_path)],
         capture_output=True,
@@ -215,9 +215,9 @@ def test_a_dry_run_of_one_model(tmp_path):
     )
     assert done.returncode == 0, done.stdout + (tmp_path / "benchmark.log").read_text()
     found = json.loads((tmp_path / "benchmark.json").read_text())
-    eager, ours, checkpoint = (row for row in found["rows"])
-    assert [row["status"] for row in found["rows"]] == ["done"] * 3 and found["not_reached"] == []
-    assert ours["batch"] == eager["batch"] == checkpoint["batch"]
+    eager, ours = (row for row in found["rows"])
+    assert [row["status"] for row in found["rows"]] == ["done"] * 2 and found["not_reached"] == []
+    assert ours["batch"] == eager["batch"]
     assert ours["peak"] <= ours["limit"] < eager["peak"]
-    assert ours["largest"] > eager["largest"] and checkpoint["peak"] < eager["peak"]
+    assert ours["largest"] > eager["largest"]
     assert all(row["ratio"] > 0 and row["rate"] > 0 for row in found["rows"])

@@ -30,9 +30,13 @@ def gaps(curve: hybridremat.Frontier) -> Iterator[tuple[float, float]]:
         yield limit, found
 
 
+# `make marks` looks at all of them; these are much like GPT-2 with dropout.
+ALIKE = {"gpt2", "bert", "vit"}
+
+
 @pytest.mark.slow
 @pytest.mark.full_effort
-@pytest.mark.parametrize("name", recorded_models())
+@pytest.mark.parametrize("name", [name for name in recorded_models() if name not in ALIKE])
 def test_frontier_reaches_the_recorded_one(name: str) -> None:
     base, _, dropout = name.partition("_")
     model, batch = reference_model(base, float(dropout or 0))

@@ -41,11 +41,9 @@ def pictures(batch):
 LENGTHS, BATCHES = [(3, 48), (2, 77), (7, 8)], [(3,), (15,)]
 BY_LENGTH, BY_BATCH = {0: (0, 1), 1: (0, 1)}, {0: (0,), 1: (0,)}
 MODELS = {
-    "gpt2": (0.1, {"n_layer": 2}, tokens, (3, 64), LENGTHS, BY_LENGTH),
-    "llama": (0.0, {"num_hidden_layers": 2}, tokens, (3, 64), LENGTHS, BY_LENGTH),
-    "bert": (0.1, {"num_hidden_layers": 2}, tokens, (3, 64), LENGTHS, BY_LENGTH),
+    "gpt2": (0.1, {"n_layer": 1}, tokens, (3, 64), LENGTHS, BY_LENGTH),
     "t5": (0.1, {"num_layers": 1, "num_decoder_layers": 1}, tokens, (3, 64), LENGTHS, BY_LENGTH),
-    "vit": (0.1, {"num_hidden_layers": 2}, images(160), (4,), BATCHES, BY_BATCH),
+    "vit": (0.1, {"num_hidden_layers": 1}, images(160), (4,), BATCHES, BY_BATCH),
     "resnet50": (0.0, {"pixels": 64}, images(64), (4,), BATCHES, BY_BATCH),
     "unet": (0.0, {"pixels": 32, "depth": 2, "base": 16}, pictures, (4,), BATCHES, BY_BATCH),
 }

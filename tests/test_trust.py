@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from dataclasses import replace
-from math import prod
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from hybridremat.graph.costs.workspace_fits import ENOUGH, WorkspaceFit
 from hybridremat.graph.private_torch import shape_facts
 from hybridremat.planning import step_template
 from hybridremat.planning.trust import Trust
-from hybridremat.zoo.models import reference_model
 from support.examples import examples
 from support.sized_steps import HOW, images, portfolio, require_exact, rows, seeded, tokens, wrapped
 from support.training import ConvNet, Mlp, Running, Transformer
@@ -302,41 +299,3 @@ def test_a_fit_is_used_once_it_has_been_right_and_never_after_it_was_wrong():
     fit.compare(4 * 5000, 5000)
     assert not fit.known
     assert WorkspaceFit.of(100, 10) is None and WorkspaceFit.of(4 * 2000 + 1000, 2000) is None
-
-
-def drawn_for(name, batch, size):
-    """Inputs of a built-in model for a batch and a length."""
-    generator = seeded(batch * size)
-    if name == "resnet50":
-        images = torch.randn(batch, 3, size, size, generator=generator)
-        return {"pixel_values": images, "labels": torch.randint(0, 10, (batch,), generator=generator)}
-    drawn = (torch.randint(0, 100, (batch, size), generator=generator) for _ in range(2))
-    return dict(zip(("input_ids", "labels"), drawn, strict=True))
-
-
-TEXTS = [(5, 128), (2, 96), (3, 41)], [(2, 104), (4, 33), (3, 120), (5, 77)]
-SHORT = [(4, 77), (2, 64), (3, 50)], [(2, 70), (4, 33)]
-MODELS = {
-    "gpt2": ({"n_layer": 2}, 0.1, *TEXTS, "70%"),
-    "llama": ({"num_hidden_layers": 2}, 0.0, *TEXTS, "70%"),
-    "bert": ({"num_hidden_layers": 2}, 0.1, *TEXTS, "70%"),
-    "t5": ({"num_layers": 1, "num_decoder_layers": 1}, 0.1, *SHORT, "80%"),
-    "resnet50": ({"pixels": 32}, 0.0, [(15, 32), (8, 32), (6, 32)], [(9, 32), (7, 32), (12, 32)], "92%"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*MODELS])
-def test_built_in_models_are_exact_at_trusted_sizes(name):
-    changes, dropout, first, then, share = MODELS[name]
-    model, _ = reference_model(name, dropout, changes)
-    if name == "resnet50":  # what its forward would set in the first call
-        model.config.problem_type = "single_label_classification"
-    plain = copy.deepcopy(model)
-    largest = drawn_for(name, *max(first, key=prod))
-    limit = hybridremat.plan(copy.deepcopy(model), kwargs=largest, memory_limit=share, **HOW).memory_limit
-    hybridremat.wrap(model, kwargs=largest, memory_limit=limit, dynamic=None, **HOW)
-    for each in (*first[1:], *then):
-        require_exact(model, plain, drawn_for(name, *each), steps=2)
-    found = portfolio(model)
-    assert not found._trust.lost and found.traces < len(found.numbers)

@@ -52,10 +52,15 @@ def captured(model):
     return model._compiled_call_impl.sizes.counts()
 
 
+def portfolios(model):
+    """Of each capture with symbols of a wrapped model."""
+    families = model._compiled_call_impl.sizes._families.values()
+    return [each.partition.portfolio for family in families for each in family.captures]
+
+
 def portfolio(model):
     """Of the one capture with symbols of a wrapped model."""
-    families = model._compiled_call_impl.sizes._families.values()
-    (found,) = [each.partition.portfolio for family in families for each in family.captures]
+    (found,) = portfolios(model)
     return found
 
 
