@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
@@ -47,6 +49,14 @@ def test_a_frontier_at_a_size_is_that_of_its_own_capture(found, batch):
     there = found.at_sizes(batch=batch)
     alone = hybridremat.frontier(make(), kwargs=rows(batch), **HOW)
     assert there == alone and there.sizes == {"batch": batch}
+
+
+def test_a_frontier_that_is_sent_is_of_its_own_sizes(found):
+    sent = pickle.loads(pickle.dumps(found))  # noqa: S301 - its own
+    assert sent == found and sent.sizes == {}
+    assert sent.plan(memory_limit="80%") == found.plan(memory_limit="80%")
+    with pytest.raises(InputError, match="of one shape"):
+        sent.at_sizes(batch=20)
 
 
 def test_nothing_is_captured_again(captures, monkeypatch):

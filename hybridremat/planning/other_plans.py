@@ -175,12 +175,12 @@ class PlannedElsewhere:
                 store.granted = granted
 
     def __reduce__(self) -> tuple[object, tuple[()]]:
-        return _nothing, ()  # a plan that is copied or sent has its own sizes alone
+        return no_sizes, ()
 
 
 def _text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def _nothing() -> None:
-    return None
+def no_sizes() -> None:
+    """What a plan or frontier that is copied or sent knows of other sizes."""

@@ -18,7 +18,7 @@ from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.input_keys import every_dimension, shapes_of
-from hybridremat.planning.other_plans import PlannedElsewhere
+from hybridremat.planning.other_plans import PlannedElsewhere, no_sizes
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import step_frontier
 from hybridremat.planning.portfolio import Portfolio
@@ -46,6 +46,9 @@ class SizedFrontier:
 
     capture: SizedCapture
     elsewhere: PlannedElsewhere
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return no_sizes, ()
 
     @property
     def own(self) -> Mapping[str, int]:

@@ -54,6 +54,10 @@ class StepFrontier(CountedGraph, GraphFrontier):
     least_searched: bool = False
     like: StepFrontier | None = field(default=None, compare=False)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Pickled without the bar of the planning that is over."""
+        return {**vars(self), "progress": no_progress}
+
     @property
     def counted(self) -> Self:  # type: ignore[override]
         """See :class:`GraphFrontier`."""
