@@ -278,13 +278,13 @@ def test_lifted_graphs_at_the_sizes_of_the_sample_are_those_that_were_emitted(wr
     sized, step, graph, member = at(wrapped, 2, 24)
     assert graph == member.graph
     emitted = emit(step, member.schedule)
-    for mine, theirs in zip(member.emitted.lifted.at(sized.instance), emitted, strict=True):
+    for mine, theirs in zip(wrapped.portfolio.graphs(0).lifted.at(sized.instance), emitted, strict=True):
         assert calls(mine) == calls(theirs)
-    assert not member.emitted.lifted.fixed
+    assert not wrapped.portfolio.graphs(0).lifted.fixed
 
 
 def test_a_number_that_should_be_a_size_is_refused_at_other_sizes(wrapped):
-    lifted = wrapped.portfolio.members[0].emitted.lifted
+    lifted = wrapped.portfolio.graphs(0).lifted
     damaged = replace(lifted, forward=twin(lifted.forward))
     view = next(n for n in damaged.forward.graph.nodes if str(n.target) == "aten.ones.default")
     view.args = ([24, 24],)

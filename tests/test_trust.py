@@ -230,8 +230,8 @@ def step(transformer):
 def test_graphs_are_proven_for_all_sizes_and_add_no_guard(transformer, step):
     found = portfolio(transformer[1])
     before = shape_facts(found.steps.joint.module)
-    for member in found.members:
-        memory = step.proof(member.emitted.lifted).memory(member.graph)
+    for number, member in enumerate(found.members):
+        memory = step.proof(found.graphs(number).lifted).memory(member.graph)
         assert memory.peak > memory.saved > 0
     assert shape_facts(found.steps.joint.module) == before
 
@@ -264,7 +264,7 @@ def test_bytes_of_graphs_that_are_not_as_planned_end_trust(monkeypatch):
 
 
 def test_a_number_that_should_be_a_size_is_refused_for_all_sizes(transformer, step):
-    lifted = portfolio(transformer[1]).members[0].emitted.lifted
+    lifted = portfolio(transformer[1]).graphs(0).lifted
     damaged = replace(lifted, forward=twin(lifted.forward))
     ones = next(n for n in damaged.forward.graph.nodes if str(n.target) == "aten.ones.default")
     ones.args = ([24, 24],)
@@ -273,7 +273,7 @@ def test_a_number_that_should_be_a_size_is_refused_for_all_sizes(transformer, st
 
 
 def test_sizes_that_coincide_at_the_traced_sizes_are_two(transformer):
-    lifted = portfolio(transformer[1]).members[0].emitted.lifted
+    lifted = portfolio(transformer[1]).graphs(0).lifted
     steps = portfolio(transformer[1]).steps
     sized = steps.at(dict(zip(steps.joint.inputs, (4, 4), strict=True)))
     square = in_symbols(steps.joint, sized.instance, sized.traced)
