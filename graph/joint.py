@@ -263,15 +263,45 @@ def ops_by_parts(graph: JointGraph, ops: Collection[int] | None = None) -> Joint
     )
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Move:
+    """A version of a value that waits in host memory, between its readers in the forward and the backward.
+
+    Places are those of executions in the schedule. The copy out starts right after ``birth``; the device's
+    own copy is gone before ``free``, and a new one is there before ``fetch``, into which it comes back.
+
+    Attributes
+    ----------
+    value
+        What moves.
+    birth
+        The execution that makes this version.
+    free
+        After its last reader in the forward; ``num_forward`` if it is gone before the backward.
+    fetch
+        In the backward.
+    ready
+        Its first reader in the backward.
+    """
+
+    value: int
+    birth: int
+    free: int
+    fetch: int
+    ready: int
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The flat list of op executions of one step, recomputations included.
 
-    ``steps[:num_forward]`` run in the forward graph, the rest in the backward graph.
+    ``steps[:num_forward]`` run in the forward graph, the rest in the backward graph. ``moves``: what waits in
+    host memory meanwhile.
     """
 
     steps: tuple[int, ...]
     num_forward: int
+    moves: tuple[Move, ...] = ()
 
 
 def plain_schedule(graph: JointGraph) -> Schedule:

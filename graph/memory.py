@@ -13,7 +13,9 @@ The rules (they predict measured peaks to the byte on CPU):
 - an op that may overwrite something that it reads (``Op.overwrites``) does so where this version dies with
   it and is no output of the step: of several the first one. The output then takes its storage over, so the
   version is gone one execution earlier;
-- a random op that runs more than once keeps its generator state from its first run to its last.
+- a random op that runs more than once keeps its generator state from its first run to its last;
+- a version that moves to host memory (``Schedule.moves``) is not on the device from ``free`` to right before
+  ``fetch``, however fast the link is.
 
 Hundreds of schedules of one graph are replayed for one plan, so the replay works on arrays.
 """
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridremat.graph.joint import Delivery, JointGraph, Schedule
+from hybridremat.graph.joint import Delivery, JointGraph, Move, Schedule
 
 Integers = NDArray[np.int64]
 
@@ -56,6 +58,20 @@ class StepMemory:
     saved: int
     profile: tuple[int, ...]
     released: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A version that is made in the forward, and waits for a reader in the backward.
+
+    ``last``: its last reader in the forward, ``birth`` without any; ``first``: that in the backward.
+    """
+
+    value: int
+    bytes: int
+    birth: int
+    last: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +199,7 @@ class MemorySimulator:
             np.add.at(change, lifetimes.birth, lifetimes.size)
             np.add.at(gone, np.minimum(lifetimes.death, end) + 1, lifetimes.size)
             saved += int(lifetimes.size[(lifetimes.birth < split) & (split <= lifetimes.death)].sum())
+        saved -= self._move(change, schedule.moves, versions)
         # what the first execution of the backward writes over is saved as well
         first = takeovers.version[takeovers.now == split]
         saved += int(self._bytes[versions.value[first]][versions.birth[first] < split].sum())
@@ -205,6 +222,43 @@ class MemorySimulator:
             int(self._bytes[versions.value[released]].sum()),
         )
         return memory, self._by_execution(takeovers, versions)
+
+    def waiting(self, schedule: Schedule, least: int = 1) -> list[Waiting]:
+        """The versions of at least so many bytes that wait from the forward for the backward, by birth.
+
+        Without those that are returned: the caller has them, too.
+
+        Raises
+        ------
+        ScheduleError
+            If an execution reads a value that no earlier execution wrote.
+        """
+        steps, split = np.array(schedule.steps, np.int64), schedule.num_forward
+        versions = self._lifetimes(steps, split)
+        read, now = self._reads.along(steps)
+        seen = versions.read(read, now, len(steps))
+        last, first = versions.birth.copy(), np.full(len(versions.value), len(steps))
+        ahead = now < split
+        np.maximum.at(last, seen[ahead], now[ahead])
+        np.minimum.at(first, seen[~ahead], now[~ahead])
+        size = self._bytes[versions.value]
+        found = (versions.birth < split) & (first < len(steps)) & ~versions.returned & (size >= least)
+        columns = (versions.value, size, versions.birth, last, first)
+        rows = zip(*(column[found].tolist() for column in columns), strict=True)
+        return sorted((Waiting(*row) for row in rows), key=lambda each: (each.birth, each.value))
+
+    def _move(self, change: Integers, moves: tuple[Move, ...], versions: _Versions) -> int:
+        """Take what moves off a running change of bytes; the bytes that are not saved for it."""
+        if not moves:
+            return 0
+        value, birth, free, fetch = np.array([(m.value, m.birth, m.free, m.fetch) for m in moves]).T
+        there = versions.read(value, birth + 1, len(change) - 2)
+        if (versions.value[there] != value).any() or (versions.birth[there] != birth).any():
+            raise ScheduleError("a move is of a version that is not made where it says")
+        size = self._bytes[value]
+        np.subtract.at(change, free, size)
+        np.add.at(change, fetch, size)
+        return int(size.sum())
 
     def _marks(self, values: frozenset[int]) -> NDArray[np.bool_]:
         marks = np.zeros(len(self._graph.values), bool)
