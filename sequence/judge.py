@@ -18,6 +18,9 @@ from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_flops, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins, obeys
 from hybridremat.sequence.decisions import Decision
+from hybridremat.sequence.offload.arena import arena
+from hybridremat.sequence.offload.clocks import timed
+from hybridremat.sequence.offload.link import Link
 from hybridremat.sequence.outside_memory import (
     NO_OUTSIDE_MEMORY,
     Moment,
@@ -45,6 +48,10 @@ class Judge:
         Whether what a schedule saves counts by itself: others run beside it, as those of several graphs do.
     moments
         Of a whole step of several graphs, whose others are decided; none: the graph is the step.
+    link
+        How fast values move to host memory and back; None if they do not.
+    host_limit
+        Bytes of host memory that they may take; None for any.
     """
 
     graph: JointGraph
@@ -52,6 +59,8 @@ class Judge:
     outside: OutsideMemory = NO_OUTSIDE_MEMORY
     with_saved: bool = False
     moments: tuple[Moment, ...] = ()
+    link: Link | None = None
+    host_limit: int | None = None
 
     @cached_property
     def simulate(self) -> MemorySimulator:
@@ -86,6 +95,7 @@ class Judge:
             schedule=schedule,
             needs=self.needs_of(phases),
             decisions=decisions,
+            host=self.host_bytes(schedule),
         )
 
     @property
@@ -98,12 +108,24 @@ class Judge:
         return Pool.of(points, base, with_saved=self.with_saved)
 
     def time(self, schedule: Schedule) -> int:
-        """Nanoseconds of all executions."""
-        return schedule_time(self.graph, schedule)
+        """Nanoseconds of all executions, with what they wait for moves."""
+        if not schedule.moves:
+            return schedule_time(self.graph, schedule)
+        assert self.link is not None, "values move by a link"
+        times = [self.graph.op_times[op] for op in schedule.steps]
+        return timed(times, schedule.moves, self._moved(schedule), self.link)[0].total
+
+    def host_bytes(self, schedule: Schedule) -> int:
+        """Bytes of host memory that its moves take."""
+        return arena(schedule.moves, self._moved(schedule)).size if schedule.moves else 0
+
+    def _moved(self, schedule: Schedule) -> list[int]:
+        return [self.graph.values[move.value].bytes for move in schedule.moves]
 
     def allows(self, schedule: Schedule) -> bool:
-        """Whether a schedule does as the pins ask."""
-        return obeys(self.graph, schedule, self.pins)
+        """Whether a schedule does as the pins ask, in the host memory that there is."""
+        fits = self.host_limit is None or self.host_bytes(schedule) <= self.host_limit
+        return fits and obeys(self.graph, schedule, self.pins)
 
     def phases(self, schedule: Schedule, memory: StepMemory | None = None) -> PhasePeaks:
         """Bytes of the step itself, phase by phase; ``memory``: its own, where it is known."""

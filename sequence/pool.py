@@ -47,6 +47,8 @@ class SchedulePoint:
         The number of the chain whose blocks it decides about; None without any.
     code
         Whose bytes these are.
+    host
+        Bytes of host memory that its moves take.
     """
 
     phases: PhasePeaks
@@ -60,6 +62,7 @@ class SchedulePoint:
     least_time: int | None = None
     chain: int | None = None
     code: Code = "none"
+    host: int = 0
 
     @property
     def peak(self) -> int:

@@ -1,0 +1,154 @@
+"""Moves as a search: schedules of the pool that get under the limit by what waits in host memory.
+
+A schedule that needs more than the limit and recomputes less may be faster with moves than one that fits.
+The fastest with moves are looked for among all of the pool, and improved by exchanges: a recomputation is left
+out, or what would move is made again instead, and the moves are placed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Final
+
+import numpy as np
+
+from hybridremat.graph.joint import Schedule
+from hybridremat.sequence.exchange.edits import Edits
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.offload.placement import Key, Unmoved, place
+from hybridremat.sequence.parts import judge_of
+from hybridremat.sequence.pool import Pool, SchedulePoint
+from hybridremat.sequence.search import Goal, Level
+
+LEAST: Final = 1 << 20
+"""Bytes of the smallest version that moves."""
+
+STARTS: Final = 8
+"""Schedules that exchanges begin at."""
+
+TRIED: Final = 60
+"""Schedules that exchanges place moves for from one start; of the first, three times as many."""
+
+WORTH: Final = 0.0005
+"""The least share of the step's time that an exchange has to save."""
+
+
+def offloading(judge: Judge, pool: Pool, goal: Goal) -> Pool:
+    """What moves make of the pool's schedules (:class:`~hybridremat.sequence.search.Search`)."""
+    if judge.link is None or goal.deadline.passed:
+        return pool
+    starts = fastest_placed(judge, pool, goal.limit, 1 if goal.level is Level.QUICK else STARTS)
+    if goal.level is Level.QUICK:
+        return pool.with_points(starts)
+    found = [
+        Exchanged(judge_of(judge, start), goal, TRIED if number else 3 * TRIED)(start)
+        for number, start in enumerate(starts)
+    ]
+    return pool.with_points([*starts, *found])
+
+
+def fastest_placed(judge: Judge, pool: Pool, limit: int, most: int) -> list[SchedulePoint]:
+    """The ``most`` fastest schedules of a pool with moves that bring them under a limit."""
+    found: list[SchedulePoint] = []
+    for point in sorted(pool.points, key=lambda each: least_time(judge, each, limit)):
+        if len(found) >= most and least_time(judge, point, limit) >= found[most - 1].time:
+            break
+        placed = with_moves(judge_of(judge, point), point, limit)
+        if placed is not None:
+            found = sorted([*found, placed], key=lambda each: each.time)[:most]
+    return found
+
+
+def least_time(judge: Judge, point: SchedulePoint, limit: int) -> float:
+    """Nanoseconds that a schedule takes at least under a limit: what is too much leaves and comes back."""
+    assert judge.link is not None
+    gone = max(0, point.needs - limit)
+    return max(point.time, gone * 1e9 / judge.link.out + gone * 1e9 / judge.link.back)
+
+
+def with_moves(
+    judge: Judge, point: SchedulePoint, limit: int, without: frozenset[Key] = frozenset()
+) -> SchedulePoint | None:
+    """A schedule with moves that bring it under a limit; None if none are found. ``without``: what stays."""
+    schedule = replace(point.schedule, moves=())
+    moves = place(unmoved(judge, schedule), limit, without)
+    if moves is None:
+        return None
+    made = judge(replace(schedule, moves=moves), point.decisions)
+    fits = made.needs <= limit and judge.allows(made.schedule)
+    return replace(made, parted=point.parted, chain=point.chain) if fits else None
+
+
+def unmoved(judge: Judge, schedule: Schedule, least: int = LEAST) -> Unmoved:
+    """A schedule without moves, as placement sees it."""
+    saved = judge.pins.saved_values(judge.graph)
+    waiting = judge.simulate.waiting(schedule, least)
+    return Unmoved(
+        np.array(judge.profile(schedule)),
+        tuple(map(judge.graph.op_times.__getitem__, schedule.steps)),
+        schedule.num_forward,
+        tuple(each for each in waiting if each.value not in saved),
+    )
+
+
+class Exchanged:
+    """Exchanges in schedules with moves, of one graph under one limit."""
+
+    def __init__(self, judge: Judge, goal: Goal, most: int) -> None:
+        self._judge, self._goal, self._left = judge, goal, most
+        self._edits = Edits(judge.graph)
+        self._seen: set[tuple[Schedule, frozenset[Key]]] = set()
+
+    def __call__(self, start: SchedulePoint) -> SchedulePoint:
+        """The fastest schedule that exchanges lead to."""
+        best, stays = start, frozenset[Key]()
+        while (found := self._faster(best, stays)) is not None:
+            best, stays = found
+        return best
+
+    def _faster(
+        self, best: SchedulePoint, stays: frozenset[Key]
+    ) -> tuple[SchedulePoint, frozenset[Key]] | None:
+        """A schedule one exchange away that is faster, and what stays on the device there."""
+        enough = best.time - max(1, int(WORTH * best.time))
+        for schedule, staying in self._near(best.schedule, stays):
+            if self._left <= 0 or self._goal.deadline.passed:
+                return None
+            if (schedule, staying) in self._seen:
+                continue
+            self._seen.add((schedule, staying))
+            self._left -= 1
+            point = replace(best, schedule=schedule)
+            found = with_moves(self._judge, point, self._goal.limit, staying)
+            if found is not None and found.time <= enough:
+                return found, staying
+        return None
+
+    def _near(
+        self, schedule: Schedule, stays: frozenset[Key]
+    ) -> Iterator[tuple[Schedule, frozenset[Key]]]:
+        """Schedules one exchange away, those that promise most first, each with what is not to move."""
+        judge, bare = self._judge, replace(schedule, moves=())
+        assert judge.link is not None
+        times, versions, numbers = judge.graph.op_times, self._edits.versions(bare), count()
+        near: list[tuple[int, int, Schedule, frozenset[Key]]] = []
+        for move in schedule.moves:
+            size = judge.graph.values[move.value].bytes
+            saved = judge.link.out_ns(size) + judge.link.back_ns(size)
+            ops = self._edits.made_again(versions, move.value, move.ready)
+            if ops:
+                again = self._edits.inserted(bare, ops, move.ready)
+                near.append((sum(times[op] for op in ops) - saved, next(numbers), again, frozenset()))
+            near.append((-saved, next(numbers), bare, stays | {(move.value, move.birth)}))
+        done: set[int] = set()
+        for now, op in enumerate(bare.steps):
+            if now >= bare.num_forward and op in done:
+                gone = self._edits.only_for(bare, versions, now)
+                less = self._edits.without(bare, gone)
+                cost = -sum(times[bare.steps[each]] for each in gone)
+                near.append((cost, next(numbers), less, frozenset()))
+            done.add(op)
+        for _, _, changed, staying in sorted(near, key=lambda each: each[:2]):
+            yield changed, staying
