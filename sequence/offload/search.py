@@ -1,8 +1,8 @@
 """Moves as a search: schedules of the pool that get under the limit by what waits in host memory.
 
 A schedule that needs more than the limit and recomputes less may be faster with moves than one that fits.
-The fastest with moves are looked for among all of the pool, and improved by exchanges: a recomputation is left
-out, or what would move is made again instead, and the moves are placed anew.
+The fastest with moves are looked for among all of the pool, and improved by exchanges: a recomputation is
+left out, or what would move is made again instead, and the moves are placed anew.
 """
 
 from __future__ import annotations
