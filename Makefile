@@ -41,7 +41,7 @@ OF_TORCH := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py tr
 
 # The mathematics: blocks, the chain, judge, bounds, searches; torch is neither needed nor importable.
 OF_MATHEMATICS := $(wildcard tests/test_blocks*.py tests/test_sequence*.py $(addsuffix .py,$(addprefix tests/test_,\
-	bounds exchange judge least_times memory polish segment solving sweeps)))
+	bounds exchange judge least_times memory offload_placement offload_search polish segment solving sweeps)))
 
 .PHONY: help demo test test-core test-slow test-all test-torch test-oldest test-newest lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:

@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat.graph.joint import JointGraph, Move, Op, Phase, Schedule, Value, plain_schedule
-from hybridremat.graph.memory import MemorySimulator, ScheduleError, step_memory
+from hybridremat.graph.joint import Move, Schedule, plain_schedule
+from hybridremat.graph.memory import MemorySimulator, ScheduleError, Waiting, step_memory
 from hybridremat.sequence.offload.arena import PAGE, arena
 from hybridremat.sequence.offload.clocks import timed
 from hybridremat.sequence.offload.link import Link
 from hybridremat.sequence.offload.placement import Unmoved, place
 from support.examples import examples
-
-
-def mirrored(sizes, times=None):
-    """A chain: each forward op makes a value from the one before, and each backward op reads one of them."""
-    count = len(sizes)
-    times = times or [1] * (2 * count)
-    values = [Value(n, size, n) for n, size in enumerate(sizes)]
-    values += [Value(count + n, 1, count + n) for n in range(count)]
-    ops = [Op(n, f"f{n}", Phase.FORWARD, (n - 1,) if n else (), (n,), time=times[n]) for n in range(count)]
-    for n in range(count):
-        reads = (count - 1 - n, *((count + n - 1,) if n else ()))
-        ops.append(Op(count + n, f"b{n}", Phase.BACKWARD, reads, (count + n,), time=times[count + n]))
-    return JointGraph(tuple(ops), tuple(values), gradients=frozenset({2 * count - 1}))
-
-
-def counted(graph, schedule):
-    """Bytes at each execution, one by one: what is on the device, version by version."""
-    end, split = len(schedule.steps), schedule.num_forward
-    profile = []
-    for now in range(end):
-        alive = 0
-        for birth in range(now + 1):
-            for value in graph.ops[schedule.steps[birth]].writes:
-                reads = [at for at in range(end) if value in graph.ops[schedule.steps[at]].reads]
-                death = end if value in graph.gradients else max(reads, default=birth)
-                moves = [m for m in schedule.moves if (m.value, m.birth) == (value, birth)]
-                away = any(m.free <= now < m.fetch for m in moves)
-                alive += graph.values[value].bytes * (now <= death and not away)
-        profile.append(alive)
-    saved = sum(
-        graph.values[value].bytes
-        for birth in range(split)
-        for value in graph.ops[schedule.steps[birth]].writes
-        if any(value in graph.ops[op].reads for op in schedule.steps[split:])
-        and not any(m.value == value for m in schedule.moves)
-    )
-    return profile, saved
-
-
-@st.composite
-def chains(draw, most=5, equal=False):
-    count = draw(st.integers(2, most))
-    size = st.just(10) if equal else st.integers(1, 20)
-    sizes = draw(st.lists(size, min_size=count, max_size=count))
-    times = draw(st.lists(st.integers(1, 40), min_size=2 * count, max_size=2 * count))
-    return mirrored(sizes, times)
+from support.moves import chains, every_move, mirrored
+from support.naive_memory import naive_profile, naive_saved
+from support.random_steps import random_step
 
 
 def unmoved(graph):
@@ -75,23 +32,36 @@ def unmoved(graph):
     )
 
 
-def every_move(each, split):
-    """All moves of one version, and none."""
-    yield None
-    for free, fetch in itertools.product(range(each.last + 1, split + 1), range(split, each.first + 1)):
-        yield Move(each.value, each.birth, free, fetch, each.first)
-
-
-@given(chains(), st.data())
-@examples(60)
-def test_bytes_are_those_of_a_count_one_by_one(graph, data):
-    plain, step = plain_schedule(graph), unmoved(graph)
-    picked = [data.draw(st.sampled_from([*every_move(each, step.split)])) for each in step.waiting]
-    schedule = Schedule(plain.steps, plain.num_forward, tuple(each for each in picked if each))
+@given(st.integers(0, 100_000), st.data())
+@examples(200)
+def test_bytes_are_those_of_the_naive_replay(seed, data):
+    graph, plain = random_step(seed)
+    waiting = MemorySimulator(graph).waiting(plain)
+    picked = [data.draw(st.sampled_from([*every_move(each, plain.num_forward)])) for each in waiting]
+    schedule = replace(plain, moves=tuple(each for each in picked if each))
     memory = step_memory(graph, schedule)
-    profile, saved = counted(graph, schedule)
-    assert list(memory.profile) == profile and memory.saved == saved
-    assert memory.peak == max(profile)
+    assert list(memory.profile) == naive_profile(graph, schedule)
+    assert memory.saved == naive_saved(graph, schedule)
+
+
+@given(st.integers(0, 100_000))
+@examples(200)
+def test_what_waits_is_made_in_the_forward_read_in_the_backward_and_not_returned(seed):
+    graph, schedule = random_step(seed)
+    steps, split = schedule.steps, schedule.num_forward
+    returned = graph.held_outputs | graph.released_outputs | graph.gradients | graph.leaving
+    found = []
+    for birth, op in enumerate(steps[:split]):
+        for value in graph.ops[op].writes:
+            again = [at for at in range(birth + 1, len(steps)) if value in graph.ops[steps[at]].writes]
+            until = min([again[0] + 1, len(steps)] if again else [len(steps)])
+            reads = [at for at in range(birth + 1, until) if value in graph.ops[steps[at]].reads]
+            ahead, behind = ([r for r in reads if r < split], [r for r in reads if r >= split])
+            if behind and graph.values[value].bytes and value not in returned:
+                size = graph.values[value].bytes
+                found.append(Waiting(value, size, birth, max(ahead, default=birth), min(behind)))
+    seen = [each for each in MemorySimulator(graph).waiting(schedule) if each.value not in returned]
+    assert sorted(found, key=lambda each: (each.birth, each.value)) == seen
 
 
 def test_a_move_of_what_is_not_there_is_an_error():

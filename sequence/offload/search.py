@@ -28,7 +28,7 @@ LEAST: Final = 1 << 20
 STARTS: Final = 8
 """Schedules that exchanges begin at."""
 
-TRIED: Final = 60
+TRIED: Final = 200
 """Schedules that exchanges place moves for from one start; of the first, three times as many."""
 
 WORTH: Final = 0.0005

@@ -20,6 +20,7 @@ class _Copies:
 
     def __init__(self, graph: JointGraph, schedule: Schedule) -> None:
         self.graph, self.steps, self.split = graph, schedule.steps, schedule.num_forward
+        self.moves = schedule.moves
         self.births = {
             value.id: [now for now, op in enumerate(self.steps) if value.id in graph.ops[op].writes]
             for value in graph.values
@@ -28,6 +29,11 @@ class _Copies:
 
     def reads(self, now: int) -> tuple[int, ...]:
         return self.graph.ops[self.steps[now]].reads
+
+    def away(self, value: int, birth: int, now: int) -> bool:
+        """Whether a copy is in host memory alone while an execution runs, and until the next one."""
+        mine = [each for each in self.moves if (each.value, each.birth) == (value, birth)]
+        return any(each.free <= now < each.fetch for each in mine)
 
     def leaves(self, gradient: int) -> int:
         """When a gradient is read, or its parameter, for the last time."""
@@ -73,7 +79,7 @@ class _Copies:
         total -= self.graph.values[over[0]].bytes if over else 0
         for value in self.graph.values:
             copies = [b for b in self.births[value.id] if b <= now and self.needed(value.id, b, now)]
-            total += value.bytes * len(copies)
+            total += value.bytes * sum(not self.away(value.id, b, now) for b in copies)
         for other in self.graph.ops:
             runs = self.runs(other)
             if runs and runs[0] <= now <= runs[-1]:
@@ -86,7 +92,7 @@ class _Copies:
         for value in self.graph.values:
             if value.id not in self.parameter_of or self.births[value.id][-1] > now:
                 copies = [b for b in self.births[value.id] if b <= now and self.needed(value.id, b, now + 1)]
-                total += value.bytes * len(copies)
+                total += value.bytes * sum(not self.away(value.id, b, now) for b in copies)
         for number, each in enumerate(self.graph.deliveries):
             leaves = self.leaves(each.gradient)
             waits = self.births[each.gradient][-1] <= now < leaves
@@ -108,7 +114,8 @@ def naive_saved(graph: JointGraph, schedule: Schedule) -> int:
             kept = value.id in graph.held_outputs and birth == copies.births[value.id][0]
             last = value.id in graph.gradients and birth == copies.births[value.id][-1]
             needed = any(copies.needed(value.id, birth, now) for now in range(split, ends))
-            total += value.bytes * (needed or kept or last)
+            moves = any((each.value, each.birth) == (value.id, birth) for each in schedule.moves)
+            total += value.bytes * ((needed or kept or last) and not moves)
     for op in graph.ops:
         runs = copies.runs(op)
         total += graph.rng_state_bytes * bool(runs and runs[0] < split <= runs[-1])
