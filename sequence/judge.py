@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,6 @@ from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_flops, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins, obeys
 from hybridremat.sequence.decisions import Decision
-from hybridremat.sequence.offload.arena import arena
-from hybridremat.sequence.offload.clocks import timed
-from hybridremat.sequence.offload.link import Link
 from hybridremat.sequence.outside_memory import (
     NO_OUTSIDE_MEMORY,
     Moment,
@@ -30,6 +28,9 @@ from hybridremat.sequence.outside_memory import (
     outside_phases,
 )
 from hybridremat.sequence.pool import Pool, SchedulePoint
+
+if TYPE_CHECKING:
+    from hybridremat.sequence.offload.link import Link
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,19 @@ class Judge:
         """Nanoseconds of all executions, with what they wait for moves."""
         if not schedule.moves:
             return schedule_time(self.graph, schedule)
+        from hybridremat.sequence.offload.clocks import timed  # not where nothing moves
+
         assert self.link is not None, "values move by a link"
         times = [self.graph.op_times[op] for op in schedule.steps]
         return timed(times, schedule.moves, self._moved(schedule), self.link)[0].total
 
     def host_bytes(self, schedule: Schedule) -> int:
         """Bytes of host memory that its moves take."""
-        return arena(schedule.moves, self._moved(schedule)).size if schedule.moves else 0
+        if not schedule.moves:
+            return 0
+        from hybridremat.sequence.offload.arena import arena
+
+        return arena(schedule.moves, self._moved(schedule)).size
 
     def _moved(self, schedule: Schedule) -> list[int]:
         return [self.graph.values[move.value].bytes for move in schedule.moves]
