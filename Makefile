@@ -43,7 +43,7 @@ OF_TORCH := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py tr
 OF_MATHEMATICS := $(wildcard tests/test_blocks*.py tests/test_sequence*.py $(addsuffix .py,$(addprefix tests/test_,\
 	bounds exchange judge least_times memory offload_placement offload_search polish segment solving sweeps)))
 
-.PHONY: help demo test test-core test-slow test-all test-torch test-oldest test-newest lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
+.PHONY: help demo test test-core test-slow test-all test-torch test-oldest test-newest other-torches lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -74,6 +74,10 @@ test-oldest: ## the quick tests of captured graphs, their numbers and compiled s
 
 test-newest: ## the same tests with the newest torch that is supported
 	@$(MAKE) test-torch TORCH=$(NEWEST) PYTEST_ARGS="$(OF_TORCH) $(PYTEST_ARGS)"
+
+other-torches: ## set up what test-oldest and test-newest run in
+	@$(MAKE) .torch/$(OLDEST)/.installed TORCH=$(OLDEST)
+	@$(MAKE) .torch/$(NEWEST)/.installed TORCH=$(NEWEST)
 
 # Without one, the tests of the HTML report's page are skipped (in CI: fail), all others run.
 browser: ## install Chromium and its driver, for the tests of the HTML report (Debian, as root or with sudo)

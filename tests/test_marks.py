@@ -31,7 +31,7 @@ def gaps(curve: hybridremat.Frontier) -> Iterator[tuple[float, float]]:
 
 
 # `make marks` looks at all of them; these are much like GPT-2 with dropout.
-ALIKE = {"gpt2", "bert", "vit"}
+ALIKE = {"gpt2", "llama", "bert", "vit"}
 
 
 @pytest.mark.slow
