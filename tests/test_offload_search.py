@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hybridremat.graph.joint import Schedule, plain_schedule
 from hybridremat.graph.pins import Pins
 from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.offload import search
 from hybridremat.sequence.offload.bound import offload_bound
 from hybridremat.sequence.offload.link import Link
 from hybridremat.sequence.offload.search import fastest_placed, offloading, with_moves
@@ -92,6 +93,15 @@ def test_without_a_link_the_pool_stays_as_it_is():
     goal = Goal(pool.points[0].peak * 8 // 10, pool.points[0].peak, Level.QUICK)
     assert offloading(judge, pool, goal) is pool
     assert len(offloading(replace(judge, link=Link(1e12, 1e12)), pool, goal).points) == 2
+
+
+def test_nothing_is_exchanged_where_nothing_can_be_gained(monkeypatch):
+    monkeypatch.delattr(search, "Exchanged")
+    judge = Judge(large(mirrored([10, 10, 10, 10])), link=Link(1e15, 1e15, latency=0))
+    plain = judge(plain_schedule(judge.graph))
+    found = offloading(judge, Pool.of([plain]), Goal(plain.peak * 8 // 10, plain.peak))
+    best = found.under(plain.peak * 8 // 10)
+    assert best is not None and best.time == plain.time and best.schedule.moves
 
 
 def test_what_is_to_be_saved_stays_and_the_host_has_a_limit():

@@ -40,7 +40,8 @@ def offloading(judge: Judge, pool: Pool, goal: Goal) -> Pool:
     if judge.link is None or goal.deadline.passed:
         return pool
     starts = fastest_placed(judge, pool, goal.limit, 1 if goal.level is Level.QUICK else STARTS)
-    if goal.level is Level.QUICK:
+    fastest = min((each.time for each in pool.points), default=0)
+    if goal.level is Level.QUICK or not starts or starts[0].time <= fastest:  # nothing waits, or runs again
         return pool.with_points(starts)
     found = [
         Exchanged(judge_of(judge, start), goal, TRIED if number else 3 * TRIED)(start)
