@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridremat.graph.joint import Delivery, JointGraph, Move, Schedule
+from hybridremat.graph.joint import Delivery, JointGraph, Schedule
 
 Integers = NDArray[np.int64]
 
@@ -199,7 +199,7 @@ class MemorySimulator:
             np.add.at(change, lifetimes.birth, lifetimes.size)
             np.add.at(gone, np.minimum(lifetimes.death, end) + 1, lifetimes.size)
             saved += int(lifetimes.size[(lifetimes.birth < split) & (split <= lifetimes.death)].sum())
-        saved -= self._move(change, schedule.moves, versions)
+        saved -= self._move(change, schedule) if schedule.moves else 0
         # what the first execution of the backward writes over is saved as well
         first = takeovers.version[takeovers.now == split]
         saved += int(self._bytes[versions.value[first]][versions.birth[first] < split].sum())
@@ -247,18 +247,19 @@ class MemorySimulator:
         rows = zip(*(column[found].tolist() for column in columns), strict=True)
         return sorted((Waiting(*row) for row in rows), key=lambda each: (each.birth, each.value))
 
-    def _move(self, change: Integers, moves: tuple[Move, ...], versions: _Versions) -> int:
+    def _move(self, change: Integers, schedule: Schedule) -> int:
         """Take what moves off a running change of bytes; the bytes that are not saved for it."""
-        if not moves:
-            return 0
-        value, birth, free, fetch = np.array([(m.value, m.birth, m.free, m.fetch) for m in moves]).T
-        there = versions.read(value, birth + 1, len(change) - 2)
-        if (versions.value[there] != value).any() or (versions.birth[there] != birth).any():
-            raise ScheduleError("a move is of a version that is not made where it says")
-        size = self._bytes[value]
-        np.subtract.at(change, free, size)
-        np.add.at(change, fetch, size)
-        return int(size.sum())
+        split, taken = schedule.num_forward, 0
+        known = {(each.value, each.birth): each for each in self.waiting(schedule)}
+        for move in schedule.moves:
+            each = known.pop((move.value, move.birth), None)
+            if each is None or not each.last < move.free <= split <= move.fetch <= move.ready == each.first:
+                name = self._graph.values[move.value].name or move.value
+                raise ScheduleError(f"{name}, made by step {move.birth}, does not wait where {move} takes it")
+            change[move.free] -= each.bytes
+            change[move.fetch] += each.bytes
+            taken += each.bytes
+        return taken
 
     def _marks(self, values: frozenset[int]) -> NDArray[np.bool_]:
         marks = np.zeros(len(self._graph.values), bool)

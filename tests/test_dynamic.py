@@ -436,7 +436,7 @@ def test_built_in_models_train_as_plain_ones_at_every_size(name):
     limit = hybridremat.plan(copy.deepcopy(model), kwargs=largest, memory_limit=share, **HOW).memory_limit
     hybridremat.wrap(model, kwargs=drawn_for(name, *sizes[0]), memory_limit=limit, dynamic=None, **HOW)
     for each in sizes:
-        require_exact(model, plain, drawn_for(name, *each), steps=2)
+        require_exact(model, plain, drawn_for(name, *each), steps=3)
     assert captured(model)[0] == captures
     found = portfolios(model)[0]
     assert bool(found._trust.lost) == (name in TRACED)

@@ -65,11 +65,15 @@ def test_what_waits_is_made_in_the_forward_read_in_the_backward_and_not_returned
 
 
 def test_a_move_of_what_is_not_there_is_an_error():
-    graph = mirrored([5, 5, 5])
+    graph = mirrored([5, 5, 5])  # value 0 is read by steps 1 and 5, and is gone from 2 to 4 at most
     plain = plain_schedule(graph)
-    for move in (Move(0, 1, 3, 3, 5), Move(5, 0, 3, 3, 5)):
-        with pytest.raises(ScheduleError, match="a move"):
-            step_memory(graph, Schedule(plain.steps, plain.num_forward, (move,)))
+    fits = Move(0, 0, 2, 5, 5)
+    assert step_memory(graph, replace(plain, moves=(fits,))).saved == 10
+    changes = {"birth": 1, "value": 5, "free": 1, "fetch": 2, "ready": 4}
+    wrong = [(replace(fits, **{name: value}),) for name, value in changes.items()]
+    for moves in (*wrong, (replace(fits, free=4),), (replace(fits, fetch=6),), (fits, fits)):
+        with pytest.raises(ScheduleError, match="does not wait"):
+            step_memory(graph, replace(plain, moves=moves))
 
 
 @dataclass(frozen=True)
