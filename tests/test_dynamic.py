@@ -385,6 +385,17 @@ def test_figures_of_dropped_plans_are_kept(transformer):
     assert captured(model)[0] == 1
 
 
+def test_the_first_shape_has_its_plan_when_those_of_other_sizes_have_taken_its_place():
+    torch.manual_seed(0)
+    model = hybridremat.wrap(Mlp(32, 3), kwargs=rows(64), memory_limit="80%", max_plans=1, **HOW)
+    first = hybridremat.get_plan(model)
+    for batch in (20, 30, 64):
+        loss_in(model(**rows(batch))).backward()
+    plan = hybridremat.get_plan(model)
+    assert captured(model)[0] == 1 and plan.origin == first.origin
+    assert (plan.predicted_peak, plan.overhead) == (first.predicted_peak, first.overhead)
+
+
 def test_a_plan_of_known_schedules_is_written_and_read(transformer, tmp_path):
     _, model = transformer
     plan = hybridremat.prepare(model, kwargs=tokens(3, 38))

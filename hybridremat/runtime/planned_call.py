@@ -316,6 +316,8 @@ class PlannedCall:
         key = self._key(args, kwargs)  # with breaks it is another
         if self.sizes is not None:
             self.sizes.planned_alone(args, kwargs)
+            if step.fingerprint is not None:  # plans of other sizes may take its place in the store
+                self.context.store.keep_figures(step.fingerprint)
         self._make_room()  # not earlier: a shape that cannot be planned must not cost another its plan
         self._steps[key] = step
         if len(self._steps) > 1:
