@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional
 
 from hybridremat.compiler.dynamic_inputs import differing_dimensions, sample_with_symbols, ties
 from hybridremat.errors import InputError
 from hybridremat.graph.tracing.alias_analysis import TraceError
-from hybridremat.graph.tracing.symbolic_calls import is_size
+from hybridremat.graph.tracing.symbolic_calls import drop_idle_slices, is_size
 from hybridremat.zoo.models import reference_model
 from support.examples import examples
 from support.symbolic import captured, shapes, traced_at
@@ -184,3 +184,25 @@ def test_a_sample_whose_dimensions_are_equal_by_chance_ties_them():
     symbols = differing_dimensions(square, other)
     assert ties(square, other, symbols) == {4}
     assert ties(other, square, symbols) == set()
+
+
+@pytest.mark.parametrize(
+    ("written", "dropped"),
+    [
+        (torch.ones(6, 4), True),
+        (torch.ones(4, 6).t(), False),  # the result has the layout of what is written into
+        (torch.ones(6, 4, dtype=torch.float64), False),
+        (torch.ones(5, 4), False),
+    ],
+)
+def test_a_write_of_all_that_there_is_is_what_is_written_where_that_looks_alike(written, dropped):
+    graph = fx.Graph()
+    whole, part = (graph.placeholder(name) for name in ("whole", "part"))
+    made = graph.call_function(torch.ops.aten.slice_scatter.default, (whole, part, 0, 0, len(written)))
+    doubled = graph.call_function(torch.ops.aten.mul.Tensor, (made, 2))
+    graph.output((doubled,))
+    for node, value in ((whole, torch.zeros(6, 4)), (part, written), (made, torch.zeros(6, 4))):
+        node.meta["val"] = value
+    doubled.meta["val"] = torch.zeros(6, 4)
+    drop_idle_slices(fx.GraphModule(nn.Module(), graph), 1)
+    assert doubled.args[0] is (part if dropped else made)

@@ -283,6 +283,37 @@ def test_lifted_graphs_at_the_sizes_of_the_sample_are_those_that_were_emitted(wr
     assert not wrapped.portfolio.graphs(0).lifted.fixed
 
 
+def all_by_parts(step):
+    """Everything by parts that can be, over whatever it can."""
+    step = extreme(2)(step).step
+    graph = ops_by_parts(step.graph)
+    return Chosen(replace(step, graph=graph), extreme_schedule(graph, 2, 0.5))
+
+
+def test_what_is_emitted_again_is_what_was_emitted():
+    torch.manual_seed(0)
+    draw = partial(tokens, 4)  # dropout goes by rows there
+    portfolio = dynamic(Transformer(1, 64), draw(64), {0: (0, 1)}, all_by_parts).portfolio
+    assert any(op.runs.kernel for op in portfolio.members[0].graph.ops)
+    before = portfolio.graphs(0)
+    portfolio.emitted.clear()
+    after = portfolio.graphs(0)
+    assert after is not before and after.overwritten == before.overwritten
+    for name in ("forward", "backward"):
+        assert calls(getattr(after.lifted, name)) == calls(getattr(before.lifted, name))
+
+
+def test_those_that_ran_longest_ago_are_let_go():
+    seeds = iter((3, 4, 5))  # another schedule at each size
+    torch.manual_seed(0)
+    portfolio = dynamic(Mlp(16, 3), rows(8), {0: (0,)}, lambda step: extreme(next(seeds))(step)).portfolio
+    portfolio.most = 2
+    for batch in (9, 8, 10):
+        number = portfolio.number_for(dict.fromkeys(portfolio.steps.joint.inputs, batch))
+        portfolio.graphs(number)
+    assert len(portfolio.members) == 3 and list(portfolio.emitted) == [0, 2]
+
+
 def test_a_number_that_should_be_a_size_is_refused_at_other_sizes(wrapped):
     lifted = wrapped.portfolio.graphs(0).lifted
     damaged = replace(lifted, forward=twin(lifted.forward))

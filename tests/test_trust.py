@@ -94,6 +94,16 @@ def test_any_batch_and_length(transformer, batch, length):
     assert not found._trust.lost and found.traces <= 3 + len(found.members)
 
 
+def test_schedules_that_are_let_go_are_proven_again(caplog):
+    plain, model = wrapped(lambda: Mlp(32, 3), rows, "80%", (64,), (20,), (40,), kept=1)
+    caplog.set_level("INFO", "hybridremat")
+    found = portfolio(model)
+    for batch in (64, 21, 60, 22):
+        require_exact(model, plain, rows(batch))
+        assert len(found.emitted) == 1 and found._trust._proofs.keys() <= found.emitted.keys()
+    assert len(found.members) > 1 and "is emitted again" in caplog.text
+
+
 def test_a_copy_into_a_part_is_the_same_with_symbols_and_without():
     torch.manual_seed(0)
     plans = [

@@ -74,13 +74,17 @@ def require_exact(model, plain, batch, steps=1):
     return plan
 
 
-def wrapped(make, draw, share, largest, *others):
-    """A plain model, and a wrapped one with a limit in bytes at the largest sizes; others are run too."""
+def wrapped(make, draw, share, largest, *others, kept=64):
+    """A plain model, and a wrapped one with a limit in bytes at the largest sizes; others are run too.
+
+    ``kept``: its plans and emitted schedules.
+    """
     torch.manual_seed(0)
     model = make()
     plain = copy.deepcopy(model)
     limit = hybridremat.plan(make(), kwargs=draw(*largest), memory_limit=share, **HOW).memory_limit
-    hybridremat.wrap(model, kwargs=draw(*largest), memory_limit=limit, dynamic=None, **HOW)
+    how = {**HOW, "memory_limit": limit, "max_plans": kept}
+    hybridremat.wrap(model, kwargs=draw(*largest), dynamic=None, **how)
     for each in others:
         require_exact(model, plain, draw(*each))
     return plain, model
