@@ -37,13 +37,13 @@ TORCH ?= $(OLDEST)
 TORCH_INDEX ?=
 OTHER := .torch/$(TORCH)
 # What a release of torch could break: the graphs that are captured, their numbers, Inductor's lowering
-OF_TORCH := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py direct_calls.py units.py rest_of_units.py dynamic.py compiled*.py lowered_memory.py generated_lines.py))
+OF_TORCH := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py direct_calls.py units.py dynamic.py compiled*.py lowered_memory.py generated_lines.py))
 
 # The mathematics: blocks, the chain, judge, bounds, searches; torch is neither needed nor importable.
 OF_MATHEMATICS := $(wildcard tests/test_blocks*.py tests/test_sequence*.py $(addsuffix .py,$(addprefix tests/test_,\
 	bounds exchange judge least_times memory offload_placement offload_search polish segment solving sweeps)))
 
-.PHONY: help demo test test-core test-slow test-all test-torch test-oldest test-newest other-torches lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
+.PHONY: help demo test test-core test-slow test-long test-all test-torch test-oldest test-newest other-torches lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -61,9 +61,12 @@ test-core: $(STAMP) ## the quick tests of the mathematics, without torch: half a
 
 # Property tests are in both: with few examples above, with all of them here (tests/conftest.py).
 test-slow: $(STAMP) browser ## the other tests: more models and cases, all examples of property tests
-	$(PYTEST) -m "slow and not compat" --hypothesis-profile=full $(PYTEST_ARGS)
+	$(PYTEST) -m "slow and not long and not compat" --hypothesis-profile=full $(PYTEST_ARGS)
 
-test-all: $(STAMP) browser ## all of both
+test-long: $(STAMP) ## what CI leaves out: models in full size, and further cases of slow tests
+	$(PYTEST) -m "long and not compat" --hypothesis-profile=full $(PYTEST_ARGS)
+
+test-all: $(STAMP) browser ## all of these
 	$(PYTEST) -m "not compat" --hypothesis-profile=full $(PYTEST_ARGS)
 
 test-torch: $(OTHER)/.installed browser ## the quick tests with another torch: make test-torch TORCH=2.11.0

@@ -12,6 +12,7 @@ pytest.register_assert_rewrite("support")
 
 from support.command_line import MODELS  # noqa: E402 - assertions in it are to say what they compare
 from support.examples import PROFILES  # noqa: E402
+from support.long_tests import long_ids, unknown  # noqa: E402
 
 if "HYBRIDREMAT_CORE" in os.environ:
     from support.without_torch import NoTorch
@@ -57,9 +58,23 @@ def _leave_cases_to_the_slow_tests(items):
                 item.add_marker("slow")
 
 
+def _name_the_long_tests(config, items):
+    """Tests that CI leaves out are slow, too; ``-m "slow and not long"`` are the others."""
+    ids, every = long_ids(), set()
+    for item in items:
+        names = {item.nodeid, item.nodeid.partition("[")[0]}
+        every |= names
+        if names & ids:
+            item.add_marker("slow")
+            item.add_marker("long")
+    if not any("::" in each for each in config.args) and (missing := unknown(every)):
+        raise pytest.UsageError(f"tests/support/long_tests.py names no tests: {sorted(missing)}")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Slow tests have more time; with all examples (``--hypothesis-profile=full``) property tests are."""
+    _name_the_long_tests(config, items)
     if settings.get_current_profile_name() == "full":
         for item in items:
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):

@@ -71,12 +71,12 @@ class Kept(lightning.loggers.CSVLogger):
         return [entry for entry in self.entries if key in entry]
 
 
-def loader(count=14, size=4):
+def loader(count=16, size=4):  # with 14 the last batch is smaller, which is another shape
     tokens = torch.randint(0, 50, (count, 12), generator=torch.Generator().manual_seed(3))
     return DataLoader(Rows(tokens=tokens), batch_size=size)
 
 
-def fit(model, folder, *callbacks, resume=None, **arguments):
+def fit(model, folder, *callbacks, resume=None, rows=16, **arguments):
     """Train, and return what was logged."""
     torch.manual_seed(1)
     logger = Kept(folder)
@@ -92,8 +92,8 @@ def fit(model, folder, *callbacks, resume=None, **arguments):
         "default_root_dir": folder,
     }
     trainer = lightning.Trainer(**settings | arguments)
-    validation = loader() if "val_check_interval" in arguments else None
-    trainer.fit(model, loader(), validation, ckpt_path=resume, weights_only=False)
+    validation = loader(rows) if "val_check_interval" in arguments else None
+    trainer.fit(model, loader(rows), validation, ckpt_path=resume, weights_only=False)
     logger.trainer = trainer
     return logger
 
@@ -115,6 +115,7 @@ def test_training_is_equal_and_measured(whole, tmp_path):
         "gradient_clip_val": 0.5,
         "accumulate_grad_batches": 2,
         "val_check_interval": 2,
+        "rows": 14,
     }
     plain, model = Lit(whole), Lit(whole)
     before = fit(plain, tmp_path, **many)
@@ -137,7 +138,7 @@ def test_training_is_equal_and_measured(whole, tmp_path):
 
 
 def test_by_default_one_step_is_measured_and_logged_at_once(tmp_path):
-    logged = fit(Lit(), tmp_path, planned())
+    logged = fit(Lit(), tmp_path, planned(), rows=14)
     entries = logged.with_key(PREDICTED)
     assert [(entry["step"], MEASURED in entry) for entry in entries[:2]] == [(1, False), (2, True)]
     plans = [entry["hybridremat/plans"] for entry in entries]
@@ -169,14 +170,14 @@ def test_the_report_reaches_each_logger_once(tmp_path, monkeypatch):
     board.experiment, weights.experiment = Writer(), wandb
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     callback = planned()
-    fit(Lit(), tmp_path, callback, logger=[board, weights])
+    fit(Lit(), tmp_path, callback, logger=[board, weights], rows=14)
     assert_uploaded_once(board.experiment, wandb, Path(board.log_dir) / "hybridremat" / "plan.html")
     assert len(callback.plans) == 2  # the last batch is smaller
 
 
 def test_plain_steps_give_a_measured_overhead(tmp_path):
     with planned_forwards() as ran:
-        logged = fit(Lit(), tmp_path, planned(plain_steps=1, measure_every=100), max_epochs=2)
+        logged = fit(Lit(), tmp_path, planned(plain_steps=1, measure_every=100), max_epochs=2, rows=14)
     assert len(ran) == 7
     first = logged.with_key(MEASURED_OVERHEAD)[0]
     assert first["step"] == 5  # one plain, one planned, one measured, one of another shape
