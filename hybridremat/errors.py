@@ -76,6 +76,10 @@ class GeneratedCodeError(HybridRematError):
     """What Inductor generates of the step has lines whose memory is not known to hybridremat."""
 
 
+class OffloadError(HybridRematError, OSError):
+    """Values cannot wait where ``offload=`` says, or could not be copied there or back."""
+
+
 class ModelError(HybridRematError, ValueError):
     """The model has nothing to plan for (no trainable parameters), or is already wrapped, or not wrapped.
 

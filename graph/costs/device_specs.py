@@ -46,6 +46,8 @@ class DeviceSpec:
         Nanoseconds that every kernel takes at least.
     capability
         Its compute capability, 90 for sm_90: it decides which attention kernels PyTorch takes.
+    host_out, host_in, duplex
+        Bytes in a second that copies to host memory and back reach; whether both ways go at one time.
     """
 
     name: str
@@ -58,6 +60,9 @@ class DeviceSpec:
     allocation: int = 512
     call_ns: float = 4_000
     capability: int = 80
+    host_out: float = 25e9
+    host_in: float = 25e9
+    duplex: bool = True
 
     def rates(self, dtype: str, *, convolution: bool = False) -> DeviceRates:
         """What it achieves in products of a type, named as torch names it."""
@@ -70,27 +75,42 @@ class DeviceSpec:
         return -(-size // self.allocation) * self.allocation
 
 
-def _spec(name: str, *teraflops: float, bandwidth: float, memory: float, sm: int) -> DeviceSpec:
+def _spec(
+    name: str, *teraflops: float, bandwidth: float, memory: float, sm: int, link: float = 25
+) -> DeviceSpec:
     """Teraflops in the order of the fields; GB in a second; GiB (a card's "80 GB", less what is reserved)."""
     fp32, tf32, bf16, fp16 = (TERA * rate for rate in teraflops)
-    return DeviceSpec(name, fp32, tf32, bf16, fp16, GIGA * bandwidth, int(GIBI * memory), capability=sm)
+    return DeviceSpec(
+        name,
+        fp32,
+        tf32,
+        bf16,
+        fp16,
+        GIGA * bandwidth,
+        int(GIBI * memory),
+        capability=sm,
+        host_out=GIGA * link,
+        host_in=GIGA * link,
+    )
 
 
 # NVIDIA's data sheets of H200 (2024; its 141 GB are 139.7 GiB with what is reserved), H100, A100 (40 and 80
 # GB), L40S, L4, A10, V100 (SXM2) and T4; for the GeForce cards the whitepapers "Ada GPU Architecture" and
 # "Ampere GA102 GPU Architecture" (products accumulated in float32). Where a sheet gives rates with sparsity,
-# half of them stand here. Volta and Turing know no tf32 and bf16: both run at the rate of fp32 there.
+# half of them stand here. Volta and Turing know no tf32 and bf16: both run at the rate of fp32 there. Links
+# to host memory are PCI Express with 16 lanes of generation 3, 4 (where nothing is said) or 5, at what copies
+# of pinned memory reach each way, some 80 % of the nominal rate.
 _SPECS = (
-    _spec("h200", 67, 494.7, 989.4, 989.4, bandwidth=4800, memory=139.7, sm=90),
-    _spec("h100", 67, 494.7, 989.4, 989.4, bandwidth=3350, memory=80, sm=90),
-    _spec("h100-pcie", 51, 378, 756, 756, bandwidth=2000, memory=80, sm=90),
+    _spec("h200", 67, 494.7, 989.4, 989.4, bandwidth=4800, memory=139.7, sm=90, link=50),
+    _spec("h100", 67, 494.7, 989.4, 989.4, bandwidth=3350, memory=80, sm=90, link=50),
+    _spec("h100-pcie", 51, 378, 756, 756, bandwidth=2000, memory=80, sm=90, link=50),
     _spec("a100-80g", 19.5, 156, 312, 312, bandwidth=2039, memory=80, sm=80),
     _spec("a100-40g", 19.5, 156, 312, 312, bandwidth=1555, memory=40, sm=80),
     _spec("l40s", 91.6, 183, 362, 362, bandwidth=864, memory=48, sm=89),
     _spec("l4", 30.3, 60.5, 121, 121, bandwidth=300, memory=24, sm=89),
     _spec("a10", 31.2, 62.5, 125, 125, bandwidth=600, memory=24, sm=86),
-    _spec("v100", 15.7, 15.7, 15.7, 125, bandwidth=900, memory=32, sm=70),
-    _spec("t4", 8.1, 8.1, 8.1, 65, bandwidth=300, memory=16, sm=75),
+    _spec("v100", 15.7, 15.7, 15.7, 125, bandwidth=900, memory=32, sm=70, link=12),
+    _spec("t4", 8.1, 8.1, 8.1, 65, bandwidth=300, memory=16, sm=75, link=12),
     _spec("rtx4090", 82.6, 82.6, 165.2, 165.2, bandwidth=1008, memory=24, sm=89),
     _spec("rtx3090", 35.6, 35.6, 71, 71, bandwidth=936, memory=24, sm=86),
 )
@@ -176,6 +196,10 @@ def _field(path: Path | str, name: str, value: object) -> str | float | int:
             return value
         raise DeviceSpecError(f"device_spec {path}: name={value!r} is no name")
     least, most = _RANGES.get(name, (1e6, 1e30))
+    if name == "duplex":
+        if isinstance(value, bool):
+            return value
+        raise DeviceSpecError(f"device_spec {path}: duplex={value!r}; give true or false")
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if not least <= number <= most or (name in ("allocation", "capability") and number % 1):
         raise DeviceSpecError(f"device_spec {path}: {name}={value!r}; {_MEANING.get(name, _RATE)}")

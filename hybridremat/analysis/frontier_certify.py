@@ -10,9 +10,9 @@ from hybridremat.errors import LimitError
 from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.progress import Progress, planning_progress
 from hybridremat.planning.step_frontier import StepFrontier
-from hybridremat.plans.certify import require_backward
+from hybridremat.plans.certify import least_bound, require_backward, time_bound
 from hybridremat.plans.certify_joined import joined_bounds
-from hybridremat.sequence.bounds.certificate import MANY, bound_under, least_peak_bound
+from hybridremat.sequence.bounds.certificate import MANY
 
 if TYPE_CHECKING:
     from hybridremat.planning.breaks.frontier import AnyFrontier, PathFrontier
@@ -48,11 +48,11 @@ def _certify_graph(frontier: StepFrontier, report: Progress) -> Certified:
     most = 0
     for point in reversed(chosen):  # a bound under a limit holds under every smaller one
         report("certifying", len(bounds), len(chosen) + 1)
-        found = bound_under(frontier.judge, point.needs, point.schedule, MANY)
+        found = time_bound(frontier.judge, point.needs, point.schedule, MANY)
         most = max(most, found)
         bounds.append(_overhead(point.peak, most, frontier.plain.time))
     report("certifying", len(chosen), len(chosen) + 1)
-    least = least_peak_bound(frontier.graph, chosen[0].schedule)
+    least = least_bound(frontier.judge, chosen[0].schedule)
     return tuple(reversed(bounds)), least
 
 

@@ -125,6 +125,8 @@ def _planning_options() -> Parser:
     group.add_argument(
         "--planning-budget", metavar="TIME", help="end the search by then: 10s, 2min; unlimited: search on"
     )
+    group.add_argument("--offload", metavar="WHERE", help="values may wait there: host, or file:FOLDER")
+    group.add_argument("--host-memory-limit", metavar="SIZE", help="that they may take (default: half of it)")
     group.add_argument("--dynamic", metavar="WHAT", default="auto", help=DYNAMIC_HELP)
     group.add_argument("--workers", type=int, metavar="N", help="processes that solve (default: one a core)")
     group.add_argument("--pin", metavar="PIN", action="append", help=PIN_HELP)

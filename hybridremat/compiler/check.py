@@ -11,6 +11,7 @@ the step it is. The emitted graphs are read the same way, and must
 - hand out early exactly the gradients that the joint graph says, once, and read neither these nor their
   parameters afterwards (:mod:`hybridremat.compiler.deliveries`);
 - write over nothing that is not their own, or that is read again (:mod:`hybridremat.compiler.overwrites`);
+- bring back what left for host memory, and read it in between nowhere (:mod:`hybridremat.compiler.offload`);
 - stay under the limit, by the storages alive at each node (:mod:`hybridremat.compiler.emitted_memory`).
 
 All but the bytes may be checked once for every size (:func:`proven`).
@@ -21,6 +22,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, 
 from hybridremat.compiler.deliveries import delivered_gradients, is_delivery
 from hybridremat.compiler.emitted_memory import lifetimes_of
 from hybridremat.compiler.lifetimes import EmittedMemory, StepLifetimes
+from hybridremat.compiler.offload.check import MOVING, Away, host_bytes
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.private_torch import OpOverload, run_and_save_rng_state
@@ -69,6 +72,7 @@ class _Reader:
         self.state_of: dict[Term, Term] = {}  # generator state -> result of the draw that it precedes
         self.pairs: dict[fx.Node, Term] = {}  # run_and_save node -> result of its draw
         self.updates: Counter[Term] = Counter()
+        self.away = Away()
 
     def read(self, node: fx.Node) -> None:
         if node.op == "get_attr":
@@ -80,6 +84,9 @@ class _Reader:
             self.term[node] = self.terms.of("pair", self.pairs[node])
         elif is_delivery(node):
             self.term[node] = self.terms.of("delivery", str(node.args[1]))
+        elif node.target in MOVING:
+            found = self.away.read(node, self.term)
+            self.term[node] = found if isinstance(found, int) else self.terms.of(*found)
         elif node.target is replay:
             self.term[node] = self._replay(node)
         elif node.target is operator.getitem and node.args[0] in self.pairs:
@@ -157,7 +164,7 @@ def _read_from_inputs(module: fx.GraphModule, reader: _Reader) -> _Reader:
 def _read_backward(module: fx.GraphModule, forward: _Reader, saved: list[Term | None]) -> _Reader:
     reader = _Reader(forward.terms)
     reader.drawn, reader.call_of = list(forward.drawn), dict(forward.call_of)
-    reader.state_of = forward.state_of
+    reader.state_of, reader.away = forward.state_of, forward.away
     inputs = list(module.graph.find_nodes(op="placeholder"))
     for node, term in zip(inputs, saved, strict=False):
         if term is None:
@@ -216,7 +223,10 @@ def check(
     PlanError
         Naming the first rule that is broken, or the peak if it passes ``limit`` (bytes).
     """
-    memory = proven(step, forward, backward).memory(step.graph)
+    lifetimes = proven(step, forward, backward)
+    memory = lifetimes.memory(step.graph)
+    if lifetimes.moved:
+        memory = replace(memory, host=host_bytes(step.graph, forward, lifetimes.moved))
     if limit is not None and memory.peak > limit:
         raise check_error(f"its peak of {memory.peak} bytes passes the limit of {limit} bytes")
     return memory

@@ -9,12 +9,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
 from hybridremat.compiler.deliveries import is_delivery, refuse_unsafe_deliveries
 from hybridremat.compiler.lifetimes import STATE, TANGENTS, GraphLifetimes, StepLifetimes
 from hybridremat.compiler.lifetimes import EmittedMemory as EmittedMemory
+from hybridremat.compiler.offload.check import MOVING, moved_storages, values_away
 from hybridremat.compiler.overwrites import refuse_unsafe_overwrites, written_over
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.private_torch import run_and_save_rng_state
@@ -37,6 +39,7 @@ class _Storages:
     holds: list[int] = field(default_factory=list)
     held: dict[fx.Node, dict[int, int]] = field(default_factory=dict)
     temporary: dict[fx.Node, int] = field(default_factory=dict)
+    moved: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def new(self, what: int) -> int:
         self.holds.append(what)
@@ -60,6 +63,13 @@ class _Storages:
             self.held[node] = {}
             place = next(p for p, number in enumerate(self.step.deliveries) if number == node.args[1])
             self.temporary[node] = 2 * len(self.step.graph.ops) + place
+            return
+        if node.target in MOVING:
+            found = moved_storages(node, self.held)
+            if found is None:
+                move: Any = node.args[1]
+                found = {value: self.new(value) for value in self.moved[move]}
+            self.held[node] = dict(found)
             return
         source = node.args[0] if node.target is operator.getitem else None
         if isinstance(source, fx.Node) and source.target is run_and_save_rng_state:
@@ -156,6 +166,7 @@ def lifetimes_of(
     storages = _storages(step, joint_terms)
     storages.read(forward, forward_terms)
     refuse_unsafe_overwrites(forward, storages.held)
+    storages.moved = values_away(forward, storages.held)
     results = joint_outputs(forward)
     between = storages.of(results)
     first = _lifetimes(forward, storages, set(), between)
@@ -172,4 +183,4 @@ def lifetimes_of(
     refuse_unsafe_deliveries(step, backward, storages.held, backward_terms, joint_terms)
     gradients = storages.of(joint_outputs(backward))
     second = _lifetimes(backward, storages, stays | storages.of(inputs), stays | gradients)
-    return StepLifetimes(tuple(storages.holds), first, second, tuple(between), overwritten)
+    return StepLifetimes(tuple(storages.holds), first, second, tuple(between), overwritten, storages.moved)

@@ -5,8 +5,8 @@ Shares no code with :mod:`hybridremat.graph.memory`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from hybridremat.graph.joint import JointGraph
@@ -21,13 +21,14 @@ TANGENTS: Final = -2
 class EmittedMemory:
     """Bytes: peak of each phase, and what is alive between them.
 
-    ``overwritten`` are the places of the backward's inputs that it writes over.
+    ``overwritten`` are the places of the backward's inputs that it writes over; ``host``: what moves takes.
     """
 
     forward_peak: int
     backward_peak: int
     saved: int
     overwritten: tuple[int, ...] = ()
+    host: int = 0
 
     @property
     def peak(self) -> int:
@@ -77,6 +78,8 @@ class StepLifetimes:
         Storages that are alive between them.
     overwritten
         The places of the backward's inputs that it writes over.
+    moved
+        By move to host memory, the values that it is of.
     """
 
     holds: tuple[int, ...]
@@ -84,6 +87,7 @@ class StepLifetimes:
     backward: GraphLifetimes
     between: tuple[int, ...]
     overwritten: tuple[int, ...]
+    moved: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def memory(self, graph: JointGraph) -> EmittedMemory:
         """The bytes that this is with the values and workspaces of a joint graph."""

@@ -48,6 +48,11 @@ def require_as_planned(plan: Plan, graph: JointGraph, memory: EmittedMemory) -> 
             f"the emitted plan has not been run: its peak is {memory.peak} bytes, where "
             f"{plan.predicted_peak} were planned"
         )
+    if memory.host != plan.host_bytes:
+        raise PlanError(
+            f"the emitted plan has not been run: it takes {memory.host} bytes of host memory, where "
+            f"{plan.host_bytes} were planned"
+        )
     _require_within_limit(plan, graph, memory)
 
 

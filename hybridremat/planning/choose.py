@@ -100,6 +100,7 @@ def plan_of_point(
         timings=dict(counted.timings),
         search=counted.search_effort,
         untried=tuple(dict.fromkeys(graph.untried)),
+        host_bytes=chosen.host,
     )
 
 
@@ -128,6 +129,7 @@ def _details(frontier: GraphFrontier, chosen: SchedulePoint) -> PlanDetails | No
         decisions=chosen.decisions,
         frontier=frontier.points_beside(chosen),
         checkpointed=frontier.checkpointed(),
+        link=frontier.counted.judge.link,
     )
 
 

@@ -32,6 +32,8 @@ class Chosen:
         Whether the compiler keeps the order of the schedule and frees every buffer at once.
     plain
         Whether it lays out what is saved as in a step without a plan.
+    offload
+        Where what moves waits (``offload=``).
     """
 
     step: TracedStep
@@ -42,6 +44,7 @@ class Chosen:
     accept_code: Callable[[EmittedMemory], None] | None = None
     lean: bool = False
     plain: bool = False
+    offload: str | None = None
 
 
 Choose = Callable[[TracedStep], Chosen]

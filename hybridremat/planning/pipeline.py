@@ -26,12 +26,14 @@ from hybridremat.compiler.inner import InnerCompiler, op_by_op
 from hybridremat.compiler.layout_trials import LayoutTrials
 from hybridremat.compiler.library_workspaces import keep_workspaces
 from hybridremat.compiler.model_checks import require_capturable
+from hybridremat.errors import PlanError
 from hybridremat.graph.costs.kernel_store import KernelStore
+from hybridremat.graph.costs.kernels import device_of
 from hybridremat.graph.rewrites import JointRewrites
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.trace import Rewriting, TracedStep, trace_joint
 from hybridremat.interrupts import prompt_interrupts
-from hybridremat.planning.chosen import Choose
+from hybridremat.planning.chosen import Choose, Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import shape_text
 from hybridremat.planning.origin import origin_of
@@ -131,6 +133,8 @@ class PlannedPartition:
         chosen = self.choose(traced)  # an existing plan, or make_plan
         del joint.meta[_TRACED]  # they would keep each other alive
         forward, backward = emit(chosen.step, chosen.schedule, save_views=self.inductor is None)  # emit
+        if chosen.schedule.moves:
+            _write_moves(chosen, forward, backward)
         memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
         chosen.accept(memory)
         delivered = tuple(chosen.step.deliveries)
@@ -177,6 +181,18 @@ class PlannedPartition:
             )
         step: TracedStep = joint.meta[_TRACED]
         return step
+
+
+def _write_moves(chosen: Chosen, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Let values wait where the settings say."""
+    from hybridremat.compiler.offload.targets import Target
+    from hybridremat.compiler.offload.write import write_moves
+
+    if chosen.offload is None:
+        raise PlanError("values of this plan move to host memory: pass offload= as when it was made")
+    device, target = device_of(chosen.step.op_nodes), Target.of(chosen.offload)
+    target.require_usable(device)
+    write_moves(chosen.step, (forward, backward), chosen.schedule, target, device)
 
 
 _TRACED = "hybridremat"  # in the metadata of a joint graph: its traced step

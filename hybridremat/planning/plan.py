@@ -40,6 +40,8 @@ class Plan(PlanData):
         Fractions of the plain step's time (by the cost model) and flops.
     saved_bytes
         Bytes alive between forward and backward.
+    host_bytes
+        Bytes of host memory or of a file that its moves take (``offload=``).
     blocks
         Decisions, block by block.
     parts

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from hybridremat.blocks.types import BlockSolver
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.errors import InfeasibleLimitError, PolicyError
+from hybridremat.graph.costs.kernels import device_of
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Phase
 from hybridremat.graph.tracing.trace import TracedStep
@@ -27,7 +28,7 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.stages import forward_frontier, plain_point, segment_graph, solve_options
-from hybridremat.planning.step_costs import costed, note_checkpointing
+from hybridremat.planning.step_costs import costed, kernel_store, note_checkpointing
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.policy import Pinned, resolve_policy
@@ -43,6 +44,8 @@ from hybridremat.sequence.strategies.hybrid import HYBRID
 
 if TYPE_CHECKING:
     from hybridremat.planning.lowered_judge import Lowering
+    from hybridremat.planning.moving import Moving
+    from hybridremat.sequence.search import Search
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +101,7 @@ def adopted(plan: Plan, step: TracedStep, context: PlanContext, *, keep: bool) -
         plan.memory_limit,
         accept=partial(_accept, plan, step.graph, context if keep else None),
         started=started,
+        offload=context.settings.offload,
     )
 
 
@@ -254,8 +258,18 @@ def step_frontier(
         solver=settings.block_solver,
         deadline=Deadline(settings.budget_seconds()).share(share),
         bounded=bounded and settings.planning_budget is None,
+        moving=moving_for(step, settings),
     )
     return _with_code(counted, lowering, context)
+
+
+def moving_for(step: TracedStep, settings: Settings) -> Moving | None:
+    """How values of a step may move to host memory; None if they do not."""
+    if settings.offload is None:
+        return None
+    from hybridremat.planning.moving import moving_of
+
+    return moving_of(settings, device_of(step.op_nodes), kernel_store(step, settings))
 
 
 def _with_code(counted: StepFrontier, lowering: Lowering | None, context: PlanContext) -> GraphFrontier:
@@ -293,6 +307,7 @@ def plan_graph(
     solver: BlockSolver = "auto",
     deadline: Deadline = NO_DEADLINE,
     bounded: bool = False,
+    moving: Moving | None = None,
 ) -> StepFrontier:
     """The frontier of a joint graph with costs: the whole of it, or what is in some ranges.
 
@@ -322,6 +337,8 @@ def plan_graph(
     bounded
         Whether searches go only as far as a plan can win back (:class:`PlanningEffort`), once under what is
         won as a rule, and where that leaves blocks aside, again under what the first plan could win.
+    moving
+        How values may move to host memory; None: they do not.
 
     Raises
     ------
@@ -333,6 +350,12 @@ def plan_graph(
     pinned, timed, plain = pinned or Pinned(), Stopwatch(timings or {}), plain_point(graph)
     effort = PlanningEffort.of(graph, plain.time) if bounded else None
     judge = Judge(graph, pinned.pins, outside, with_saved)
+    searches: tuple[Search, ...] = ()
+    if moving is not None:
+        from hybridremat.sequence.offload.search import offloading
+
+        judge = replace(judge, link=moving.link, host_limit=moving.host_limit)
+        searches = (offloading,)
     if not has_backward(graph):
         return forward_frontier(judge, pinned.records, timed.timings)
     if not isinstance(strategy, Strategy):
@@ -369,7 +392,7 @@ def plan_graph(
             timed.timings,
             solved.reused,
             pinned.records,
-            searches=strategy.searches,
+            searches=(*strategy.searches, *searches),
             deadline=deadline.share(SHARES["improve"]),
             progress=progress,
             curtailed=solved.curtailed,

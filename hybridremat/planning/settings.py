@@ -50,6 +50,8 @@ class CommonSettings(TypedDict, total=False):
     block_solver: BlockSolver
     planning_budget: float | str | None
     untried: Untried
+    offload: str | None
+    host_memory_limit: int | str | None
 
 
 class StepSettings(CommonSettings, total=False):
@@ -127,6 +129,8 @@ class Settings(Request):
             For a policy that is no mapping of patterns to actions.
         DeviceSpecError
             For a device that is not known, or whose file cannot be read.
+        OffloadError
+            If values cannot wait where ``offload`` says.
         """
         if self.memory_limit is not None:
             resolve_limit(self.memory_limit, 1 << 40)
@@ -139,6 +143,7 @@ class Settings(Request):
             raise LimitError(f'units={self.units!r} are no names of modules; pass units="layers.*", for one')
         self.overhead_limit()
         self.reserve_bytes()
+        self._require_offload()
         cost_model(self.cost_model)
         require_count("forwards", self.forwards, "of forwards that wait for their backward at one time")
         require_count("max_plans", self.max_plans, "of input shapes")
@@ -162,9 +167,16 @@ class Settings(Request):
                 raise LimitError(f"{one} and {other} cannot be combined: {why}")
         return checked
 
+    def _require_offload(self) -> None:
+        self.host_bytes()
+        if self.offload is not None:
+            from hybridremat.compiler.offload.targets import Target
+
+            Target.of(self.offload)
+
     def one_capture_refused(self) -> str:
         """The setting for which each input shape is captured by itself; empty if there is none."""
-        each = ('compiler="inductor"', 'graph_breaks="plan"', "units", "device_spec")
+        each = ('compiler="inductor"', 'graph_breaks="plan"', "units", "device_spec", "offload")
         return next(filter(None, map(self._given, each)), "")
 
     def _given(self, setting: str) -> str:
@@ -198,6 +210,8 @@ class Settings(Request):
         stored["cost_model"] = cost_model(self.cost_model).name
         stored["device_spec"] = self._device()
         stored["reserve"] = self.reserve_bytes()
+        if self.offload is not None:
+            stored["host_memory_limit"] = self.host_bytes()
         return Request(**stored)
 
     def following(self, plan: PlanData) -> Settings:
@@ -261,6 +275,13 @@ REFUSED_PAIRS: Final = (
         'graph_breaks="plan"',
         "what runs between graphs is measured here. Remove the breaks, or plan on that device",
     ),
+    (
+        "offload",
+        'compiler="inductor"',
+        "moves are written between ops, and Inductor makes kernels of several. Leave one of them out",
+    ),
+    ("offload", 'graph_breaks="plan"', "values move within one graph. Leave one of them out"),
+    ("offload", "units", "values move within one graph. Leave one of them out"),
     ("device_spec", "units", "what runs between units is measured here. Plan on that device"),
 )
 """Settings that cannot be combined, and what to do instead; without a value: any but the default."""

@@ -12,6 +12,7 @@ from hybridremat.graph.joint import Schedule, as_plain
 from hybridremat.planning.graph_frontier import CountedGraph, GraphFrontier
 from hybridremat.planning.limit_errors import infeasible, too_slow
 from hybridremat.planning.progress import Progress, no_progress
+from hybridremat.plans.judging import plan_judge
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.sequence.bounds.certificate import MANY, heaviest_op, least_peak_bound, time_once
@@ -75,7 +76,7 @@ class StepFrontier(CountedGraph, GraphFrontier):
     def as_planned(self, plan: PlanData) -> SchedulePoint:
         """See :class:`GraphFrontier`."""
         assert plan.details is not None
-        return Judge(plan.details.graph)(plan.schedule)
+        return plan_judge(plan, plan.details)(plan.schedule)
 
     def shown_by(self, progress: Progress) -> Self:
         """See :class:`GraphFrontier`."""
@@ -106,7 +107,9 @@ class StepFrontier(CountedGraph, GraphFrontier):
         return self.pool.base[0]
 
     def proves_infeasible(self, limit: int) -> bool:
-        """See :class:`GraphFrontier`."""
+        """See :class:`GraphFrontier`. With moves, by the op alone that takes most."""
+        if self.judge.link is not None:
+            return heaviest_op(self.graph)[1] > limit
         return least_peak_bound(self.graph, self.least_composed.schedule, MANY) > limit
 
     # --- searches
@@ -118,9 +121,15 @@ class StepFrontier(CountedGraph, GraphFrontier):
         level: Level = Level.FULL,
         beyond: tuple[SchedulePoint, ...] | None = None,
     ) -> Pool:
-        """The pool with what is found under a limit."""
+        """The pool with what is found under a limit; searches begin at what has no moves."""
+        moved = [each for each in pool.points if each.schedule.moves]
+        if moved:
+            pool = replace(pool, points=tuple(each for each in pool.points if not each.schedule.moves))
+        if beyond is not None:
+            beyond = tuple(each for each in beyond if not each.schedule.moves)
         goal = Goal(limit, self.plain.peak, level, beyond, self.deadline, self._bound, self.progress)
-        return search_all(self.searches, self.judge, pool, goal)
+        found = search_all(self.searches, self.judge, pool, goal)
+        return found.with_points(moved) if moved else found
 
     def best(
         self, limit: int, level: Level = Level.FULL, beyond: tuple[SchedulePoint, ...] | None = None
@@ -149,10 +158,22 @@ class StepFrontier(CountedGraph, GraphFrontier):
     @cached_property
     def _least(self) -> SchedulePoint:
         """Uses only limit-independent candidates, so that the least memory does not depend on the limit."""
+        if self.judge.link is not None:
+            return self._least_moved()
         limit, base = self.least_composed.needs, Pool(self.pool.base, self.pool.base)
         pools = dict.fromkeys([base, self._found(base, limit, Level.QUICK)])
         found = [self._found(each, limit, Level.THOROUGH).under(limit) for each in pools]
         return min((each for each in found if each is not None), key=lambda each: each.time)
+
+    def _least_moved(self) -> SchedulePoint:
+        """The least memory with all that waits moved, of candidates and of what is the least without."""
+        from hybridremat.sequence.offload.search import least_limit
+
+        least = replace(self, judge=replace(self.judge, link=None, host_limit=None)).least()
+        every = Pool.of((least, *self.pool.base))
+        limit = least_limit(self.judge, every.points)
+        found = self._found(every, limit, Level.THOROUGH).under(limit)
+        return least if found is None else found
 
     def searched(
         self, moments: tuple[Moment, ...], limit: int, bound: SearchBound | None
@@ -244,6 +265,10 @@ class StepFrontier(CountedGraph, GraphFrontier):
 
     def least_known(self, chosen: SchedulePoint) -> int:
         """See :class:`GraphFrontier`. What :meth:`least` searches for seconds may need less."""
+        if self.judge.link is not None:
+            from hybridremat.sequence.offload.search import least_limit
+
+            return min(chosen.needs, least_limit(self.judge, self.pool.base))
         return min(chosen.needs, self.least_composed.needs)
 
     def improved_at(self, numbers: Sequence[int], report: Callable[[int], None]) -> StepFrontier:

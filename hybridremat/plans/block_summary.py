@@ -17,17 +17,19 @@ from hybridremat.sequence.decisions import BlockDecision, Decision, block_decisi
 
 @dataclass(frozen=True)
 class _Executions:
-    """The executions of each op, the values that cross into the backward, and those that any op reads."""
+    """The executions of each op, and the values that any op reads, that cross into the backward, or move."""
 
     graph: JointGraph
     runs: Counter[int]
     crossing: frozenset[int]
     read: frozenset[int]
+    moved: frozenset[int]
 
     @staticmethod
     def of(graph: JointGraph, schedule: Schedule) -> _Executions:
         read = frozenset(value for op in graph.ops for value in op.reads)
-        return _Executions(graph, Counter(schedule.steps), _crossing(graph, schedule), read)
+        moved = frozenset(move.value for move in schedule.moves)
+        return _Executions(graph, Counter(schedule.steps), _crossing(graph, schedule), read, moved)
 
 
 def planned_blocks(
@@ -71,14 +73,15 @@ def _planned_block(
 ) -> PlannedBlock:
     graph, runs, block = ran.graph, ran.runs, chain.blocks[index]
     made = [graph.ops[op] for op in (*block.forward, *block.optional)]
-    saved = [_record(graph, v) for op in made for v in op.writes if v in ran.crossing]
+    crossing = [_record(graph, v) for op in made for v in op.writes if v in ran.crossing]
+    saved = [record for record in crossing if record.id not in ran.moved]
     again = [
         (_record(graph, v), runs[op.id] - 1)
         for op in made
         for v in op.writes
         if runs[op.id] > 1 and (v == op.writes[0] or v in ran.read)
     ]
-    shown = {record.id for record in (*saved, *(record for record, _ in again))}
+    shown = {record.id for record in (*crossing, *(record for record, _ in again))}
     freed = [_record(graph, v) for op in made for v in op.writes if runs[op.id] and v not in shown]
     return PlannedBlock(
         index=index,
@@ -99,6 +102,7 @@ def _planned_block(
             op.time * (runs[op.id] - 1) for op in made if op.phase is not Phase.BACKWARD and runs[op.id]
         ),
         freed=tuple(freed),
+        moved=tuple(record for record in crossing if record.id in ran.moved),
     )
 
 

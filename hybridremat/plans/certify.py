@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridremat.errors import LimitError
-from hybridremat.graph.joint import JointGraph, Phase
-from hybridremat.graph.memory import schedule_time
+from hybridremat.graph.joint import JointGraph, Phase, Schedule
 from hybridremat.plans.certify_joined import joined_certificate
+from hybridremat.plans.judging import plan_judge
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import Certificate
-from hybridremat.sequence.bounds.certificate import THOROUGH, BoundEffort, bound_under, least_peak_bound
+from hybridremat.sequence.bounds.certificate import (
+    THOROUGH,
+    BoundEffort,
+    bound_under,
+    heaviest_op,
+    least_peak_bound,
+)
 from hybridremat.sequence.judge import Judge
 
 
@@ -32,13 +40,33 @@ def certificate_of(plan: PlanData, effort: BoundEffort = THOROUGH) -> Certificat
         raise LimitError("only a step with a backward can be certified")
     graph = plan.details.graph
     require_backward(graph)
-    judge = Judge(graph, outside=plan.request.outside_memory())
+    judge = plan_judge(plan, plan.details)
     return Certificate(
         limit=limit,
-        time=schedule_time(graph, plan.schedule),
-        lower_bound=bound_under(judge, limit, plan.schedule, effort),
-        least_bound=least_peak_bound(graph, plan.schedule, effort),
+        time=judge.time(plan.schedule),
+        lower_bound=time_bound(judge, limit, plan.schedule, effort),
+        least_bound=least_bound(judge, plan.schedule, effort),
     )
+
+
+def time_bound(judge: Judge, limit: int, schedule: Schedule, effort: BoundEffort) -> int:
+    """Nanoseconds that no schedule beats under a limit (bytes), also with moves, where they are allowed.
+
+    ``schedule`` is a good one of about this memory.
+    """
+    bare = replace(schedule, moves=())
+    if judge.link is None:
+        return bound_under(judge, limit, bare, effort)
+    from hybridremat.sequence.offload.bound import offload_bound
+
+    return offload_bound(judge, limit, bare, effort)
+
+
+def least_bound(judge: Judge, schedule: Schedule, effort: BoundEffort = THOROUGH) -> int:
+    """Bytes that no schedule goes below; with moves, those of the op alone that takes most."""
+    if judge.link is not None:
+        return heaviest_op(judge.graph)[1]
+    return least_peak_bound(judge.graph, schedule, effort)
 
 
 def require_backward(graph: JointGraph) -> None:

@@ -54,6 +54,7 @@ class PlanData:
     strategy_gap: float | None = None
     certificate: Certificate | None = None
     untried: tuple[str, ...] = ()
+    host_bytes: int = 0
     search: SearchEffort | None = field(default=None, compare=False)
     timings: dict[str, float] = field(compare=False, default_factory=dict)
     coverage: Coverage | None = field(default=None, compare=False, repr=False)

@@ -8,6 +8,7 @@ from hybridremat.blocks.types import OptionSet
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.sequence.decisions import Decision
+from hybridremat.sequence.offload.link import Link
 from hybridremat.units import format_bytes
 
 
@@ -92,6 +93,8 @@ class PlanDetails:
     checkpointed
         For comparison: the figures if each of the layers that repeat saves only its input. None without
         such, or where the frontier has the same point.
+    link
+        How fast values move to host memory and back; None where they may not.
     """
 
     chain: Chain
@@ -100,6 +103,7 @@ class PlanDetails:
     decisions: tuple[Decision, ...] = ()
     frontier: tuple[FrontierPoint, ...] = ()
     checkpointed: FrontierPoint | None = None
+    link: Link | None = None
 
     @property
     def graph(self) -> JointGraph:
@@ -169,6 +173,8 @@ class PlannedBlock:
         Values made more than once, with the number of extra times; further outputs of an op only if read.
     freed
         The other values, neither saved nor recomputed.
+    moved
+        Values that wait in host memory between its forward and its backward.
     saved_bytes, forward_peak, backward_peak
         Bytes of the option, without what other blocks hold.
     forward_time, extra_time
@@ -191,6 +197,7 @@ class PlannedBlock:
     forward_time: int
     extra_time: int
     freed: tuple[ValueRecord, ...] = ()
+    moved: tuple[ValueRecord, ...] = ()
 
     def __str__(self) -> str:
         sizes = {"saved": self.saved_bytes, "fwd": self.forward_peak, "bwd": self.backward_peak}
@@ -201,6 +208,7 @@ class PlannedBlock:
                 f"block {self.index}: {', '.join(self.modules) or '(no module)'}",
                 f"{self.forward_ops} forward ops, {self.backward_ops} backward ops, {figures}",
                 *(f"SAVE {record}" for record in self.saved if record not in again),
+                *(f"MOVE {record}" for record in self.moved),
                 *(f"RECOMPUTE {times}× {record}" for record, times in self.recomputed),
                 *(f"FREE {record}" for record in self.freed),
             ]

@@ -8,8 +8,8 @@ from typing import TypeVar
 from hybridremat.graph.joint import as_plain, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.plans.block_summary import planned_blocks
+from hybridremat.plans.judging import plan_judge
 from hybridremat.plans.plan_data import PlanData
-from hybridremat.sequence.judge import Judge
 
 P = TypeVar("P", bound=PlanData)
 
@@ -29,7 +29,7 @@ def recounted(plan: P) -> P:
     return replace(
         plan,
         predicted_peak=memory.peak,
-        needed=Judge(details.graph, outside=plan.request.outside_memory()).needs(plan.schedule, memory),
+        needed=plan_judge(plan, details).needs(plan.schedule, memory),
         plain_peak=step_memory(as_plain(details.graph), plain_schedule(details.graph)).peak,
         saved_bytes=memory.saved,
         blocks=blocks,

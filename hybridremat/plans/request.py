@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,8 +39,8 @@ _SAME: Mapping[str, Any] = {"follows": True, "same": True}
 class Request:
     """The settings of :func:`hybridremat.wrap` that a plan depends on, as the caller wrote them.
 
-    A plan and its file hold all of them, ``reserve`` in bytes, ``cost_model`` by its name and ``device_spec``
-    by its figures. The plan cache and ranks compare them.
+    A plan and its file hold all of them, ``reserve`` and ``host_memory_limit`` in bytes, ``cost_model`` by
+    its name and ``device_spec`` by its figures. The plan cache and ranks compare them.
 
     ``reckoning`` says how ``memory_limit="auto"`` was computed (``runtime/auto_limit.py``); ``granted`` are
     the bytes that a share came to for the largest input shape so far: a smaller shape may take as many.
@@ -64,6 +65,8 @@ class Request:
     gradients: Gradients = field(default="at_end", metadata=_SAME)
     outputs: Outputs = field(default="all", metadata=_SAME)
     strategy: StrategyName = field(default="hybrid", metadata=_SAME)
+    offload: str | None = field(default=None, metadata=_FOLLOWS)
+    host_memory_limit: int | str | None = field(default=None, metadata=_FOLLOWS)
     block_solver: BlockSolver = "auto"
     planning_budget: float | str | None = None
     untried: Untried = "error"
@@ -76,6 +79,12 @@ class Request:
     def reserve_bytes(self) -> int:
         """``reserve`` in bytes."""
         return parse_bytes(self.reserve, name="reserve")
+
+    def host_bytes(self) -> int:
+        """``host_memory_limit`` in bytes; by default half of the memory that is installed here."""
+        if self.host_memory_limit is None:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        return parse_bytes(self.host_memory_limit, name="host_memory_limit")
 
     def outside_memory(self) -> OutsideMemory:
         """``reserve`` and ``forwards``."""

@@ -12,6 +12,7 @@ from hybridremat.graph.memory import step_memory
 from hybridremat.graph.segmentation.validate import validate_chain
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.coverage import Coverage
+from hybridremat.plans.judging import plan_judge
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import validated_policy
 from hybridremat.plans.records import PlanDetails
@@ -34,6 +35,11 @@ def require_sound(plan: PlanData) -> None:
     peak = step_memory(plan.details.graph, plan.schedule).peak
     if plan.compiler == "eager" and peak != plan.predicted_peak:  # else it is that of generated code
         raise ValueError(f"its schedule takes {peak} bytes, and it says {plan.predicted_peak}")
+    if plan.schedule.moves and plan.details.link is None:
+        raise ValueError("its values move, and it knows no link")
+    host = plan_judge(plan, plan.details).host_bytes(plan.schedule)
+    if host != plan.host_bytes:
+        raise ValueError(f"its moves take {host} bytes of host memory, and it says {plan.host_bytes}")
     _require_sound_details(plan, plan.details)
     if plan.coverage is not None:
         _require_sound_coverage(plan.coverage, plan, plan.details)

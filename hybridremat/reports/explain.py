@@ -85,6 +85,7 @@ def _records(block: PlannedBlock) -> Iterator[ValueRecord]:
     yield from block.saved
     yield from (record for record, _ in block.recomputed)
     yield from block.freed
+    yield from block.moved
 
 
 def _values(block: PlannedBlock, what_if: WhatIf | None, module: str = "") -> Iterator[ValueExplanation]:
@@ -103,6 +104,7 @@ def _values(block: PlannedBlock, what_if: WhatIf | None, module: str = "") -> It
         )
 
     yield from (explained(record, "SAVE") for record in block.saved if record not in again)
+    yield from (explained(record, "MOVE") for record in block.moved if record not in again)
     yield from (explained(record, "RECOMPUTE", times) for record, times in block.recomputed)
     yield from (explained(record, "FREE") for record in block.freed)
 

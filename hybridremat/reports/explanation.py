@@ -18,7 +18,7 @@ from hybridremat.reports.text import COUNTED, rendered
 from hybridremat.reports.what_if import Change, Headroom
 from hybridremat.units import format_bytes, format_time
 
-Treatment = Literal["SAVE", "RECOMPUTE", "FREE"]
+Treatment = Literal["SAVE", "MOVE", "RECOMPUTE", "FREE"]
 
 SHOWN_OPTIONS = 8
 
@@ -35,7 +35,8 @@ class ValueExplanation:
     Attributes
     ----------
     policy
-        SAVE: kept from the forward for the backward. RECOMPUTE: computed again. FREE: neither.
+        SAVE: kept from the forward for the backward. MOVE: it waits in host memory between them.
+        RECOMPUTE: computed again. FREE: none of these.
     times
         How often it is computed again.
     if_saved

@@ -149,11 +149,11 @@ def _point(point: FrontierPoint) -> list[float]:
 
 
 def _block_values(blocks: Sequence[PlannedBlock], tables: Tables) -> list[list[list[int]] | int]:
-    """For each block, rows of (value, whether it is saved, how often it is recomputed).
+    """For each block, rows of (value, 1 if it is saved and 2 if it moves, how often it is recomputed).
 
     A number in place of the rows is the index of the block that lists the same values.
     """
-    count = sum(len(b.saved) + len(b.recomputed) + len(b.freed) for b in blocks)
+    count = sum(len(b.saved) + len(b.recomputed) + len(b.freed) + len(b.moved) for b in blocks)
     if count <= MOST_BLOCK_VALUES:
         return [_values(block, tables) for block in blocks]
     stands_for = {b.index: row.first.index for row in block_rows(blocks) for b in row.blocks}
@@ -165,6 +165,7 @@ def _block_values(blocks: Sequence[PlannedBlock], tables: Tables) -> list[list[l
 
 def _values(block: PlannedBlock, tables: Tables) -> list[list[int]]:
     rows = {tables.record(record): [1, 0] for record in block.saved}
+    rows |= {tables.record(record): [2, 0] for record in block.moved}
     for record, times in block.recomputed:
         rows.setdefault(tables.record(record), [0, 0])[1] = times
     for record in block.freed:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hybridremat.graph.joint import JointGraph, Phase, Schedule
+from hybridremat.graph.joint import JointGraph, Move, Phase, Schedule
 from hybridremat.graph.memory import MemorySimulator, ScheduleError, step_memory
 from hybridremat.graph.segmentation.chain import Chain
 
@@ -61,17 +61,13 @@ def live_spans(chain: Chain, schedule: Schedule, blocks: Sequence[int | None]) -
         last_reads |= {(each.gradient, births[each.gradient][-1]): now for each in leaving}
     over = simulate.overwritten(schedule)
     overwritten = {(value, max(b for b in births[value] if b < now)) for now, value in over.items()}
+    away = {(move.value, move.birth): move for move in schedule.moves}
     spans = [
-        Span(
-            value,
-            op,
-            graph.values[value].bytes,
-            birth,
-            death - ((value, birth) in overwritten),  # what overwrites it has its storage from then on
-            _band(chain, value, blocks[birth]),
-        )
+        Span(value, op, graph.values[value].bytes, first, last, _band(chain, value, blocks[birth]))
         for value, versions in births.items()
         for op, birth, death in _lifetimes(graph, schedule, value, versions, last_reads)
+        # what overwrites it has its storage from then on
+        for first, last in _there(birth, death - ((value, birth) in overwritten), away.get((value, birth)))
     ]
     end, split = len(schedule.steps) - 1, schedule.num_forward
     tangents = [value for value in graph.values if value.tangent] if split <= end else []
@@ -79,6 +75,11 @@ def live_spans(chain: Chain, schedule: Schedule, blocks: Sequence[int | None]) -
     state = graph.rng_state_bytes
     spans += [Span(None, op, state, at[0], at[-1], Band.TEMPORARY) for op, at in _replayed(graph, schedule)]
     return tuple(spans)
+
+
+def _there(birth: int, death: int, move: Move | None) -> list[tuple[int, int]]:
+    """When a version is on the device, of one that lives so long."""
+    return [(birth, death)] if move is None else [(birth, move.free - 1), (move.fetch, death)]
 
 
 def temporary_bytes(graph: JointGraph, schedule: Schedule) -> tuple[int, ...]:

@@ -98,7 +98,7 @@ def summary(plan: PlanData) -> Table:
         grid.add_row(name, text)
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
-    for name, text in (*_own_checkpoints(plan), *_quality(plan)):
+    for name, text in (*_own_checkpoints(plan), *_quality(plan), *_moves(plan)):
         grid.add_row(name, text)
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")
     for name, text in _rewrites(plan):
@@ -125,6 +125,19 @@ def _not_counted(plan: PlanData) -> Iterator[tuple[str, str]]:
         yield "device", f"{plan.origin.device_name}: what kernels allocate as they run is not counted"
     for text in plan.untried:
         yield "not counted", f"what {text} allocates while it runs"
+
+
+def _moves(plan: PlanData) -> Iterator[tuple[str, str]]:
+    """What waits in host memory, and how long the step waits for it."""
+    if not plan.schedule.moves or plan.details is None:
+        return
+    from hybridremat.plans.judging import timed_moves
+
+    took = timed_moves(plan, plan.details)
+    busy = max(took.out, took.back) / max(1, took.total)
+    waits = (took.waits_out + took.waits_back) / max(1, took.total)
+    where = f"{len(plan.schedule.moves)} values, {format_bytes(plan.host_bytes)}, in {plan.request.offload}"
+    yield "moves", f"{where}; the link is busy for {busy:.0%} of the step, which waits for it for {waits:.1%}"
 
 
 def _own_checkpoints(plan: PlanData) -> Iterator[tuple[str, str]]:

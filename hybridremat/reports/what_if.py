@@ -12,14 +12,13 @@ import numpy as np
 from hybridremat.blocks.problem import bind_blocks
 from hybridremat.blocks.types import Option
 from hybridremat.graph.joint import Schedule
-from hybridremat.graph.memory import schedule_time
+from hybridremat.plans.judging import plan_judge
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import resolve_policy
 from hybridremat.plans.records import PlanDetails
 from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.decisions import Backward, Decision, ForwardOption, Solo, block_decisions
 from hybridremat.sequence.flatten import Flattener
-from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.repair import PinRepair
 
 Where = Literal["forward peak", "saved", "backward peak"]
@@ -69,9 +68,9 @@ class WhatIf:
 
     def __init__(self, plan: PlanData, details: PlanDetails) -> None:
         self._plan, self._details, self._graph = plan, details, details.graph
-        self._judge = Judge(self._graph, outside=plan.request.outside_memory())
+        self._judge = plan_judge(plan, details)
         self._limit = plan.needed if plan.memory_limit is None else plan.memory_limit
-        self._time = schedule_time(self._graph, plan.schedule)
+        self._time = self._judge.time(plan.schedule)
         self._profile = self._judge.profile(plan.schedule)
         steps, overwritten = plan.schedule.steps, self._judge.simulate.overwritten(plan.schedule)
         self._in_place = Counter[int | None](steps[now] for now in overwritten)
@@ -146,10 +145,19 @@ class WhatIf:
         return self._changed(self._mend(self._flatten(decisions)))
 
     def _changed(self, schedule: Schedule) -> Change:
+        if self._plan.schedule.moves:
+            schedule = self._moved(schedule)
         needed = self._judge.needs(schedule)
         return Change(
             needed=needed,
             more_bytes=needed - self._plan.needed,
-            more_time=schedule_time(self._graph, schedule) - self._time,
+            more_time=self._judge.time(schedule) - self._time,
             over=max(0, needed - self._limit),
         )
+
+    def _moved(self, schedule: Schedule) -> Schedule:
+        """With moves that bring it under the limit; without any if none do."""
+        from hybridremat.sequence.offload.placement import place
+        from hybridremat.sequence.offload.search import unmoved
+
+        return replace(schedule, moves=place(unmoved(self._judge, schedule), self._limit) or ())

@@ -7,7 +7,7 @@ left out, or what would move is made again instead, and the moves are placed ane
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Final
@@ -16,20 +16,29 @@ import numpy as np
 
 from hybridremat.graph.joint import Schedule
 from hybridremat.sequence.exchange.edits import Edits
+from hybridremat.sequence.exchange.improve import EXECUTIONS_A_SECOND
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.offload.placement import Key, Unmoved, place
 from hybridremat.sequence.parts import judge_of
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.search import Goal, Level
 
+FEW: Final = 16
+"""Schedules that the least memory is looked for among, at each end and between."""
+
 LEAST: Final = 1 << 20
-"""Bytes of the smallest version that moves."""
+"""Bytes of the smallest version that moves, or this share of the most that is there, if that is less."""
+
+LEAST_SHARE: Final = 1 / 512
 
 STARTS: Final = 8
 """Schedules that exchanges begin at."""
 
 TRIED: Final = 200
 """Schedules that exchanges place moves for from one start; of the first, three times as many."""
+
+PLACING: Final = 4
+"""About how many simulations it takes as long as to place the moves of a schedule and time it."""
 
 WORTH: Final = 0.0005
 """The least share of the step's time that an exchange has to save."""
@@ -43,11 +52,23 @@ def offloading(judge: Judge, pool: Pool, goal: Goal) -> Pool:
     fastest = min((each.time for each in pool.points), default=0)
     if goal.level is Level.QUICK or not starts or starts[0].time <= fastest:  # nothing waits, or runs again
         return pool.with_points(starts)
-    found = [
-        Exchanged(judge_of(judge, start), goal, TRIED if number else 3 * TRIED)(start)
-        for number, start in enumerate(starts)
-    ]
+    found: list[SchedulePoint] = []
+    for number, start in enumerate(starts):
+        most = _affordable(start, goal, TRIED if number else 3 * TRIED)
+        exchanged = Exchanged(judge_of(judge, start), goal, most)
+        found.append(exchanged(start))
+        if goal.bound is not None:
+            tried = most - exchanged.left
+            goal.bound.spend(tried * PLACING * len(start.schedule.steps) / EXECUTIONS_A_SECOND)
     return pool.with_points([*starts, *found])
+
+
+def _affordable(start: SchedulePoint, goal: Goal, most: int) -> int:
+    """How many schedules may be placed: of what is left for searches, half at once."""
+    if goal.bound is None:
+        return most
+    left = goal.bound.left(start.time) / 2
+    return min(most, int(left * EXECUTIONS_A_SECOND / (PLACING * max(1, len(start.schedule.steps)))))
 
 
 def fastest_placed(judge: Judge, pool: Pool, limit: int, most: int) -> list[SchedulePoint]:
@@ -60,6 +81,25 @@ def fastest_placed(judge: Judge, pool: Pool, limit: int, most: int) -> list[Sche
         if placed is not None:
             found = sorted([*found, placed], key=lambda each: each.time)[:most]
     return found
+
+
+def least_limit(judge: Judge, points: Sequence[SchedulePoint]) -> int:
+    """The least bytes that moves bring one of some schedules under, of a few of them by their bytes.
+
+    The least is near that of the schedules that need least, or of those that recompute least.
+    """
+    some = {*points[:FEW], *points[:: max(1, len(points) // FEW)], points[-1]}
+    return min(_floor(judge_of(judge, each), each) for each in some)
+
+
+def _floor(judge: Judge, point: SchedulePoint) -> int:
+    """Bytes that a schedule needs with all that waits away whenever it may be, whatever room there is."""
+    step = unmoved(judge, replace(point.schedule, moves=()))
+    gone = np.zeros(len(step.profile) + 1, np.int64)
+    for each in step.waiting:
+        gone[each.last + 1] += each.bytes
+        gone[each.first] -= each.bytes
+    return int((step.profile - np.cumsum(gone[:-1])).max())
 
 
 def least_time(judge: Judge, point: SchedulePoint, limit: int) -> float:
@@ -82,12 +122,13 @@ def with_moves(
     return replace(made, parted=point.parted, chain=point.chain) if fits else None
 
 
-def unmoved(judge: Judge, schedule: Schedule, least: int = LEAST) -> Unmoved:
+def unmoved(judge: Judge, schedule: Schedule) -> Unmoved:
     """A schedule without moves, as placement sees it."""
-    saved = judge.pins.saved_values(judge.graph)
+    saved, profile = judge.pins.saved_values(judge.graph), judge.profile(schedule)
+    least = min(LEAST, int(profile.max(initial=0) * LEAST_SHARE))
     waiting = judge.simulate.waiting(schedule, least)
     return Unmoved(
-        np.array(judge.profile(schedule)),
+        profile,
         tuple(map(judge.graph.op_times.__getitem__, schedule.steps)),
         schedule.num_forward,
         tuple(each for each in waiting if each.value not in saved),
@@ -98,7 +139,7 @@ class Exchanged:
     """Exchanges in schedules with moves, of one graph under one limit."""
 
     def __init__(self, judge: Judge, goal: Goal, most: int) -> None:
-        self._judge, self._goal, self._left = judge, goal, most
+        self._judge, self._goal, self.left = judge, goal, most
         self._edits = Edits(judge.graph)
         self._seen: set[tuple[Schedule, frozenset[Key]]] = set()
 
@@ -115,12 +156,12 @@ class Exchanged:
         """A schedule one exchange away that is faster, and what stays on the device there."""
         enough = best.time - max(1, int(WORTH * best.time))
         for schedule, staying in self._near(best.schedule, stays):
-            if self._left <= 0 or self._goal.deadline.passed:
+            if self.left <= 0 or self._goal.deadline.passed:
                 return None
             if (schedule, staying) in self._seen:
                 continue
             self._seen.add((schedule, staying))
-            self._left -= 1
+            self.left -= 1
             point = replace(best, schedule=schedule)
             found = with_moves(self._judge, point, self._goal.limit, staying)
             if found is not None and found.time <= enough:

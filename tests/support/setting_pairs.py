@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from itertools import combinations
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "planning_budget": {"planning_budget": 5},
     "device_spec": {"device_spec": "h100"},
     "units": {"units": ("first", "second")},
+    "offload": {"offload": f"file:{gettempdir()}"},
 }
 """A value of each setting that is not its default; where ``memory_limit`` is not among them it is 90 %."""
 

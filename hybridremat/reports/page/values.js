@@ -5,7 +5,8 @@ const NUMBERS = new Set(["Size", "Time"]);
 
 function decisionText(saved, times) {
   const again = times ? `RECOMPUTE ${times}×` : "";
-  if (saved) return again ? `SAVE, ${again}` : "SAVE";
+  const kept = saved === 2 ? "MOVE" : "SAVE";
+  if (saved) return again ? `${kept}, ${again}` : kept;
   return again || "FREE";
 }
 

@@ -1,0 +1,149 @@
+"""What emitted graphs call to move values: a copy out, its end, a copy back, its end.
+
+:func:`begin` gives a *ticket*, a tensor of eight bytes outside of PyTorch's allocator that the forward saves
+for the backward. As long as autograd holds it, what it stands for stays: the store, where each value is in
+it, and how the tensors were laid out that had it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridremat.compiler.offload.stores import Copying, Store, Stores
+from hybridremat.errors import OffloadError
+
+
+@dataclass
+class Use:
+    """One forward's values in a store.
+
+    Attributes
+    ----------
+    store
+        What holds them.
+    offsets
+        The first byte of each move.
+    out
+        The copies to it, by move.
+    views
+        By move: type, shape, strides and offset of each tensor that had it.
+    sizes
+        By move: bytes.
+    """
+
+    store: Store
+    offsets: Sequence[int]
+    out: dict[int, Copying] = field(default_factory=dict)
+    views: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
+    sizes: dict[int, tuple[int, torch.device]] = field(default_factory=dict)
+
+
+class Fetched:
+    """A tensor that a value comes back into. Nobody else gets its memory before that has ended."""
+
+    def __init__(self, use: Use, move: int) -> None:
+        size, device = use.sizes[move]
+        self.use, self.move = use, move
+        self.copy: Copying = None
+        self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
+        self.copy = use.store.back(self.tensor, use.offsets[move], use.out[move])
+
+    def wait(self) -> None:
+        """Wait until the value is back."""
+        copy, self.copy = self.copy, None
+        if copy is not None:
+            self.use.store.wait(copy)
+
+    def __del__(self) -> None:
+        """Of a step that failed before the value was read."""
+        with suppress(OffloadError):
+            self.wait()
+
+
+_USES: dict[int, Use] = {}  # by the address of a ticket
+_STORES: dict[int, Stores] = {}  # of emitted graphs
+_LOCK = threading.Lock()
+
+
+def register(stores: Stores, owner: object) -> int:
+    """A number by which graphs name their stores, as long as ``owner`` lives."""
+    with _LOCK:
+        number = max(_STORES, default=-1) + 1
+        _STORES[number] = stores
+    weakref.finalize(owner, _STORES.pop, number, None)
+    return number
+
+
+def places_of(number: int) -> tuple[Sequence[int], int]:
+    """Where the moves of a graph start in its stores, and the bytes of a store."""
+    return _STORES[number].offsets, _STORES[number].size
+
+
+def begin(number: int) -> Tensor:
+    """A forward starts. The ticket of its values.
+
+    Raises
+    ------
+    OffloadError
+        If there is no room for them. Nothing of the step has run.
+    """
+    stores = _STORES[number]
+    use = Use(stores.take(), stores.offsets)
+    block = (ctypes.c_char * 8)()
+    ticket = torch.frombuffer(block, dtype=torch.uint8)
+    _USES[ticket.data_ptr()] = use
+    weakref.finalize(block, _end, ticket.data_ptr(), stores, use)
+    return ticket
+
+
+def _end(address: int, stores: Stores, use: Use) -> None:
+    del _USES[address]
+    stores.give_back(use.store, list(use.out.values()))
+
+
+def send(ticket: Tensor, move: int, tensor: Tensor) -> Use:
+    """Start to copy out a tensor's whole storage."""
+    use = _USES[ticket.data_ptr()]
+    use.out[move] = use.store.out(tensor, use.offsets[move])
+    use.sizes[move] = tensor.untyped_storage().nbytes(), tensor.device
+    return use
+
+
+def freed(use: Use, move: int, *tensors: Tensor) -> None:
+    """Wait until it is out, and note how the tensors are laid out that the backward reads; they may go then.
+
+    Raises
+    ------
+    OffloadError
+        If the copy failed.
+    """
+    use.store.wait(use.out[move])
+    use.views[move] = [(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in tensors]
+
+
+def fetch(ticket: Tensor, move: int) -> Fetched:
+    """Make room on the device, and start to copy back."""
+    return Fetched(_USES[ticket.data_ptr()], move)
+
+
+def ready(fetched: Fetched, number: int) -> Tensor:
+    """Wait until it is back; one of the tensors as it was, a view of a storage of its own.
+
+    Raises
+    ------
+    OffloadError
+        If the copy failed.
+    """
+    fetched.wait()
+    dtype, shape, stride, offset = fetched.use.views[fetched.move][number]
+    found = torch.empty(0, dtype=dtype, device=fetched.tensor.device)
+    return found.set_(fetched.tensor.untyped_storage(), offset, shape, stride)

@@ -1,0 +1,200 @@
+"""Moves written into two emitted graphs.
+
+Behind what makes a value it is sent; before the execution that it has to be gone for, :func:`freed` waits and
+is the last to read it. In the backward it is fetched, and its tensors are those that :func:`ready` makes. It
+is saved no more: what the forward saves for all that moves is one ticket.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from hybridremat.compiler.offload.calls import begin, fetch, freed, ready, register, send
+from hybridremat.compiler.offload.stores import Stores
+from hybridremat.compiler.offload.targets import Target
+from hybridremat.errors import PlanError
+from hybridremat.graph.generated_code import OP
+from hybridremat.graph.joint import Move, Schedule
+from hybridremat.graph.private_torch import detect_fake_mode, run_and_save_rng_state
+from hybridremat.graph.tracing.fx_nodes import joint_outputs
+from hybridremat.graph.tracing.trace import TracedStep
+from hybridremat.sequence.offload.arena import arena
+
+Pair = tuple[fx.GraphModule, fx.GraphModule]
+
+
+def write_moves(step: TracedStep, graphs: Pair, schedule: Schedule, target: Target, device: str) -> None:
+    """Write the moves of a schedule into the graphs that it was emitted as.
+
+    Raises
+    ------
+    PlanError
+        If what moves is not saved there.
+    """
+    forward, backward = graphs
+    moves = schedule.moves
+    places = arena(moves, [step.graph.values[move.value].bytes for move in moves])
+    number = register(Stores(target, device, places.offsets, places.size), forward)
+    saved = _Saved.of(step, graphs, schedule)
+    ticket = _begin(forward, number)
+    _Forward(forward, saved, schedule).write(ticket, moves)
+    arriving = _pass_ticket(step, graphs, ticket, saved.moved)
+    _Backward(backward, saved, schedule).write(arriving, moves)
+    for module in graphs:
+        module.graph.lint()
+        module.recompile()
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What the forward saves of each value that moves, and what the backward takes of it.
+
+    ``given[move]`` are the nodes of the forward, ``taken[move]`` those of the backward, ``owner[move]`` the
+    one whose storage it is; ``moved``: the places among what is saved.
+    """
+
+    given: Mapping[int, Sequence[fx.Node]]
+    taken: Mapping[int, Sequence[fx.Node]]
+    owner: Mapping[int, fx.Node]
+    moved: frozenset[int]
+
+    @staticmethod
+    def of(step: TracedStep, graphs: Pair, schedule: Schedule) -> _Saved:
+        forward, backward = graphs
+        number_of = {(move.value, move.birth): number for number, move in enumerate(schedule.moves)}
+        ran = executions(forward, schedule.steps[: schedule.num_forward])
+        born = {node: place for place, node in enumerate(ran)}
+        saved = joint_outputs(forward)[step.num_outputs :]
+        inputs = list(backward.graph.find_nodes(op="placeholder"))
+        given, taken, owner = defaultdict(list), defaultdict(list), dict[int, fx.Node]()
+        moved = set()
+        for place, node in enumerate(saved):
+            source = _owner(node) if isinstance(node, fx.Node) else None
+            if source is None:
+                continue
+            call = source if OP in source.meta else source.all_input_nodes[0]
+            number = number_of.get((_value(step, source), born[call]))
+            if number is not None:
+                given[number].append(node)
+                taken[number].append(inputs[place])
+                owner[number] = source
+                moved.add(place)
+        if missing := number_of.values() - given.keys():
+            raise PlanError(f"{len(missing)} values that are to move are not saved; please report this")
+        return _Saved(given, taken, owner, frozenset(moved))
+
+
+def executions(module: fx.GraphModule, steps: Sequence[int]) -> list[fx.Node]:
+    """The nodes of a graph that execute these ops, in order."""
+    found = [node for node in module.graph.nodes if node.op == "call_function" and OP in node.meta]
+    if [node.meta[OP] for node in found] != list(steps):
+        raise PlanError("the graphs do not execute the ops of the plan in its order; please report this")
+    return found
+
+
+def _owner(node: fx.Node) -> fx.Node | None:
+    """The node whose storage a saved one is a view of; None for an input or a state of the generator."""
+    while node.op == "call_function" and OP not in node.meta:
+        source = node.all_input_nodes[0]
+        if source.target is run_and_save_rng_state:
+            return None  # what it draws has an op
+        if node.args[0] is source and OP in source.meta and isinstance(source.meta.get("val"), (tuple, list)):
+            return node  # one of several results
+        node = source
+    return node if node.op == "call_function" else None
+
+
+def _value(step: TracedStep, owner: fx.Node) -> int:
+    """The value of the joint graph that a node is a version of."""
+    if OP in owner.meta:
+        joint = step.op_nodes[owner.meta[OP]]
+    else:
+        call = step.op_nodes[owner.all_input_nodes[0].meta[OP]]
+        joint = next(user for user in call.users if user.args[1:] == owner.args[1:])
+    (value,) = step.node_values[joint]
+    return value
+
+
+def _start(node: fx.Node) -> fx.Node:
+    """Where an execution starts: a draw that saves the generator's state is a part of a pair."""
+    source = node.all_input_nodes[0] if node.all_input_nodes else node
+    return source if source.target is run_and_save_rng_state else node
+
+
+def _begin(forward: fx.GraphModule, number: int) -> fx.Node:
+    inputs = list(forward.graph.find_nodes(op="placeholder"))
+    with forward.graph.inserting_before(next(n for n in forward.graph.nodes if n.op != "placeholder")):
+        ticket = forward.graph.call_function(begin, (number,))
+    mode = detect_fake_mode([node.meta["val"] for node in inputs if "val" in node.meta])
+    assert mode is not None
+    with mode:
+        ticket.meta["val"] = torch.empty(8, dtype=torch.uint8)
+    return ticket
+
+
+def _pass_ticket(step: TracedStep, graphs: Pair, ticket: fx.Node, moved: frozenset[int]) -> fx.Node:
+    """Save the ticket in place of what moves; what arrives in the backward."""
+    forward, backward = graphs
+    (output,) = forward.graph.find_nodes(op="output")
+    results = list(output.args[0])
+    count = step.num_outputs
+    kept = [node for place, node in enumerate(results[count:]) if place not in moved]
+    output.args = ((*results[:count], ticket, *kept),)
+    with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
+        arriving = backward.graph.placeholder("offload_ticket")
+    arriving.meta["val"] = ticket.meta["val"]
+    return arriving
+
+
+class _Forward:
+    def __init__(self, module: fx.GraphModule, saved: _Saved, schedule: Schedule) -> None:
+        self.graph, self.saved = module.graph, saved
+        self.executions = executions(module, schedule.steps[: schedule.num_forward])
+
+    def write(self, ticket: fx.Node, moves: Sequence[Move]) -> None:
+        order = {node: place for place, node in enumerate(self.graph.nodes)}
+        (output,) = self.graph.find_nodes(op="output")
+        by_birth = sorted(range(len(moves)), key=lambda number: (moves[number].birth, number))
+        sent: dict[int, fx.Node] = {}
+        for number in reversed(by_birth):  # each is put right behind what makes it
+            owner = self.saved.owner[number]
+            call = owner if OP in owner.meta else owner.all_input_nodes[0]
+            # the call's tuple holds all its results until they have been taken out
+            taken = [user for user in call.users if user.target is operator.getitem and call is not owner]
+            with self.graph.inserting_after(max([call, *taken], key=order.__getitem__)):
+                sent[number] = self.graph.call_function(send, (ticket, number, owner))
+        for number, move in enumerate(moves):
+            gone = move.free < len(self.executions)
+            with self.graph.inserting_before(_start(self.executions[move.free]) if gone else output):
+                self.graph.call_function(freed, (sent[number], number, *self.saved.given[number]))
+
+
+class _Backward:
+    def __init__(self, module: fx.GraphModule, saved: _Saved, schedule: Schedule) -> None:
+        self.graph, self.saved, self.split = module.graph, saved, schedule.num_forward
+        self.executions = executions(module, schedule.steps[schedule.num_forward :])
+
+    def write(self, ticket: fx.Node, moves: Sequence[Move]) -> None:
+        for number, move in sorted(enumerate(moves), key=lambda each: each[1].ready):
+            with self.graph.inserting_before(_start(self.executions[move.fetch - self.split])):
+                fetched = self.graph.call_function(fetch, (ticket, number))
+            for place, node in enumerate(self.saved.taken[number]):
+                if node.users:
+                    self._let_be_ready(node, fetched, place)
+                self.graph.erase_node(node)
+
+    def _let_be_ready(self, node: fx.Node, fetched: fx.Node, place: int) -> None:
+        order = {each: at for at, each in enumerate(self.graph.nodes)}
+        first = min(node.users, key=order.__getitem__)
+        if order[first] < order[fetched]:
+            raise PlanError(f"{first.name} reads {node.name} before it is back; please report this")
+        with self.graph.inserting_before(first):
+            there = self.graph.call_function(ready, (fetched, place))
+        there.meta = {key: item for key, item in node.meta.items() if key != OP}
+        node.replace_all_uses_with(there)

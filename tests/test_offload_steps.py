@@ -1,0 +1,274 @@
+"""Steps whose values wait in a file: the numbers of plain training, in the memory that was promised."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import gc
+import os
+import time
+
+import pytest
+import torch
+
+import hybridremat
+from hybridremat.compiler.offload import calls
+from hybridremat.sequence.offload.link import Link
+from support.training import small, train, train_plain
+from support.wrapping import HOW, least_limit
+
+NETS = ("mlp", "convnet", "transformer", "running")
+
+
+@pytest.fixture(autouse=True)
+def link(monkeypatch):
+    """So fast that whatever may move does, rather than to be computed again."""
+    monkeypatch.setattr("hybridremat.planning.moving.NOMINAL", Link(1e15, 1e15, latency=0))
+
+
+@pytest.fixture
+def away(tmp_path):
+    """``offload=`` to a folder of this test."""
+    return f"file:{tmp_path}"
+
+
+def wrapped(model, batch, limit, away, **how):
+    planned = hybridremat.wrap(model, kwargs=batch, memory_limit=limit, offload=away, **HOW, **how)
+    return planned, hybridremat.get_plan(planned)
+
+
+def between(model, batch, away, **how):
+    """A limit between the least with moves and the least without, bytes."""
+    least = least_limit(copy.deepcopy(model), batch, offload=away, **how)
+    return (least + least_limit(copy.deepcopy(model), batch, **how)) // 2
+
+
+@pytest.mark.parametrize("share", ["80%", "least"])
+@pytest.mark.parametrize("name", NETS)
+def test_steps_are_those_of_plain_training(name, share, away):
+    model, batch = small(name)
+    plain = train_plain(model, batch)
+    limit = share if share != "least" else least_limit(copy.deepcopy(model), batch, offload=away)
+    planned, plan = wrapped(model, batch, limit, away)
+    trained = train(planned, batch)
+    assert plain.differences(trained) == []
+    assert {*trained.peaks} == {plan.predicted_peak}
+    assert plan.schedule.moves and plan.predicted_peak <= plan.memory_limit
+    assert plan.overhead <= 0.001
+
+
+@pytest.mark.parametrize("name", ["transformer", "convnet"])
+def test_what_fits_with_moves_is_less(name, away):
+    model, batch = small(name)
+    plain = least_limit(model, batch)
+    assert least_limit(model, batch, offload=away) < plain
+    limit = between(model, batch, away)
+    with pytest.raises(hybridremat.InfeasibleLimitError):
+        hybridremat.plan(model, kwargs=batch, memory_limit=limit, **HOW)
+    assert hybridremat.plan(model, kwargs=batch, memory_limit=limit, offload=away, **HOW).needed <= limit
+
+
+TOGETHER = {
+    "its outputs held": {"hold_outputs": True},
+    "gradients of all outputs": {"grad_outputs": "all"},
+    "ops as they are": {"rewrites": "none"},
+    "the chain program alone": {"strategy": "rotor"},
+    "every block": {"strategy": "every-block"},
+    "pins": {"policy": {"*:gelu": "must_save"}},
+    "room for the caller": {"reserve": 5000},
+    "an overhead": {"max_overhead": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_with_other_settings(name, away):
+    model, batch = small("transformer")
+    plain = train_plain(model, batch)
+    planned, plan = wrapped(model, batch, "75%", away, **TOGETHER[name])
+    trained = train(planned, batch)
+    assert plain.differences(trained) == []
+    assert plan.schedule.moves
+    assert max(trained.peaks) <= plan.predicted_peak <= plan.needed <= plan.memory_limit
+
+
+def test_gradients_that_leave_in_the_backward(away):
+    model, batch = small("transformer")
+    plain = copy.deepcopy(model)
+    bare = hybridremat.plan(model, kwargs=batch, memory_limit="70%", gradients="in_backward", **HOW)
+    planned, plan = wrapped(model, batch, "50%", away, gradients="in_backward")
+    assert plan.schedule.moves and plan.least_peak < bare.least_peak
+    for net in (plain, planned):
+        torch.manual_seed(3)
+        net(**batch)["loss"].backward()
+    assert all(map(torch.equal, grads(plain), grads(planned)))
+
+
+def test_forwards_that_wait_together(away):
+    """Each has a file of its own, and both come back."""
+    model, batch = small("transformer")
+    other = {"tokens": batch["tokens"].flip(0)}
+    plain = copy.deepcopy(model)
+    planned, plan = wrapped(model, batch, "110%", away, forwards=2)
+    assert plan.schedule.moves
+    for net in (plain, planned):
+        torch.manual_seed(3)
+        first, second = net(**batch)["loss"], net(**other)["loss"]
+        first.backward()
+        second.backward()
+    assert all(map(torch.equal, grads(plain), grads(planned)))
+    assert not calls._USES
+
+
+def grads(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_a_graph_that_is_retained_and_one_that_is_dropped(away):
+    model, batch = small("transformer")
+    plain = copy.deepcopy(model)
+    planned, _ = wrapped(model, batch, "70%", away)
+    for net in (plain, planned):
+        torch.manual_seed(3)
+        net(**batch)  # without a backward
+        loss = net(**batch)["loss"]
+        loss.backward(retain_graph=True)
+        loss.backward()
+        net.eval()
+        with torch.no_grad():
+            net(**batch)
+        net.train()
+    del loss
+    assert all(map(torch.equal, grads(plain), grads(planned)))
+    gc.collect()
+    assert not calls._USES
+
+
+def test_a_slow_link_changes_time_alone(away, monkeypatch):
+    model, batch = small("convnet")
+    plain = train_plain(model, batch)
+    planned, plan = wrapped(model, batch, "70%", away)
+    write, read = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda *given: (time.sleep(0.02), write(*given))[1])
+    monkeypatch.setattr(os, "preadv", lambda *given: (time.sleep(0.02), read(*given))[1])
+    trained = train(planned, batch)
+    assert plain.differences(trained) == [] and {*trained.peaks} == {plan.predicted_peak}
+
+
+def failing(number):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("call", ["pwrite", "preadv"])
+def test_a_copy_that_fails_is_said_and_the_next_step_is_right(call, away, monkeypatch):
+    model, batch = small("transformer")
+    plain = train_plain(copy.deepcopy(model), batch)
+    planned, plan = wrapped(model, batch, "70%", away)
+    before = copy.deepcopy(planned.state_dict())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(errno.EIO))
+        if call == "preadv":
+            patch.setattr("hybridremat.compiler.offload.file_store._read_into", failing(errno.EIO))
+        with pytest.raises(hybridremat.OffloadError, match="this step is lost"):
+            planned(**batch)["loss"].backward()
+    assert all(torch.equal(value, before[name]) for name, value in planned.state_dict().items())
+    assert all(gradient is None for gradient in grads(planned))
+    gc.collect()
+    assert not calls._USES
+    torch.manual_seed(0)
+    trained = train(planned, batch)
+    assert plain.differences(trained) == [] and {*trained.peaks} == {plan.predicted_peak}
+
+
+def test_a_full_disk_is_said_before_anything_runs(away, monkeypatch):
+    model, batch = small("running")
+    planned, _ = wrapped(model, batch, "70%", away)
+    before, state = copy.deepcopy(planned.state_dict()), torch.get_rng_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+        with pytest.raises(hybridremat.OffloadError, match="nothing has run"):
+            planned(**batch)
+    assert all(torch.equal(value, before[name]) for name, value in planned.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    planned(**batch).backward()
+
+
+def test_an_exception_in_the_backward_leaves_nothing_behind(away):
+    model, batch = small("transformer")
+    plain = train_plain(copy.deepcopy(model), batch)
+    planned, _ = wrapped(model, batch, "70%", away)
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        output = planned(**batch)["loss"]
+        output.register_hook(fail)
+        output.backward()
+    del output
+    gc.collect()
+    assert not calls._USES
+    torch.manual_seed(0)
+    assert plain.differences(train(planned, batch)) == []
+
+
+def test_a_plan_file_brings_its_moves(away, tmp_path):
+    model, batch = small("transformer")
+    again, plain = copy.deepcopy(model), train_plain(model, batch)
+    _, plan = wrapped(model, batch, "70%", away)
+    plan.save(tmp_path / "plan.json")
+    read = hybridremat.Plan.load(tmp_path / "plan.json")
+    assert read == plan and read.schedule.moves and read.host_bytes == plan.host_bytes > 0
+    for given in ({}, {"offload": away}):
+        applied = hybridremat.wrap(
+            copy.deepcopy(again), kwargs=batch, plan=tmp_path / "plan.json", progress=False, **given
+        )
+        trained = train(applied, batch)
+        assert plain.differences(trained) == [] and {*trained.peaks} == {plan.predicted_peak}
+
+
+def test_where_values_cannot_wait(tmp_path):
+    model, batch = small("mlp")
+    for given, told in {
+        "host": "on the CPU",
+        "disk": 'use "host" or "file:FOLDER"',
+        "file:": 'use "host" or "file:FOLDER"',
+        f"file:{tmp_path}/missing": "no folder",
+    }.items():
+        with pytest.raises(hybridremat.OffloadError, match=told):
+            hybridremat.wrap(model, kwargs=batch, memory_limit="80%", offload=given, **HOW)
+
+
+def test_host_memory_is_bounded(away):
+    model, batch = small("transformer")
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="70%", offload=away, **HOW)
+    pages = plan.host_bytes // 2 // 4096 * 4096
+    less = hybridremat.plan(
+        model, kwargs=batch, memory_limit="70%", offload=away, host_memory_limit=pages, **HOW
+    )
+    assert 0 < less.host_bytes <= pages < plan.host_bytes
+    assert less.overhead > plan.overhead and less.needed <= less.memory_limit
+    none = hybridremat.plan(model, kwargs=batch, memory_limit="70%", offload=away, host_memory_limit=1, **HOW)
+    assert not none.schedule.moves and none.overhead >= less.overhead
+
+
+def test_it_is_certified_and_reported(away, tmp_path):
+    model, batch = small("transformer")
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="60%", offload=away, **HOW)
+    certified = plan.certified(progress=False)
+    assert 0 <= certified.optimality_gap < 1
+    assert "wait" in str(plan) and str(plan.inspect(1)) and str(plan.explain("blocks.0"))
+    plan.to_html(tmp_path / "plan.html")
+    plan.to_trace(tmp_path / "trace.json")
+    plan.to_memory_viz(tmp_path / "memory.pickle")
+
+
+def test_a_frontier_has_points_below_the_least_without(away):
+    model, batch = small("transformer")
+    bare = hybridremat.frontier(model, kwargs=batch, **HOW)
+    curve = hybridremat.frontier(model, kwargs=batch, offload=away, **HOW)
+    assert curve.least.peak < bare.least.peak
+    for point in bare.points:
+        assert curve.plan(memory_limit=point.peak).overhead <= point.overhead + 1e-9
