@@ -137,10 +137,10 @@ def wrap(
         about the time of the capture if that is more, counted in work, so that it is the same everywhere.
         ``"unlimited"``: until what the search can find has been searched.
     offload, host_memory_limit
-        **Values that wait elsewhere.** ``"file:FOLDER"`` (models on the CPU) or ``"host"`` (on a GPU): between
-        the forward and the backward values may wait in a file or in host memory, where that is faster than to
-        compute them again; they are copied while the step runs. ``host_memory_limit``: the bytes that all of
-        them may take (default: half of the memory installed). One graph, op by op.
+        **Values that wait elsewhere.** ``"file:FOLDER"`` (models on the CPU) or ``"host"`` (on a GPU):
+        between the forward and the backward values may wait in a file or in host memory, where that is
+        faster than to compute them again; they are copied while the step runs. ``host_memory_limit``: the
+        bytes that all of them may take (default: half of the memory installed). One graph, op by op.
     untried
         **Kernels that cannot be tried alone.** What a kernel allocates while it runs is measured on inputs
         that are made up for it. If one takes none of these, ``"error"`` refuses the model, as no limit can be

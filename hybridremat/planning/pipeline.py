@@ -185,14 +185,19 @@ class PlannedPartition:
 
 def _write_moves(chosen: Chosen, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
     """Let values wait where the settings say."""
+    from hybridremat.compiler.offload.stores import Stores
     from hybridremat.compiler.offload.targets import Target
     from hybridremat.compiler.offload.write import write_moves
+    from hybridremat.sequence.offload.arena import arena
 
     if chosen.offload is None:
         raise PlanError("values of this plan move to host memory: pass offload= as when it was made")
     device, target = device_of(chosen.step.op_nodes), Target.of(chosen.offload)
     target.require_usable(device)
-    write_moves(chosen.step, (forward, backward), chosen.schedule, target, device)
+    moves = chosen.schedule.moves
+    places = arena(moves, [chosen.step.graph.values[move.value].bytes for move in moves])
+    stores = Stores(target, device, places.offsets, places.size)
+    write_moves(chosen.step, (forward, backward), chosen.schedule, stores)
 
 
 _TRACED = "hybridremat"  # in the metadata of a joint graph: its traced step

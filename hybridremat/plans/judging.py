@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import PlanDetails
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.offload.clocks import Timed, timed
+
+if TYPE_CHECKING:
+    from hybridremat.sequence.offload.clocks import Timed
 
 
 def plan_judge(plan: PlanData, details: PlanDetails) -> Judge:
@@ -16,6 +20,8 @@ def plan_judge(plan: PlanData, details: PlanDetails) -> Judge:
 
 def timed_moves(plan: PlanData, details: PlanDetails) -> Timed:
     """What the moves of a plan take by its cost model: the link, and those who wait for it."""
+    from hybridremat.sequence.offload.clocks import timed  # not where nothing moves
+
     assert details.link is not None
     graph, schedule = details.graph, plan.schedule
     sizes = [graph.values[move.value].bytes for move in schedule.moves]

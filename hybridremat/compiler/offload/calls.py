@@ -13,13 +13,15 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hybridremat.compiler.offload.stores import Copying, Store, Stores
 from hybridremat.errors import OffloadError
+
+if TYPE_CHECKING:
+    from hybridremat.compiler.offload.stores import Copying, Store, Stores
 
 
 @dataclass

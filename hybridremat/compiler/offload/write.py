@@ -17,20 +17,18 @@ from torch import fx
 
 from hybridremat.compiler.offload.calls import begin, fetch, freed, ready, register, send
 from hybridremat.compiler.offload.stores import Stores
-from hybridremat.compiler.offload.targets import Target
 from hybridremat.errors import PlanError
 from hybridremat.graph.generated_code import OP
 from hybridremat.graph.joint import Move, Schedule
 from hybridremat.graph.private_torch import detect_fake_mode, run_and_save_rng_state
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep
-from hybridremat.sequence.offload.arena import arena
 
 Pair = tuple[fx.GraphModule, fx.GraphModule]
 
 
-def write_moves(step: TracedStep, graphs: Pair, schedule: Schedule, target: Target, device: str) -> None:
-    """Write the moves of a schedule into the graphs that it was emitted as.
+def write_moves(step: TracedStep, graphs: Pair, schedule: Schedule, stores: Stores) -> None:
+    """Write the moves of a schedule into the graphs that it was emitted as; ``stores``: where values wait.
 
     Raises
     ------
@@ -39,8 +37,7 @@ def write_moves(step: TracedStep, graphs: Pair, schedule: Schedule, target: Targ
     """
     forward, backward = graphs
     moves = schedule.moves
-    places = arena(moves, [step.graph.values[move.value].bytes for move in moves])
-    number = register(Stores(target, device, places.offsets, places.size), forward)
+    number = register(stores, forward)
     saved = _Saved.of(step, graphs, schedule)
     ticket = _begin(forward, number)
     _Forward(forward, saved, schedule).write(ticket, moves)
