@@ -272,3 +272,29 @@ def test_a_frontier_has_points_below_the_least_without(away):
     assert curve.least.peak < bare.least.peak
     for point in bare.points:
         assert curve.plan(memory_limit=point.peak).overhead <= point.overhead + 1e-9
+
+
+def test_torch_compile_takes_it(away):
+    model, batch = small("transformer")
+    plain, plans = copy.deepcopy(model), []
+    options = {"memory_limit": "70%", "offload": away, "on_plan": plans.append, "cost_model": "flops"}
+    planned = torch.compile(model, backend="hybridremat", options=options)
+    for net in (plain, planned):
+        torch.manual_seed(3)
+        net(**batch)["loss"].backward()
+    assert plans[0].schedule.moves
+    assert all(map(torch.equal, grads(plain), grads(model)))
+
+
+def test_a_larger_batch_fits_with_moves_in_little_more_time(away):
+    def make(size):
+        images = torch.randn(size, 3, 12, 12)
+        return small("convnet")[0], {"x": images, "labels": torch.randint(0, 5, (size,))}
+
+    model, batch = make(4)
+    limit = hybridremat.plan(model, kwargs=batch, memory_limit="90%", **HOW).memory_limit
+    how = {"max_overhead": 0.01, **HOW}
+    bare = hybridremat.max_batch_size(make, limit, **how)
+    found = hybridremat.max_batch_size(make, limit, offload=away, **how)
+    assert found.batch_size > bare.batch_size
+    assert found.plan.schedule.moves and found.plan.needed <= limit

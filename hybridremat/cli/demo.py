@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count
+from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
@@ -18,7 +19,7 @@ from hybridremat.analysis.measure import measure
 from hybridremat.analysis.paired_steps import Subject, adamw, differences, time_ratio, train
 from hybridremat.api import get_plan, unwrap, wrap
 from hybridremat.cli.demo_models import DEMO_MODELS, DemoModel
-from hybridremat.cli.demo_table import IN_BACKWARD, DemoRow, demo_table, verdict
+from hybridremat.cli.demo_table import IN_BACKWARD, OFFLOADED, DemoRow, demo_table, verdict
 from hybridremat.cli.output import print_json
 from hybridremat.errors import InfeasibleLimitError, TargetError
 from hybridremat.integrations.optimizer_in_backward import optimizer_in_backward
@@ -105,7 +106,22 @@ class ModelDemo:
         plan = self._wrap(subject, int(TIGHT * plan.least_peak), reserve)
         note = "least feasible + 3 %"
         rows.append(self._row(reference, subject, time.perf_counter() - started, note))
-        return [*rows, self._row_in_backward(reference)] if self.model.in_backward else rows
+        if self.model.in_backward:
+            rows.append(self._row_in_backward(reference))
+        if self.model.offload:
+            rows.append(self._row_offloaded(reference, plan.least_peak))
+        return rows
+
+    def _row_offloaded(self, reference: Reference, least: int) -> DemoRow:
+        """Train under a limit that nothing keeps (it is below ``least``) unless values may wait elsewhere."""
+        started = time.perf_counter()
+        with TemporaryDirectory() as folder:
+            where = f"file:{folder}" if self.device == "cpu" else "host"
+            subject = self._fresh()
+            with_moves = self._wrap(subject, least, 0, offload=where).least_peak
+            unwrap(subject.model)
+            self._wrap(subject, (least + with_moves) // 2, 0, offload=where)
+            return self._row(reference, subject, time.perf_counter() - started, OFFLOADED)
 
     def _row_in_backward(self, reference: Reference) -> DemoRow:
         """Train with the optimizer in the backward, against plain training with an ordinary one."""
@@ -156,7 +172,12 @@ class ModelDemo:
             return self._wrap(subject, middle, reserve), f"half-way: {EASY} is not feasible"
 
     def _wrap(
-        self, subject: Subject, limit: int | str, reserve: int, gradients: Gradients = "at_end"
+        self,
+        subject: Subject,
+        limit: int | str,
+        reserve: int,
+        gradients: Gradients = "at_end",
+        offload: str | None = None,
     ) -> Plan:
         started = time.perf_counter()
         wrap(
@@ -165,6 +186,7 @@ class ModelDemo:
             memory_limit=limit,
             reserve=reserve,
             gradients=gradients,
+            offload=offload,
             cost_model=self.cost_model,
             progress=not self.quiet,
         )

@@ -21,13 +21,14 @@ class DemoModel:
     """A model of the demo; ``make`` returns it with the same weights, batch and loss in every call.
 
     ``loss_outside``: the loss is computed by the caller's code, from the model's output. ``in_backward``: it
-    is trained with its optimizer in the backward as well.
+    is trained with its optimizer in the backward as well, ``offload``: under less than fits without moves.
     """
 
     name: str
     make: Callable[[], Made]
     loss_outside: bool = False
     in_backward: bool = False
+    offload: bool = False
 
 
 def _gpt2() -> Made:
@@ -63,6 +64,6 @@ def _llama() -> Made:
 
 DEMO_MODELS: dict[str, DemoModel] = {
     "gpt2": DemoModel("GPT-2, dropout 0.1", _gpt2, in_backward=True),
-    "resnet50": DemoModel("ResNet-50, BatchNorm", _resnet50),
+    "resnet50": DemoModel("ResNet-50, BatchNorm", _resnet50, offload=True),
     "llama": DemoModel("Llama, loss outside", _llama, loss_outside=True),
 }

@@ -13,6 +13,7 @@ from rich.text import Text
 from hybridremat.units import format_bytes
 
 IN_BACKWARD = "optimizer in backward"
+OFFLOADED = "values wait in a file"
 
 
 @dataclass(frozen=True)

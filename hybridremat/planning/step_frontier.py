@@ -219,7 +219,8 @@ class StepFrontier(CountedGraph, GraphFrontier):
             if least.needs > limit:
                 raise self._infeasible(limit, least.needs)
             found = self._found(self.pool.with_points([least]), limit).under(limit) or least
-        if not self.searches or limit > AROUND_LEAST * self.least_composed.needs:
+        moves = self.judge.link is not None  # any limit down to the least is searched alike
+        if moves or not self.searches or limit > AROUND_LEAST * self.least_composed.needs:
             return found
         return min(found, self.least(), key=lambda each: each.time)
 

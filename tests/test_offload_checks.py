@@ -1,0 +1,215 @@
+"""Moves in emitted graphs: what the checker lets pass, damage that it finds, the order of copies on a GPU."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from hybridremat.compiler.check import check
+from hybridremat.compiler.emit import emit
+from hybridremat.compiler.offload import calls, pinned_store
+from hybridremat.compiler.offload.stores import Stores
+from hybridremat.compiler.offload.targets import Target
+from hybridremat.compiler.offload.write import write_moves
+from hybridremat.errors import PlanError
+from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.memory import step_memory
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.offload.arena import arena
+from hybridremat.sequence.offload.placement import place
+from hybridremat.sequence.offload.search import unmoved
+from support.training import small, traced
+
+
+def moved(name, share=0.8, offsets=None):
+    """A step, its graphs with moves, and its schedule."""
+    model, batch = small(name)
+    step = traced(model, **batch)
+    bare = plain_schedule(step.graph)
+    peak = step_memory(step.graph, bare).peak
+    moves = place(unmoved(Judge(step.graph), bare), int(share * peak))
+    assert moves
+    schedule = replace(bare, moves=moves)
+    places = arena(moves, [step.graph.values[move.value].bytes for move in moves])
+    graphs = emit(step, schedule)
+    write_moves(step, graphs, schedule, Stores(Target("/tmp"), "cpu", offsets or places.offsets, places.size))
+    return step, graphs, schedule, places
+
+
+@pytest.mark.parametrize("name", ["mlp", "convnet", "transformer", "running"])
+def test_what_is_written_is_what_was_counted(name):
+    step, graphs, schedule, places = moved(name)
+    found, counted = check(step, *graphs), step_memory(step.graph, schedule)
+    between = counted.saved + counted.released
+    assert (found.peak, found.saved, found.host) == (counted.peak, between, places.size)
+
+
+def nodes(module, target):
+    return [node for node in module.graph.nodes if node.target is target]
+
+
+def swap_what_is_fetched(forward, backward):
+    one, other = nodes(backward, calls.fetch)[:2]
+    one.args, other.args = other.args, one.args
+
+
+def leave_a_value(forward, _):
+    forward.graph.erase_node(nodes(forward, calls.freed)[-1])
+
+
+def free_twice(forward, _):
+    freed = nodes(forward, calls.freed)[-1]
+    with forward.graph.inserting_after(freed):
+        forward.graph.call_function(calls.freed, freed.args)
+
+
+def send_twice(forward, _):
+    sent = nodes(forward, calls.send)[0]
+    with forward.graph.inserting_after(sent):
+        forward.graph.call_function(calls.send, sent.args)
+
+
+def free_before_the_last_reader(forward, _):
+    """Right behind the copy's start, where the next op still reads it."""
+    for freed in nodes(forward, calls.freed):
+        sent = freed.args[0]
+        readers = [user for user in sent.args[2].users if user.target not in (calls.send, calls.freed)]
+        if readers and len(freed.args) == 3 and freed.args[2] is sent.args[2]:
+            sent.append(freed)
+            order = {node: place for place, node in enumerate(forward.graph.nodes)}
+            if any(order[reader] > order[freed] for reader in readers):
+                return
+    raise AssertionError("no value is read after it was made")
+
+
+def make_another_tensor(_, backward):
+    ready = nodes(backward, calls.ready)[0]
+    ready.args = (ready.args[0], 99)
+
+
+def fetch_what_never_left(_, backward):
+    fetched = nodes(backward, calls.fetch)[0]
+    fetched.args = (fetched.args[0], 99)
+
+
+DAMAGE = {
+    swap_what_is_fetched: "not computed as in the joint graph|overwrites|peak",
+    leave_a_value: "what has not left",
+    free_twice: "or twice",
+    send_twice: "a place that is taken",
+    free_before_the_last_reader: "has left for host memory",
+    make_another_tensor: "what has not left",
+    fetch_what_never_left: "what has not left",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda each: each.__name__)
+def test_damage_is_refused(damage):
+    step, graphs, _, _ = moved("transformer", 0.7)
+    damage(*graphs)
+    with pytest.raises(PlanError, match=DAMAGE[damage]):
+        check(step, *graphs)
+
+
+def test_places_that_overlap_are_refused():
+    step, graphs, _, places = moved("transformer", 0.7)
+    first, _, *rest = places.offsets
+    _, graphs, _, _ = moved("transformer", 0.7, (first, first + 1, *rest))
+    with pytest.raises(PlanError, match="share a place"):
+        check(step, *graphs)
+
+
+# --- streams
+
+
+class Stream:
+    """What one stream knows to have ended: for each stream, how many of its operations."""
+
+    def __init__(self, device):
+        self.device, self.known, self.done = device, {}, 0
+
+    def wait_stream(self, other):
+        self.wait_event(other.record_event())
+
+    def wait_event(self, event):
+        for stream, count in event.items():
+            self.known[stream] = max(count, self.known.get(stream, 0))
+
+    def record_event(self):
+        return {**self.known, self: self.done}
+
+
+class Device:
+    """In place of ``torch.cuda``: fails on what is touched before what came last is known to be over."""
+
+    def __init__(self):
+        self.compute = self.now = Stream(self)
+        self.last = {}  # by place: the last operation on it
+
+    def Stream(self):  # noqa: N802 - as torch.cuda calls it
+        return Stream(self)
+
+    def current_stream(self):
+        return self.now
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+    def touch(self, place):
+        stream, count = self.last.get(place, (self.now, 0))
+        assert stream is self.now or self.now.known.get(stream, 0) >= count, f"{place} is not waited for"
+        self.now.done += 1
+        self.last[place] = (self.now, self.now.done)
+
+
+class Bytes:
+    def __init__(self, device, place):
+        self.device, self.place = device, place
+
+    def copy_(self, source, *, non_blocking):
+        assert non_blocking
+        self.device.touch(source.place)
+        self.device.touch(self.place)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    device = Device()
+    monkeypatch.setattr(pinned_store, "cuda", device)
+    monkeypatch.setattr(pinned_store, "_whole", lambda name: Bytes(device, name))
+    monkeypatch.setattr(pinned_store.PinnedStore, "_place", lambda _, offset, __: Bytes(device, offset))
+    store = object.__new__(pinned_store.PinnedStore)
+    store._out, store._back = device.Stream(), device.Stream()
+    return device, store
+
+
+def test_no_kernel_and_no_copy_runs_before_what_it_waits_for(gpu):
+    device, store = gpu
+    for _ in range(3):  # the places are used again in each step
+        device.touch("a")  # made
+        out = store.out("a", 0)
+        device.touch("b")  # meanwhile
+        store.wait(out)
+        device.touch("a")  # another's from now on
+        back = store.back("c", 0, out)
+        device.touch("b")
+        store.wait(back)
+        device.touch("c")
+
+
+@pytest.mark.parametrize("forgotten", ["out", "back"])
+def test_the_stand_in_notices_what_is_not_waited_for(gpu, forgotten):
+    device, store = gpu
+    device.touch("a")
+    out = store.out("a", 0)
+    if forgotten == "back":
+        store.wait(out)
+    with pytest.raises(AssertionError, match="not waited for"):
+        device.touch("a")
+        store.back("c", 0, out)
+        device.touch("c")
