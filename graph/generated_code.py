@@ -8,6 +8,9 @@ from typing import Final, Literal
 OP: Final = "hybridremat_op"
 """The key of an emitted node's ``meta`` under which the number of its op stands."""
 
+PLACE: Final = "hybridremat_place"
+"""The key under which the place of its execution in the schedule stands."""
+
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Size and strides of a tensor."""
 

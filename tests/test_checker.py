@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -20,7 +21,11 @@ from hybridremat.errors import PlanError
 from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.private_torch import run_and_save_rng_state
+from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.offload.placement import place
+from hybridremat.sequence.offload.search import unmoved
 from support.examples import examples
+from support.moves import emitted_with_moves, places_of
 from support.training import small, traced
 
 # An example costs a tenth of a second: none is made smaller when it fails.
@@ -93,6 +98,18 @@ def schedules(draw, graph):
     return without_dead(graph, steps, split)
 
 
+@st.composite
+def perhaps_moved(draw, graph):
+    """A schedule, and of every second one some of what waits for the backward in a file meanwhile."""
+    schedule = draw(schedules(graph))
+    if draw(st.booleans()):
+        return schedule
+    bare = unmoved(Judge(graph), schedule)
+    stays = [(each.value, each.birth) for each in bare.waiting if draw(st.booleans())]
+    limit = int(draw(st.floats(0.4, 1.0)) * step_memory(graph, schedule).peak)
+    return replace(schedule, moves=place(bare, limit, stays) or ())
+
+
 # Execution
 
 
@@ -160,10 +177,12 @@ def expected(name):
 @given(data=st.data())
 def test_valid_schedules_pass_compute_the_same_and_need_what_the_replay_says(name, data):
     step = step_of(name)
-    schedule = data.draw(schedules(step.graph))
-    forward, backward = emit(step, schedule)
-    peak = step_memory(step.graph, schedule).peak
-    assert check(step, forward, backward, limit=peak).peak == peak
+    schedule = data.draw(perhaps_moved(step.graph))
+    forward, backward = emitted_with_moves(step, schedule)
+    counted, host = step_memory(step.graph, schedule), places_of(step, schedule).size
+    peak = counted.peak
+    found = check(step, forward, backward, limit=peak)
+    assert (found.peak, found.saved, found.host) == (peak, counted.saved + counted.released, host)
     assert same(expected(name), run_emitted(step, forward, backward))
     with pytest.raises(PlanError, match=f"peak of {peak} bytes passes the limit of {peak - 1} bytes"):
         check(step, forward, backward, limit=peak - 1)
@@ -262,7 +281,7 @@ DAMAGES = (replace_input, skip_node, change_constant, move_call, repeat_call, ex
 @given(data=st.data())
 def test_whatever_computes_other_numbers_is_refused(name, damage, data):
     step = step_of(name)
-    forward, backward = emit(step, data.draw(schedules(step.graph)))
+    forward, backward = emitted_with_moves(step, data.draw(perhaps_moved(step.graph)))
     damage(data, forward if data.draw(st.booleans()) else backward)
     try:
         check(step, forward, backward)

@@ -8,18 +8,14 @@ from dataclasses import replace
 import pytest
 
 from hybridremat.compiler.check import check
-from hybridremat.compiler.emit import emit
 from hybridremat.compiler.offload import calls, pinned_store
-from hybridremat.compiler.offload.stores import Stores
-from hybridremat.compiler.offload.targets import Target
-from hybridremat.compiler.offload.write import write_moves
 from hybridremat.errors import PlanError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.offload.arena import arena
 from hybridremat.sequence.offload.placement import place
 from hybridremat.sequence.offload.search import unmoved
+from support.moves import emitted_with_moves, places_of
 from support.training import small, traced
 
 
@@ -32,10 +28,7 @@ def moved(name, share=0.8, offsets=None):
     moves = place(unmoved(Judge(step.graph), bare), int(share * peak))
     assert moves
     schedule = replace(bare, moves=moves)
-    places = arena(moves, [step.graph.values[move.value].bytes for move in moves])
-    graphs = emit(step, schedule)
-    write_moves(step, graphs, schedule, Stores(Target("/tmp"), "cpu", offsets or places.offsets, places.size))
-    return step, graphs, schedule, places
+    return step, emitted_with_moves(step, schedule, offsets), schedule, places_of(step, schedule)
 
 
 @pytest.mark.parametrize("name", ["mlp", "convnet", "transformer", "running"])

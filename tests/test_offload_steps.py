@@ -7,12 +7,14 @@ import errno
 import gc
 import os
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 import hybridremat
 from hybridremat.compiler.offload import calls
+from hybridremat.graph.costs.device_specs import DEVICE_SPECS
 from hybridremat.sequence.offload.link import Link
 from support.training import small, train, train_plain
 from support.wrapping import HOW, least_limit
@@ -227,6 +229,8 @@ def test_a_plan_file_brings_its_moves(away, tmp_path):
         )
         trained = train(applied, batch)
         assert plain.differences(trained) == [] and {*trained.peaks} == {plan.predicted_peak}
+    with pytest.raises(hybridremat.OffloadError, match="on the CPU"):
+        hybridremat.wrap(again, kwargs=batch, plan=tmp_path / "plan.json", offload="host", progress=False)
 
 
 def test_where_values_cannot_wait(tmp_path):
@@ -298,3 +302,12 @@ def test_a_larger_batch_fits_with_moves_in_little_more_time(away):
     found = hybridremat.max_batch_size(make, limit, offload=away, **how)
     assert found.batch_size > bare.batch_size
     assert found.plan.schedule.moves and found.plan.needed <= limit
+
+
+def test_for_another_device_values_wait_in_host_memory():
+    model, batch = small("transformer")
+    how = {"memory_limit": "70%", "device_spec": "h100", "progress": False}
+    bare = hybridremat.plan(model, kwargs=batch, **how)
+    slow = replace(DEVICE_SPECS["h100"], call_ns=1e6)  # copies take little beside its kernels
+    plan = hybridremat.plan(model, kwargs=batch, **how | {"device_spec": slow}, offload="host")
+    assert plan.schedule.moves and plan.needed <= plan.memory_limit and plan.overhead < bare.overhead

@@ -19,7 +19,7 @@ from torch import fx
 from hybridremat.compiler.early_gradients import deliver
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.errors import PlanError
-from hybridremat.graph.generated_code import OP
+from hybridremat.graph.generated_code import OP, PLACE
 from hybridremat.graph.joint import Phase, Schedule
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.graph.private_torch import (
@@ -80,8 +80,8 @@ class _Writer:
             written[key] = self.graph.node_copy(node, lambda source: mapping[source])
         return written[key]
 
-    def execute(self, op: int, *, forward: bool, over: int | None) -> None:
-        """Write one execution of an op, whose result is written over the value ``over``, if any."""
+    def execute(self, op: int, *, place: int, forward: bool, over: int | None) -> None:
+        """Write the execution at a place, of an op that writes its result over the value ``over``, if any."""
         node = self.step.op_nodes[op]
         now = forward, op in self.fused
         if now != self.last or not now[1]:
@@ -92,20 +92,20 @@ class _Writer:
         target: Any = node.target
         kwargs: Any = fx.map_arg(node.kwargs, mapping.__getitem__)
         given = None if source is None else mapping[source]
-        place = None  # of what an ATen op is to write over (see _write_in_place)
+        argument = None  # of an ATen op: which it is to write over (see _write_in_place)
         if given is not None and isinstance(form.target, OpOverload):
-            place = list(mapping.values()).index(given)
+            argument = list(mapping.values()).index(given)
         else:
             target, kwargs = form.target, form.keywords(kwargs, given)
         if is_random(node) and self.runs[op] > 1:
-            call = self._random_call(op, node, target, kwargs, mapping)
+            call = self._random_call(op, node, target, kwargs, mapping, place)
         else:
             args: Any = fx.map_arg(node.args, mapping.__getitem__)
             call = self.graph.create_node("call_function", target, args, kwargs, node.name)
         call.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
-        call.meta[OP] = op
-        if place is not None:
-            call.meta[_IN_PLACE] = form, place
+        call.meta |= {OP: op, PLACE: place}
+        if argument is not None:
+            call.meta[_IN_PLACE] = form, argument
         written = {node: call}
         for item in self.items.get(node, ()):
             copy = self.graph.create_node("call_function", operator.getitem, (call, item.args[1]))
@@ -133,7 +133,13 @@ class _Writer:
         return found or (Form(node.target, ""), None)
 
     def _random_call(
-        self, op: int, node: fx.Node, target: Any, kwargs: dict[str, Any], mapping: dict[fx.Node, fx.Node]
+        self,
+        op: int,
+        node: fx.Node,
+        target: Any,
+        kwargs: dict[str, Any],
+        mapping: dict[fx.Node, fx.Node],
+        place: int,
     ) -> fx.Node:
         args: Any = fx.map_arg(node.args, mapping.__getitem__)
         target = DRAWING.get(target, target)
@@ -142,6 +148,7 @@ class _Writer:
         pair = self.graph.create_node("call_function", run_and_save_rng_state, (target, *args), kwargs)
         state = self.graph.create_node("call_function", operator.getitem, (pair, 0))
         state.meta["val"] = self._fake_state()
+        pair.meta[PLACE] = place
         pair.meta["val"] = (state.meta["val"], node.meta["val"])
         pair.meta |= {key: node.meta[key] for key in (ORIGIN, JOINT) if key in node.meta}
         self.states[op] = state
@@ -224,7 +231,7 @@ def emit(
     backward_calls: list[fx.Node] = []
     for position, op in enumerate(schedule.steps):
         forward = position < schedule.num_forward
-        writer.execute(op, forward=forward, over=overwritten.get(position))
+        writer.execute(op, place=position, forward=forward, over=overwritten.get(position))
         if not forward:
             backward_calls.append(writer.current[step.op_nodes[op]])
         for each in departures.get(position, ()):

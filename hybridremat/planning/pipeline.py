@@ -26,7 +26,6 @@ from hybridremat.compiler.inner import InnerCompiler, op_by_op
 from hybridremat.compiler.layout_trials import LayoutTrials
 from hybridremat.compiler.library_workspaces import keep_workspaces
 from hybridremat.compiler.model_checks import require_capturable
-from hybridremat.errors import PlanError
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import device_of
 from hybridremat.graph.rewrites import JointRewrites
@@ -190,10 +189,8 @@ def _write_moves(chosen: Chosen, forward: fx.GraphModule, backward: fx.GraphModu
     from hybridremat.compiler.offload.write import write_moves
     from hybridremat.sequence.offload.arena import arena
 
-    if chosen.offload is None:
-        raise PlanError("values of this plan move to host memory: pass offload= as when it was made")
+    assert chosen.offload is not None
     device, target = device_of(chosen.step.op_nodes), Target.of(chosen.offload)
-    target.require_usable(device)
     moves = chosen.schedule.moves
     places = arena(moves, [chosen.step.graph.values[move.value].bytes for move in moves])
     stores = Stores(target, device, places.offsets, places.size)

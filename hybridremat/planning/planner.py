@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from hybridremat.blocks.types import BlockSolver
 from hybridremat.compiler.emitted_memory import EmittedMemory
-from hybridremat.errors import InfeasibleLimitError, PolicyError
+from hybridremat.errors import InfeasibleLimitError, PlanMismatchError, PolicyError
 from hybridremat.graph.costs.kernels import device_of
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Phase
@@ -78,6 +78,8 @@ def adopted(plan: Plan, step: TracedStep, context: PlanContext, *, keep: bool) -
 
     ``keep``: whether other processes get it, once its graphs have passed.
     """
+    if plan.schedule.moves:
+        _require_offload(step, context.settings)
     context.store.add(plan)
     context.progress("emitting", 0, 1)
     started = partial(context.store.use, plan.fingerprint)
@@ -103,6 +105,17 @@ def adopted(plan: Plan, step: TracedStep, context: PlanContext, *, keep: bool) -
         started=started,
         offload=context.settings.offload,
     )
+
+
+def _require_offload(step: TracedStep, settings: Settings) -> None:
+    """Raise OffloadError if values of a plan, perhaps of a file, cannot wait where it says."""
+    from hybridremat.compiler.offload.targets import Target
+
+    if settings.offload is None:
+        raise PlanMismatchError("values of this plan wait elsewhere: pass offload= as when it was made")
+    target = Target.of(settings.offload)
+    if settings.spec is None and (device := device_of(step.op_nodes)) != "meta":
+        target.require_usable(device)
 
 
 def _accept(plan: Plan, graph: JointGraph, keep_in: PlanContext | None, memory: EmittedMemory) -> None:

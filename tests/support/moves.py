@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from tempfile import gettempdir
 
 from hypothesis import strategies as st
 
 from hybridremat.graph.joint import JointGraph, Move, Op, Phase, Value
+from hybridremat.sequence.offload.arena import arena
 
 
 def mirrored(sizes, times=None):
@@ -36,3 +38,22 @@ def every_move(each, split):
     yield None
     for free, fetch in itertools.product(range(each.last + 1, split + 1), range(split, each.first + 1)):
         yield Move(each.value, each.birth, free, fetch, each.first)
+
+
+def places_of(step, schedule):
+    """Where the moves of a schedule of a traced step wait."""
+    return arena(schedule.moves, [step.graph.values[move.value].bytes for move in schedule.moves])
+
+
+def emitted_with_moves(step, schedule, offsets=None):
+    """The two graphs of a schedule, with its moves written into them; they wait in a file."""
+    from hybridremat.compiler.emit import emit
+    from hybridremat.compiler.offload.stores import Stores
+    from hybridremat.compiler.offload.targets import Target
+    from hybridremat.compiler.offload.write import write_moves
+
+    graphs, places = emit(step, schedule), places_of(step, schedule)
+    if schedule.moves:
+        stores = Stores(Target(gettempdir()), "cpu", offsets or places.offsets, places.size)
+        write_moves(step, graphs, schedule, stores)
+    return graphs

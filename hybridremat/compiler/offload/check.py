@@ -117,8 +117,10 @@ def host_bytes(graph: JointGraph, forward: fx.GraphModule, moved: Mapping[int, t
     """
     if not moved:
         return 0
-    (ticket,) = (node for node in forward.graph.nodes if node.target is begin)
-    offsets, size = places_of(ticket.args[0])
+    tickets: list[Any] = [node for node in forward.graph.nodes if node.target is begin]
+    if len(tickets) != 1:
+        raise check_error("what moves has not one place to wait in")
+    offsets, size = places_of(tickets[0].args[0])
     end = 0
     for offset, move in sorted((offsets[move], move) for move in moved):
         if offset < end:

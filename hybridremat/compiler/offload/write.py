@@ -18,7 +18,7 @@ from torch import fx
 from hybridremat.compiler.offload.calls import begin, fetch, freed, ready, register, send
 from hybridremat.compiler.offload.stores import Stores
 from hybridremat.errors import PlanError
-from hybridremat.graph.generated_code import OP
+from hybridremat.graph.generated_code import OP, PLACE
 from hybridremat.graph.joint import Move, Schedule
 from hybridremat.graph.private_torch import detect_fake_mode, run_and_save_rng_state
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
@@ -40,9 +40,9 @@ def write_moves(step: TracedStep, graphs: Pair, schedule: Schedule, stores: Stor
     number = register(stores, forward)
     saved = _Saved.of(step, graphs, schedule)
     ticket = _begin(forward, number)
-    _Forward(forward, saved, schedule).write(ticket, moves)
+    _Forward(forward, saved).write(ticket, moves)
     arriving = _pass_ticket(step, graphs, ticket, saved.moved)
-    _Backward(backward, saved, schedule).write(arriving, moves)
+    _Backward(backward, saved).write(arriving, moves)
     for module in graphs:
         module.graph.lint()
         module.recompile()
@@ -65,8 +65,7 @@ class _Saved:
     def of(step: TracedStep, graphs: Pair, schedule: Schedule) -> _Saved:
         forward, backward = graphs
         number_of = {(move.value, move.birth): number for number, move in enumerate(schedule.moves)}
-        ran = executions(forward, schedule.steps[: schedule.num_forward])
-        born = {node: place for place, node in enumerate(ran)}
+        born = _Places(forward).of
         saved = joint_outputs(forward)[step.num_outputs :]
         inputs = list(backward.graph.find_nodes(op="placeholder"))
         given, taken, owner = defaultdict(list), defaultdict(list), dict[int, fx.Node]()
@@ -87,12 +86,22 @@ class _Saved:
         return _Saved(given, taken, owner, frozenset(moved))
 
 
-def executions(module: fx.GraphModule, steps: Sequence[int]) -> list[fx.Node]:
-    """The nodes of a graph that execute these ops, in order."""
-    found = [node for node in module.graph.nodes if node.op == "call_function" and OP in node.meta]
-    if [node.meta[OP] for node in found] != list(steps):
-        raise PlanError("the graphs do not execute the ops of the plan in its order; please report this")
-    return found
+class _Places:
+    """The nodes of a graph by the place of their execution in the schedule."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._starts: dict[int, fx.Node] = {}
+        self.of: dict[fx.Node, int] = {}
+        for node in module.graph.nodes:
+            if node.op == "call_function" and PLACE in node.meta:
+                self._starts.setdefault(node.meta[PLACE], node)
+                self.of[node] = node.meta[PLACE]
+        (self._end,) = module.graph.find_nodes(op="output")
+
+    def start(self, place: int) -> fx.Node:
+        """The first node of an execution, or of the next one: what is dead has been dropped."""
+        later = [each for each in self._starts if each >= place]
+        return self._starts[min(later)] if later else self._end
 
 
 def _owner(node: fx.Node) -> fx.Node | None:
@@ -116,12 +125,6 @@ def _value(step: TracedStep, owner: fx.Node) -> int:
         joint = next(user for user in call.users if user.args[1:] == owner.args[1:])
     (value,) = step.node_values[joint]
     return value
-
-
-def _start(node: fx.Node) -> fx.Node:
-    """Where an execution starts: a draw that saves the generator's state is a part of a pair."""
-    source = node.all_input_nodes[0] if node.all_input_nodes else node
-    return source if source.target is run_and_save_rng_state else node
 
 
 def _begin(forward: fx.GraphModule, number: int) -> fx.Node:
@@ -150,13 +153,11 @@ def _pass_ticket(step: TracedStep, graphs: Pair, ticket: fx.Node, moved: frozens
 
 
 class _Forward:
-    def __init__(self, module: fx.GraphModule, saved: _Saved, schedule: Schedule) -> None:
-        self.graph, self.saved = module.graph, saved
-        self.executions = executions(module, schedule.steps[: schedule.num_forward])
+    def __init__(self, module: fx.GraphModule, saved: _Saved) -> None:
+        self.graph, self.saved, self.places = module.graph, saved, _Places(module)
 
     def write(self, ticket: fx.Node, moves: Sequence[Move]) -> None:
         order = {node: place for place, node in enumerate(self.graph.nodes)}
-        (output,) = self.graph.find_nodes(op="output")
         by_birth = sorted(range(len(moves)), key=lambda number: (moves[number].birth, number))
         sent: dict[int, fx.Node] = {}
         for number in reversed(by_birth):  # each is put right behind what makes it
@@ -167,19 +168,17 @@ class _Forward:
             with self.graph.inserting_after(max([call, *taken], key=order.__getitem__)):
                 sent[number] = self.graph.call_function(send, (ticket, number, owner))
         for number, move in enumerate(moves):
-            gone = move.free < len(self.executions)
-            with self.graph.inserting_before(_start(self.executions[move.free]) if gone else output):
+            with self.graph.inserting_before(self.places.start(move.free)):
                 self.graph.call_function(freed, (sent[number], number, *self.saved.given[number]))
 
 
 class _Backward:
-    def __init__(self, module: fx.GraphModule, saved: _Saved, schedule: Schedule) -> None:
-        self.graph, self.saved, self.split = module.graph, saved, schedule.num_forward
-        self.executions = executions(module, schedule.steps[schedule.num_forward :])
+    def __init__(self, module: fx.GraphModule, saved: _Saved) -> None:
+        self.graph, self.saved, self.places = module.graph, saved, _Places(module)
 
     def write(self, ticket: fx.Node, moves: Sequence[Move]) -> None:
         for number, move in sorted(enumerate(moves), key=lambda each: each[1].ready):
-            with self.graph.inserting_before(_start(self.executions[move.fetch - self.split])):
+            with self.graph.inserting_before(self.places.start(move.fetch)):
                 fetched = self.graph.call_function(fetch, (ticket, number))
             for place, node in enumerate(self.saved.taken[number]):
                 if node.users:
