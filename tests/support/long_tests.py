@@ -13,6 +13,7 @@ LONG: Final = {
         "resnet50 in full", "gpt2 in full", "resnet18", "vit", "llama", "bert",
     ),
     "tests/test_dynamic.py::test_built_in_models_train_as_plain_ones_at_every_size": ("bert", "llama"),
+    "tests/test_offload_models.py::test_training_is_bit_equal": ("llama", "bert", "vit"),
     "tests/test_marks.py::test_frontier_reaches_the_recorded_one": ("t5", "resnet50"),
     "tests/test_strategies.py::test_none_is_better_than_the_default_on_reference_models": (),
     "tests/test_strategies.py::test_each_trains_as_plain_at_its_least_limit": (
