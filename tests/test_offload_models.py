@@ -1,4 +1,4 @@
-"""Built-in models whose values wait in a file: plain training bit for bit, in the bytes that were promised."""
+"""Built-in models whose values wait in a file: plain training bit for bit, in the bytes that were told."""
 
 from __future__ import annotations
 

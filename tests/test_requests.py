@@ -38,6 +38,8 @@ OTHER = {
     "gradients": "in_backward",
     "outputs": "loss",
     "strategy": "rotor",
+    "offload": "host",
+    "host_memory_limit": 4096,
     "block_solver": "exact",
     "planning_budget": 5,
     "untried": "allow",
