@@ -12,6 +12,7 @@ import pytest
 import hybridremat
 from hybridremat.errors import InfeasibleLimitError, LimitError
 from hybridremat.planning.settings import REFUSED_PAIRS, Settings
+from hybridremat.sequence.offload.link import Link
 from support.setting_pairs import ALONE, PAIRS, REFUSED, asked, made, table
 from support.training import train
 
@@ -20,6 +21,12 @@ HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 SEVERAL = {'graph_breaks="plan"', "units"}
 OTHER_BITS = {'compiler="inductor"', 'rewrites="chunked"'}
 ALLOWED = [pair for pair in PAIRS if {*pair} not in REFUSED]
+
+
+@pytest.fixture(autouse=True)
+def link(monkeypatch):
+    """So fast that whatever may move does."""
+    monkeypatch.setattr("hybridremat.planning.moving.NOMINAL", Link(1e15, 1e15, latency=0))
 
 
 def test_the_documentation_has_the_table():
@@ -76,6 +83,7 @@ def test_a_pair_that_is_allowed_keeps_its_limit_and_the_numbers(pair):
     feasible(hybridremat.wrap, model, batch, asked(*pair))
     plan = hybridremat.get_plan(model)
     assert plan.memory_limit is None or plan.needed <= plan.memory_limit
+    assert bool(plan.schedule.moves) == ("offload" in pair)
     # two units and, unless it breaks besides, what Dynamo captures around them
     around = "units" in pair and 'graph_breaks="plan"' not in pair
     assert len(plan.parts) == (3 if around else 2 if SEVERAL & {*pair} else 0)

@@ -374,9 +374,10 @@ def plan_graph(
     if not isinstance(strategy, Strategy):
         from hybridremat.planning.whole_graph import whole_graph_frontier
 
-        return whole_graph_frontier(
+        whole = whole_graph_frontier(
             judge, strategy, pins=pinned.records, timed=timed, limit=limit, progress=progress
         )
+        return replace(whole, searches=(*whole.searches, *searches))
     with timed("segment"):
         chains = segment_graph(judge, progress)  # segment
     found: list[StepFrontier] = []

@@ -94,7 +94,9 @@ def least_limit(judge: Judge, points: Sequence[SchedulePoint]) -> int:
 
 def _floor(judge: Judge, point: SchedulePoint) -> int:
     """Bytes that a schedule needs with all that waits away whenever it may be, whatever room there is."""
-    step = unmoved(judge, replace(point.schedule, moves=()))
+    step = unmoved(judge, bare := replace(point.schedule, moves=()))
+    if judge.outside.forwards > 1:
+        step = unmoved(judge, bare, sum(each.bytes for each in step.waiting))
     gone = np.zeros(len(step.profile) + 1, np.int64)
     for each in step.waiting:
         gone[each.last + 1] += each.bytes
@@ -105,26 +107,38 @@ def _floor(judge: Judge, point: SchedulePoint) -> int:
 def least_time(judge: Judge, point: SchedulePoint, limit: int) -> float:
     """Nanoseconds that a schedule takes at least under a limit: what is too much leaves and comes back."""
     assert judge.link is not None
-    gone = max(0, point.needs - limit)
+    gone = max(0, point.needs - limit) / judge.outside.forwards  # each forward that waits holds less by it
     return max(point.time, gone * 1e9 / judge.link.out + gone * 1e9 / judge.link.back)
 
 
 def with_moves(
     judge: Judge, point: SchedulePoint, limit: int, without: frozenset[Key] = frozenset()
 ) -> SchedulePoint | None:
-    """A schedule with moves that bring it under a limit; None if none are found. ``without``: what stays."""
-    schedule = replace(point.schedule, moves=())
-    moves = place(unmoved(judge, schedule), limit, without)
-    if moves is None:
-        return None
-    made = judge(replace(schedule, moves=moves), point.decisions)
-    fits = made.needs <= limit and judge.allows(made.schedule)
-    return replace(made, parted=point.parted, chain=point.chain) if fits else None
+    """A schedule with moves that bring it under a limit; None if none are found. ``without``: what stays.
+
+    Where other forwards wait beside it, they hold less the more moves. At first they are taken to hold
+    nothing that may move, then what the moves that were found so leave, and at last all of it.
+    """
+    bare = replace(point.schedule, moves=())
+    away = sum(each.bytes for each in unmoved(judge, bare).waiting) if judge.outside.forwards > 1 else 0
+    while True:
+        moves = place(unmoved(judge, bare, away), limit, without)
+        if moves is None:
+            return None
+        made = judge(replace(bare, moves=moves), point.decisions)
+        if made.needs <= limit:
+            found = replace(made, parted=point.parted, chain=point.chain)
+            return found if judge.allows(made.schedule) else None
+        if not away:
+            return None
+        left = sum(judge.graph.values[move.value].bytes for move in moves)
+        away = left if left < away else 0
 
 
-def unmoved(judge: Judge, schedule: Schedule) -> Unmoved:
-    """A schedule without moves, as placement sees it."""
-    saved, profile = judge.pins.saved_values(judge.graph), judge.profile(schedule)
+def unmoved(judge: Judge, schedule: Schedule, away: int = 0) -> Unmoved:
+    """A schedule without moves, as placement sees it; of what other forwards save, so much is ``away``."""
+    saved, memory = judge.pins.saved_values(judge.graph), judge.simulate(schedule)
+    profile = judge.profile(schedule, replace(memory, saved=memory.saved - away))
     least = min(LEAST, int(profile.max(initial=0) * LEAST_SHARE))
     waiting = judge.simulate.waiting(schedule, least)
     return Unmoved(
