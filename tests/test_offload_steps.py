@@ -15,6 +15,8 @@ import torch
 import hybridremat
 from hybridremat.compiler.offload import calls
 from hybridremat.graph.costs.device_specs import DEVICE_SPECS
+from hybridremat.graph.memory import step_memory
+from hybridremat.reports.timeline import step_timeline
 from hybridremat.sequence.offload.link import Link
 from support.training import small, train, train_plain
 from support.wrapping import HOW, least_limit
@@ -263,7 +265,11 @@ def test_it_is_certified_and_reported(away, tmp_path):
     plan = hybridremat.plan(model, kwargs=batch, memory_limit="60%", offload=away, **HOW)
     certified = plan.certified(progress=False)
     assert 0 <= certified.optimality_gap < 1
-    assert "wait" in str(plan) and str(plan.inspect(1)) and str(plan.explain("blocks.0"))
+    assert "wait" in str(plan) and "MOVE" in str(plan.explain("blocks.0"))
+    assert all("waits elsewhere" in str(plan.inspect(block.index)) for block in plan.blocks if block.moved)
+    profile = step_memory(plan.details.graph, plan.schedule).profile
+    shown = step_timeline(plan.details.chain, plan.schedule).band_bytes(range(len(profile)))
+    assert tuple(shown.sum(0).tolist()) == profile
     plan.to_html(tmp_path / "plan.html")
     plan.to_trace(tmp_path / "trace.json")
     plan.to_memory_viz(tmp_path / "memory.pickle")

@@ -35,13 +35,14 @@ def explain_block(plan: PlanData, index: int) -> BlockExplanation:
     what_if = None if part.details is None else WhatIf(part, part.details)
     block = plan.blocks[index]
     options = () if what_if is None else tuple(_options(what_if, place))
+    known, moves = options or block.option is None, bool(part.schedule.moves)
     return BlockExplanation(
         block=block,
         modules=module_names(plan.blocks)[index],
         values=tuple(_values(block, what_if)),
         headroom=None if what_if is None else what_if.headroom(place),
         options=options,
-        reason=_reason(options, block) if options or block.option is None else "its options are not known",
+        reason=_reason(options, block, moves=moves) if known else "its options are not known",
         compiled=plan.compiler != "eager",
     )
 
@@ -116,8 +117,10 @@ def _options(what_if: WhatIf, block: int) -> Iterator[OptionExplanation]:
         )
 
 
-def _reason(options: Iterable[OptionExplanation], block: PlannedBlock) -> str:
+def _reason(options: Iterable[OptionExplanation], block: PlannedBlock, *, moves: bool) -> str:
     changes = [option.change for option in options if option.change is not None]
+    if block.option is None and moves:
+        return "nothing is computed again: what does not fit waits elsewhere, and is back in time"
     if block.option is None:
         return "the step runs plain: all of it fits"
     if not changes:
