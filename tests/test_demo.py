@@ -108,6 +108,6 @@ def test_training_that_differs_in_one_bit_is_noticed():
 
 def test_the_parser_and_the_demo_know_the_same_models():
     text = " ".join(DEMO_MODELS)
-    assert text == "gpt2 resnet50 llama"
+    assert text == "gpt2 resnet50 llama unet"
     options = cli.build_parser()[0].parse_args(["demo"])
     assert (options.models, options.steps, options.cost_model, options.device) == (None, 3, "profile", "cpu")

@@ -94,8 +94,10 @@ class ModelDemo:
         self.console = Console(stderr=True, quiet=quiet)
 
     def rows(self) -> list[DemoRow]:
-        """Train plainly, then at both limits."""
+        """Train plainly, then at both limits; or under less than the least, as values wait elsewhere."""
         reference = self._train_plainly()
+        if self.model.offload:
+            return [self._row_offloaded(reference)]
         started = time.perf_counter()
         subject = self._fresh()
         reserve = self._reserve(subject)
@@ -106,18 +108,16 @@ class ModelDemo:
         plan = self._wrap(subject, int(TIGHT * plan.least_peak), reserve)
         note = "least feasible + 3 %"
         rows.append(self._row(reference, subject, time.perf_counter() - started, note))
-        if self.model.in_backward:
-            rows.append(self._row_in_backward(reference))
-        if self.model.offload:
-            rows.append(self._row_offloaded(reference, plan.least_peak))
-        return rows
+        return [*rows, self._row_in_backward(reference)] if self.model.in_backward else rows
 
-    def _row_offloaded(self, reference: Reference, least: int) -> DemoRow:
-        """Train under a limit that nothing keeps (it is below ``least``) unless values may wait elsewhere."""
+    def _row_offloaded(self, reference: Reference) -> DemoRow:
+        """Train under a limit that nothing keeps unless values may wait elsewhere."""
         started = time.perf_counter()
         with TemporaryDirectory() as folder:
             where = f"file:{folder}" if self.device == "cpu" else "host"
             subject = self._fresh()
+            least = self._wrap(subject, "1000%", 0).least_peak
+            unwrap(subject.model)
             with_moves = self._wrap(subject, least, 0, offload=where).least_peak
             unwrap(subject.model)
             self._wrap(subject, (least + with_moves) // 2, 0, offload=where)

@@ -21,7 +21,7 @@ class DemoModel:
     """A model of the demo; ``make`` returns it with the same weights, batch and loss in every call.
 
     ``loss_outside``: the loss is computed by the caller's code, from the model's output. ``in_backward``: it
-    is trained with its optimizer in the backward as well, ``offload``: under less than fits without moves.
+    is trained with its optimizer in the backward, too. ``offload``: only under less than fits without moves.
     """
 
     name: str
@@ -62,8 +62,14 @@ def _llama() -> Made:
     return model, batch, next_token_loss
 
 
+def _unet() -> Made:
+    model, batch = reference_model("unet", changes={"base": 16, "pixels": 128, "batch": 8})
+    return model, batch, loss_of
+
+
 DEMO_MODELS: dict[str, DemoModel] = {
     "gpt2": DemoModel("GPT-2, dropout 0.1", _gpt2, in_backward=True),
-    "resnet50": DemoModel("ResNet-50, BatchNorm", _resnet50, offload=True),
+    "resnet50": DemoModel("ResNet-50, BatchNorm", _resnet50),
     "llama": DemoModel("Llama, loss outside", _llama, loss_outside=True),
+    "unet": DemoModel("U-Net, long skips", _unet, offload=True),
 }

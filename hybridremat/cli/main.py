@@ -38,7 +38,7 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 EXAMPLES = """\
 examples:
-  hybridremat demo                                      train three real models under a limit, side by side
+  hybridremat demo                                      train four real models under a limit, side by side
   hybridremat plan gpt2 --limit 60%                     what the limit costs in time
   hybridremat plan train.py:make --limit 6GiB -o p.json your own: make() returns (model, kwargs)
   hybridremat inspect p.json                            what the plan keeps and makes again, block by block
@@ -138,8 +138,8 @@ COMMANDS = {
         "hybridremat.cli.demo:run_demo",
         lambda: shared_options(target=False),
         add_demo_options,
-        "Trains GPT-2, ResNet-50 and Llama models (small, random weights, nothing downloaded) for several\n"
-        "optimizer steps, plain and under two limits each, and compares numbers, memory and time.",
+        "Trains GPT-2, ResNet-50, Llama and U-Net models (small, random weights, nothing downloaded) for\n"
+        "several optimizer steps, plain and under limits, and compares numbers, memory and time.",
         "examples:\n  hybridremat demo\n  hybridremat demo --models gpt2 --steps 1 --json\n",
     ),
     "plan": Command(

@@ -156,7 +156,7 @@ def unknown_option(words: Sequence[str], parser: argparse.ArgumentParser) -> Usa
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hybridremat demo`` alone."""
-    parser.add_argument("--models", metavar="A,B", help="some of gpt2, resnet50, llama (default: all)")
+    parser.add_argument("--models", metavar="A,B", help="some of gpt2, resnet50, llama, unet (default: all)")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps (default: 3)")
     parser.add_argument("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads (default: 1)")

@@ -363,12 +363,8 @@ def plan_graph(
     pinned, timed, plain = pinned or Pinned(), Stopwatch(timings or {}), plain_point(graph)
     effort = PlanningEffort.of(graph, plain.time) if bounded else None
     judge = Judge(graph, pinned.pins, outside, with_saved)
-    searches: tuple[Search, ...] = ()
     if moving is not None:
-        from hybridremat.sequence.offload.search import offloading
-
         judge = replace(judge, link=moving.link, host_limit=moving.host_limit)
-        searches = (offloading,)
     if not has_backward(graph):
         return forward_frontier(judge, pinned.records, timed.timings)
     if not isinstance(strategy, Strategy):
@@ -377,7 +373,7 @@ def plan_graph(
         whole = whole_graph_frontier(
             judge, strategy, pins=pinned.records, timed=timed, limit=limit, progress=progress
         )
-        return replace(whole, searches=(*whole.searches, *searches))
+        return replace(whole, searches=_with_moves(whole.searches, judge))
     with timed("segment"):
         chains = segment_graph(judge, progress)  # segment
     found: list[StepFrontier] = []
@@ -406,7 +402,7 @@ def plan_graph(
             timed.timings,
             solved.reused,
             pinned.records,
-            searches=(*strategy.searches, *searches),
+            searches=_with_moves(strategy.searches, judge),
             deadline=deadline.share(SHARES["improve"]),
             progress=progress,
             curtailed=solved.curtailed,
@@ -418,6 +414,15 @@ def plan_graph(
             break
         seconds = more
     return min(reversed(found), key=lambda each: each.composed_under(limit) or inf)
+
+
+def _with_moves(searches: tuple[Search, ...], judge: Judge) -> tuple[Search, ...]:
+    """The searches of a strategy, and with a link what moves make of schedules."""
+    if judge.link is None:
+        return searches
+    from hybridremat.sequence.offload.search import MovesFirst
+
+    return (MovesFirst(searches),)
 
 
 def compose(

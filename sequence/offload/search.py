@@ -8,20 +8,22 @@ left out, or what would move is made again instead, and the moves are placed ane
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final
 
 import numpy as np
 
 from hybridremat.graph.joint import Schedule
+from hybridremat.sequence.bounds import certificate as bounds
+from hybridremat.sequence.bounds.certificate import bound_under
 from hybridremat.sequence.exchange.edits import Edits
 from hybridremat.sequence.exchange.improve import EXECUTIONS_A_SECOND
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.offload.placement import Key, Unmoved, place
 from hybridremat.sequence.parts import judge_of
 from hybridremat.sequence.pool import Pool, SchedulePoint
-from hybridremat.sequence.search import Goal, Level
+from hybridremat.sequence.search import Goal, Level, Search, search_all
 
 FEW: Final = 16
 """Schedules that the least memory is looked for among, at each end and between."""
@@ -42,6 +44,24 @@ PLACING: Final = 4
 
 WORTH: Final = 0.0005
 """The least share of the step's time that an exchange has to save."""
+
+
+@dataclass(frozen=True)
+class MovesFirst:
+    """Moves, and then the searches without them, unless it is proven that these find nothing faster."""
+
+    searches: tuple[Search, ...]
+
+    def __call__(self, judge: Judge, pool: Pool, goal: Goal) -> Pool:
+        """See :class:`~hybridremat.sequence.search.Search`."""
+        moved = offloading(judge, pool, goal)
+        best = moved.under(goal.limit)
+        if best is not None and best.schedule.moves and goal.level is not Level.QUICK:
+            start = pool.under(goal.limit) or pool.points[0]
+            bare = replace(judge, link=None, host_limit=None)
+            if bound_under(bare, goal.limit, start.schedule, bounds.QUICK) >= best.time:
+                return moved
+        return search_all(self.searches, judge, pool, goal).with_points(moved.points)
 
 
 def offloading(judge: Judge, pool: Pool, goal: Goal) -> Pool:
