@@ -246,6 +246,13 @@ def test_what_is_beaten_at_its_own_sizes_may_be_the_best_elsewhere(multilayer):
     assert len(frontier_of_file(replace(read, coverage=slow)).candidates) == len(found.candidates) + 1
 
 
+@pytest.mark.parametrize("how", [{"strategy": "rotor"}, {"policy": {"*:gelu": "must_recompute"}}], ids=str)
+def test_a_plan_whose_sizes_are_searched_one_by_one_covers_its_own_alone(how):
+    plan = hybridremat.plan(Mlp(32, 3), kwargs=rows(64), memory_limit="95%", dynamic=True, **how, **HOW)
+    assert plan.sizes == {"batch": 64} and plan.covering().coverage is None
+    assert plan.at(batch=48).needed <= plan.at(batch=48).memory_limit
+
+
 def repeated(plan):
     """The schedule of a plan with its first op run twice."""
     steps = plan.schedule.steps
