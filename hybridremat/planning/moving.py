@@ -29,16 +29,15 @@ class Moving:
     host_limit: int
 
 
-def moving_of(settings: Settings, device: str, store: KernelStore) -> Moving | None:
-    """What the settings allow to move; None if nothing may.
+def moving_of(settings: Settings, device: str, store: KernelStore) -> Moving:
+    """How values move where the settings let them (``offload=``).
 
     Raises
     ------
     OffloadError
         If values of this kind of device cannot wait there.
     """
-    if settings.offload is None:
-        return None
+    assert settings.offload is not None
     target = Target.of(settings.offload)
     if settings.spec is None and device != "meta":
         target.require_usable(device)
