@@ -297,8 +297,8 @@ SETTING_NAMES = tuple(name for name in _DEFAULTS if name in WrapSettings.__optio
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """A sentence with the known name nearest to an unknown one, or nothing."""
     near = [each for each in known if name in each.split("_")]
-    near = near or get_close_matches(name, known, n=1, cutoff=0.5)
-    return f". Did you mean {near[0]!r}?" if near else ""
+    near = near or get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f". Did you mean {min(near, key=lambda each: (len(each), each))!r}?" if near else ""
 
 
 def settings_of(function: str, keywords: Collection[str], given: Mapping[str, Any]) -> Settings:
