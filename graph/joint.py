@@ -8,10 +8,11 @@ Units: bytes and nanoseconds, always integers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Final
 
 
 class Phase(StrEnum):
@@ -289,6 +290,15 @@ class Move:
     free: int
     fetch: int
     ready: int
+
+
+PAGE: Final = 4096
+"""Bytes that each place in host memory is a multiple of."""
+
+
+def host_bytes(sizes: Iterable[int]) -> int:
+    """Bytes of host memory that values of so many bytes take: whole pages of its own for each."""
+    return sum(-(-size // PAGE) * PAGE for size in sizes)
 
 
 @dataclass(frozen=True)

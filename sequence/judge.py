@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridremat.graph.joint import JointGraph, Schedule
+from hybridremat.graph.joint import JointGraph, Schedule, host_bytes
 from hybridremat.graph.memory import MemorySimulator, StepMemory, schedule_flops, schedule_time
 from hybridremat.graph.pins import NO_PINS, Pins, obeys
 from hybridremat.sequence.decisions import Decision
@@ -118,20 +118,21 @@ class Judge:
         times = [self.graph.op_times[op] for op in schedule.steps]
         return timed(times, schedule.moves, self._moved(schedule), self.link)[0].total
 
-    def host_bytes(self, schedule: Schedule) -> int:
-        """Bytes of host memory that its moves take."""
-        if not schedule.moves:
-            return 0
-        from hybridremat.sequence.offload.arena import arena
+    @property
+    def host_room(self) -> int | None:
+        """Bytes of host memory for one forward's moves: each that waits for its backward has its own."""
+        return None if self.host_limit is None else self.host_limit // self.outside.forwards
 
-        return arena(schedule.moves, self._moved(schedule)).size
+    def host_bytes(self, schedule: Schedule) -> int:
+        """Bytes of host memory that its moves take in one forward."""
+        return host_bytes(self._moved(schedule))
 
     def _moved(self, schedule: Schedule) -> list[int]:
         return [self.graph.values[move.value].bytes for move in schedule.moves]
 
     def allows(self, schedule: Schedule) -> bool:
         """Whether a schedule does as the pins ask, in the host memory that there is."""
-        fits = self.host_limit is None or self.host_bytes(schedule) <= self.host_limit
+        fits = self.host_room is None or self.host_bytes(schedule) <= self.host_room
         return fits and obeys(self.graph, schedule, self.pins)
 
     def phases(self, schedule: Schedule, memory: StepMemory | None = None) -> PhasePeaks:

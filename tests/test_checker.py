@@ -25,7 +25,7 @@ from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.offload.placement import place
 from hybridremat.sequence.offload.search import unmoved
 from support.examples import examples
-from support.moves import emitted_with_moves, places_of
+from support.moves import emitted_with_moves
 from support.training import small, traced
 
 # An example costs a tenth of a second: none is made smaller when it fails.
@@ -179,7 +179,7 @@ def test_valid_schedules_pass_compute_the_same_and_need_what_the_replay_says(nam
     step = step_of(name)
     schedule = data.draw(perhaps_moved(step.graph))
     forward, backward = emitted_with_moves(step, schedule)
-    counted, host = step_memory(step.graph, schedule), places_of(step, schedule).size
+    counted, host = step_memory(step.graph, schedule), Judge(step.graph).host_bytes(schedule)
     peak = counted.peak
     found = check(step, forward, backward, limit=peak)
     assert (found.peak, found.saved, found.host) == (peak, counted.saved + counted.released, host)

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridremat.graph.joint import Move, Schedule, plain_schedule
+from hybridremat.graph.joint import PAGE, Move, Schedule, plain_schedule
 from hybridremat.graph.memory import MemorySimulator, ScheduleError, Waiting, step_memory
-from hybridremat.sequence.offload.arena import PAGE, arena
 from hybridremat.sequence.offload.clocks import timed
 from hybridremat.sequence.offload.link import Link
 from hybridremat.sequence.offload.placement import Unmoved, place
@@ -167,6 +166,19 @@ def test_equal_sizes_are_placed_as_well_as_in_any_way(graph, link, share):
         assert timed(step.times, moves, [10] * len(moves), link)[0].total == best
 
 
+@given(chains(most=6), st.integers(20, 100), st.integers(0, 6))
+@examples(60)
+def test_no_more_waits_than_there_is_room_for(graph, share, pages):
+    step, plain = unmoved(graph), plain_schedule(graph)
+    limit = int(step.profile.max()) * share // 100
+    moves, every = place(step, limit, room=pages * PAGE), place(step, limit)
+    if every is not None and len(every) <= pages:  # each is smaller than a page
+        assert moves == every
+    if moves is not None:
+        assert len(moves) <= pages
+        assert step_memory(graph, Schedule(plain.steps, plain.num_forward, moves)).peak <= limit
+
+
 @given(chains(most=4), st.integers(20, 100))
 @examples(60)
 def test_places_keep_the_limit_wherever_any_do(graph, share):
@@ -177,18 +189,3 @@ def test_places_keep_the_limit_wherever_any_do(graph, share):
     if moves is not None:
         assert step_memory(graph, Schedule(plain.steps, plain.num_forward, moves)).peak <= limit
     assert (moves is None) == (best_of_all(step, graph, limit, Link(1e9, 1e9)) is None)
-
-
-@given(chains(most=6), st.integers(20, 100))
-@examples(40)
-def test_no_byte_of_the_host_is_shared_by_what_is_there_together(graph, share):
-    step = unmoved(graph)
-    moves = place(step, int(step.profile.max()) * share // 100) or ()
-    sizes = [graph.values[each.value].bytes * 1000 for each in moves]
-    made = arena(moves, sizes)
-    for one, other in itertools.combinations(range(len(moves)), 2):
-        together = moves[one].birth <= moves[other].ready and moves[other].birth <= moves[one].ready
-        first, second = sorted((made.offsets[each], sizes[each]) for each in (one, other))
-        assert not together or first[0] + first[1] <= second[0]
-    assert made.size % PAGE == 0
-    assert all(at + size <= made.size for at, size in zip(made.offsets, sizes, strict=True))

@@ -19,7 +19,8 @@ from hybridremat.graph.costs.device_specs import DEVICE_SPECS
 from hybridremat.graph.memory import step_memory
 from hybridremat.reports.timeline import step_timeline
 from hybridremat.sequence.offload.link import Link
-from support.training import small, train, train_plain
+from support.sized_steps import tokens
+from support.training import Transformer, small, train, train_plain
 from support.wrapping import HOW, least_limit
 
 NETS = ("mlp", "convnet", "transformer", "running")
@@ -45,6 +46,16 @@ def wrapped(model, batch, limit, away, **how):
 def least_peak(model, batch, **how):
     """The least limit that blocks and moves tell of, bytes."""
     return hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW, **how).least_peak
+
+
+def test_what_comes_back_is_there_before_views_of_it_are_made(away):
+    torch.manual_seed(0)
+    model, batch = Transformer(1, 16), tokens(4, 30)
+    plain = train_plain(model, batch)
+    planned, plan = wrapped(model, batch, "75%", away)
+    assert any(move.fetch == move.ready for move in plan.schedule.moves)
+    trained = train(planned, batch)
+    assert plain.differences(trained) == [] and {*trained.peaks} == {plan.predicted_peak}
 
 
 @pytest.mark.parametrize("share", ["80%", "least"])
@@ -258,6 +269,10 @@ def test_host_memory_is_bounded(away):
     )
     assert 0 < less.host_bytes <= pages < plan.host_bytes
     assert less.overhead > plan.overhead and less.needed <= less.memory_limit
+    two = hybridremat.plan(
+        model, kwargs=batch, memory_limit="95%", offload=away, host_memory_limit=2 * pages, forwards=2, **HOW
+    )
+    assert 0 < two.host_bytes <= pages  # each forward has as much
     none = hybridremat.plan(model, kwargs=batch, memory_limit="70%", offload=away, host_memory_limit=1, **HOW)
     assert not none.schedule.moves and none.overhead >= less.overhead
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +31,8 @@ from hybridremat.compiler.buffer_hazards import check_error, refuse_late_reads, 
 from hybridremat.compiler.deliveries import delivered_gradients, is_delivery
 from hybridremat.compiler.emitted_memory import lifetimes_of
 from hybridremat.compiler.lifetimes import EmittedMemory, StepLifetimes
-from hybridremat.compiler.offload.check import MOVING, Away, host_bytes
+from hybridremat.compiler.offload.calls import MOVING
+from hybridremat.compiler.offload.check import Away
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.joint import Phase
 from hybridremat.graph.private_torch import OpOverload, run_and_save_rng_state
@@ -225,8 +225,6 @@ def check(
     """
     lifetimes = proven(step, forward, backward)
     memory = lifetimes.memory(step.graph)
-    if lifetimes.moved:
-        memory = replace(memory, host=host_bytes(step.graph, forward, lifetimes.moved))
     if limit is not None and memory.peak > limit:
         raise check_error(f"its peak of {memory.peak} bytes passes the limit of {limit} bytes")
     return memory

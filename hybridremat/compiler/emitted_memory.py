@@ -16,7 +16,8 @@ from torch import fx
 from hybridremat.compiler.deliveries import is_delivery, refuse_unsafe_deliveries
 from hybridremat.compiler.lifetimes import STATE, TANGENTS, GraphLifetimes, StepLifetimes
 from hybridremat.compiler.lifetimes import EmittedMemory as EmittedMemory
-from hybridremat.compiler.offload.check import MOVING, moved_storages, values_away
+from hybridremat.compiler.offload.calls import MOVING
+from hybridremat.compiler.offload.check import moved_storages, values_away
 from hybridremat.compiler.overwrites import refuse_unsafe_overwrites, written_over
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.private_torch import run_and_save_rng_state

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.joint import PAGE, JointGraph
 
 STATE: Final = -1
 """In place of a value: a state of the generator."""
@@ -89,6 +89,11 @@ class StepLifetimes:
     overwritten: tuple[int, ...]
     moved: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
+    def _host(self, graph: JointGraph) -> int:
+        """Bytes of host memory: of each move its values', in whole pages."""
+        sizes = (sum(graph.values[value].bytes for value in moved) for moved in self.moved.values())
+        return sum((size + PAGE - 1) // PAGE * PAGE for size in sizes)
+
     def memory(self, graph: JointGraph) -> EmittedMemory:
         """The bytes that this is with the values and workspaces of a joint graph."""
         tangents = sum(value.bytes for value in graph.values if value.tangent)
@@ -102,4 +107,5 @@ class StepLifetimes:
             self.backward.peak(sizes, workspaces),
             sum(map(sizes.__getitem__, self.between)),
             self.overwritten,
+            self._host(graph),
         )

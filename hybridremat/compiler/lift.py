@@ -17,6 +17,7 @@ from torch import fx
 
 from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.compiler.lifted import Lifted
+from hybridremat.compiler.offload.calls import MOVING
 from hybridremat.compiler.rng_replay import replay
 from hybridremat.graph.private_torch import (
     run_and_save_rng_state,
@@ -119,7 +120,8 @@ class _Lift:
         """Write a node of the source."""
         origin = node.meta.get(ORIGIN)
         args, kwargs = node.args, dict(node.kwargs)
-        if node.op == "call_function" and node.target is not operator.getitem and not is_delivery(node):
+        numbered = node.target is operator.getitem or node.target in MOVING or is_delivery(node)
+        if node.op == "call_function" and not numbered:
             args, kwargs = self._with_symbols(node, origin)
         copy = self.graph.create_node(
             node.op, node.target, self._copied(args), self._copied(kwargs), node.name, node.type

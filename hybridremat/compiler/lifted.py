@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from hybridremat.compiler.offload.calls import hold_alike
 from hybridremat.graph.private_torch import run_and_save_rng_state, unwritten_module
 from hybridremat.graph.tracing.symbolic import JOINT, Instance
 from hybridremat.graph.tracing.symbolic_calls import is_number, number_of
@@ -63,7 +64,9 @@ def twin(module: fx.GraphModule) -> fx.GraphModule:
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in module.graph.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    return unwritten_module(module, graph)
+    copy = unwritten_module(module, graph)
+    hold_alike(module, copy)
+    return copy
 
 
 def with_numbers(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.graph.joint import Schedule
 from hybridremat.graph.tracing.trace import TracedStep
+
+if TYPE_CHECKING:
+    from hybridremat.compiler.offload.stores import Stores
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Chosen:
         Whether the compiler keeps the order of the schedule and frees every buffer at once.
     plain
         Whether it lays out what is saved as in a step without a plan.
-    offload
-        Where what moves waits (``offload=``).
+    stores
+        Where what moves waits; None if nothing does.
     """
 
     step: TracedStep
@@ -44,7 +48,7 @@ class Chosen:
     accept_code: Callable[[EmittedMemory], None] | None = None
     lean: bool = False
     plain: bool = False
-    offload: str | None = None
+    stores: Stores | None = None
 
 
 Choose = Callable[[TracedStep], Chosen]

@@ -13,9 +13,9 @@ from hybridremat.planning.other_sizes import known_for, with_ways
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.stages import plain_point_of
 from hybridremat.planning.step_frontier import StepFrontier
+from hybridremat.plans.judging import plan_judge
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.plan_data import row_of
-from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.pool import Pool
 
 
@@ -45,7 +45,7 @@ def frontier_of_file(plan: Plan) -> StepFrontier:
     own = next(known_for(details.graph, plan.schedule, details.graph))
     known = dict.fromkeys((own, *plan.coverage.schedules))
     graph = with_ways(details.graph, dict(pair for each in known for pair in each.parted))
-    judge, points = Judge(graph, outside=plan.request.outside_memory()), []
+    judge, points = replace(plan_judge(plan, details), graph=graph), []
     for each in known:
         parted = frozenset(op for op, _ in each.parted)
         made = judge.with_ops_of(ops_by_parts(graph, parted))

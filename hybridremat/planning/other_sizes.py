@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emitted_memory import EmittedMemory
@@ -14,7 +15,10 @@ from hybridremat.graph.tracing.symbolic import Instance
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.plans.coverage import KnownSchedule
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.pool import SchedulePoint
+from hybridremat.sequence.pool import Pool, SchedulePoint
+
+PLACED: Final = 16
+"""Known schedules that moves are placed in at new sizes."""
 
 
 def differences(one: JointGraph, other: JointGraph) -> Iterator[str]:
@@ -113,9 +117,42 @@ def fastest_elsewhere(
             made = run_alike(ops_by_parts(graph, point.parted), there.graph)
             known[point.parted] = there.with_ops_of(made)
         judge = known[point.parted]
-        if judge.needs(point.schedule) <= limit:
+        if judge.needs(point.schedule) <= limit and judge.allows(point.schedule):
             return point, judge.graph
     return None
+
+
+def placed_elsewhere(
+    graph: JointGraph, points: Iterable[SchedulePoint], there: Judge, limit: int, most: float
+) -> tuple[SchedulePoint, int] | None:
+    """A schedule of some with moves for other sizes, and its nanoseconds there, fewer than ``most``.
+
+    ``graph``, ``there`` and ``limit`` as in :func:`fastest_elsewhere`. Looked at are :data:`PLACED` of those
+    that run fast enough without moves.
+    """
+    from hybridremat.sequence.offload.search import fastest_placed  # not where nothing moves
+
+    if any(differences(graph, there.graph)):
+        return None
+    alike: dict[frozenset[int], Judge] = {}
+    fast: dict[tuple[Schedule, frozenset[int]], SchedulePoint] = {}
+    for point in points:
+        if point.parted not in alike:
+            made = run_alike(ops_by_parts(graph, point.parted), there.graph)
+            alike[point.parted] = there.with_ops_of(made)
+        bare = replace(point.schedule, moves=())
+        if alike[point.parted].time(bare) < most:
+            fast.setdefault((bare, point.parted), point)
+    best: tuple[SchedulePoint, int] | None = None
+    few = list(fast)[:: max(1, -(-len(fast) // PLACED))]
+    for parted in dict.fromkeys(parted for _, parted in few):
+        judge = alike[parted]
+        pool = Pool.of(judge(bare) for bare, its in few if its == parted)
+        for found in fastest_placed(judge, pool, limit, 1):
+            if found.time < (most if best is None else best[1]):
+                origin = fast[replace(found.schedule, moves=()), parted]
+                best = replace(origin, schedule=found.schedule), found.time
+    return best
 
 
 def checked(

@@ -27,12 +27,11 @@ from hybridremat.compiler.layout_trials import LayoutTrials
 from hybridremat.compiler.library_workspaces import keep_workspaces
 from hybridremat.compiler.model_checks import require_capturable
 from hybridremat.graph.costs.kernel_store import KernelStore
-from hybridremat.graph.costs.kernels import device_of
 from hybridremat.graph.rewrites import JointRewrites
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.trace import Rewriting, TracedStep, trace_joint
 from hybridremat.interrupts import prompt_interrupts
-from hybridremat.planning.chosen import Choose, Chosen
+from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import shape_text
 from hybridremat.planning.origin import origin_of
@@ -132,8 +131,10 @@ class PlannedPartition:
         chosen = self.choose(traced)  # an existing plan, or make_plan
         del joint.meta[_TRACED]  # they would keep each other alive
         forward, backward = emit(chosen.step, chosen.schedule, save_views=self.inductor is None)  # emit
-        if chosen.schedule.moves:
-            _write_moves(chosen, forward, backward)
+        if chosen.stores is not None:
+            from hybridremat.compiler.offload.write import write_moves  # not where nothing moves
+
+            write_moves(chosen.step, (forward, backward), chosen.schedule, chosen.stores)
         memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
         chosen.accept(memory)
         delivered = tuple(chosen.step.deliveries)
@@ -180,21 +181,6 @@ class PlannedPartition:
             )
         step: TracedStep = joint.meta[_TRACED]
         return step
-
-
-def _write_moves(chosen: Chosen, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-    """Let values wait where the settings say."""
-    from hybridremat.compiler.offload.stores import Stores
-    from hybridremat.compiler.offload.targets import Target
-    from hybridremat.compiler.offload.write import write_moves
-    from hybridremat.sequence.offload.arena import arena
-
-    assert chosen.offload is not None
-    device, target = device_of(chosen.step.op_nodes), Target.of(chosen.offload)
-    moves = chosen.schedule.moves
-    places = arena(moves, [chosen.step.graph.values[move.value].bytes for move in moves])
-    stores = Stores(target, device, places.offsets, places.size)
-    write_moves(chosen.step, (forward, backward), chosen.schedule, stores)
 
 
 _TRACED = "hybridremat"  # in the metadata of a joint graph: its traced step

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hybridremat.planning.plan import Plan
 from hybridremat.plans.plan_data import OtherSizes
+
+if TYPE_CHECKING:
+    from hybridremat.compiler.offload.stores import Stores
 
 
 class PlanStore:
@@ -26,6 +30,7 @@ class PlanStore:
         self._current: str | None = None
         self.granted = 0
         self.told_of_checkpoints = False
+        self._stores: Stores | None = None
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -75,6 +80,15 @@ class PlanStore:
     def let_know(self, fingerprint: str, others: OtherSizes) -> None:
         """Let a plan know the capture that it is of."""
         self._plans[fingerprint] = replace(self._plans[fingerprint], others=others)
+
+    def stores(self, offload: str, device: str) -> Stores:
+        """Where values of all the model's steps wait (``offload=``)."""
+        if self._stores is None:
+            from hybridremat.compiler.offload.stores import Stores
+            from hybridremat.compiler.offload.targets import Target
+
+            self._stores = Stores(Target.of(offload), device)
+        return self._stores
 
     def drop(self, plan: Plan) -> None:
         """Remove a plan that another one replaces."""

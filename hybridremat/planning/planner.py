@@ -43,6 +43,7 @@ from hybridremat.sequence.strategies import STRATEGIES, Strategy, WholeGraph
 from hybridremat.sequence.strategies.hybrid import HYBRID
 
 if TYPE_CHECKING:
+    from hybridremat.compiler.offload.stores import Stores
     from hybridremat.planning.lowered_judge import Lowering
     from hybridremat.planning.moving import Moving
     from hybridremat.sequence.search import Search
@@ -78,8 +79,7 @@ def adopted(plan: Plan, step: TracedStep, context: PlanContext, *, keep: bool) -
 
     ``keep``: whether other processes get it, once its graphs have passed.
     """
-    if plan.schedule.moves:
-        _require_offload(step, context.settings)
+    stores = _stores_for(plan, step, context) if plan.schedule.moves else None
     context.store.add(plan)
     context.progress("emitting", 0, 1)
     started = partial(context.store.use, plan.fingerprint)
@@ -103,19 +103,26 @@ def adopted(plan: Plan, step: TracedStep, context: PlanContext, *, keep: bool) -
         plan.memory_limit,
         accept=partial(_accept, plan, step.graph, context if keep else None),
         started=started,
-        offload=context.settings.offload,
+        stores=stores,
     )
 
 
-def _require_offload(step: TracedStep, settings: Settings) -> None:
-    """Raise OffloadError if values of a plan, perhaps of a file, cannot wait where it says."""
-    from hybridremat.compiler.offload.targets import Target
+def _stores_for(plan: Plan, step: TracedStep, context: PlanContext) -> Stores:
+    """Where the values of a plan, perhaps of a file, wait: there is room for its moves.
 
+    Raises
+    ------
+    PlanMismatchError, OffloadError
+        If they cannot wait where the settings say.
+    """
+    settings, device = context.settings, device_of(step.op_nodes)
     if settings.offload is None:
         raise PlanMismatchError("values of this plan wait elsewhere: pass offload= as when it was made")
-    target = Target.of(settings.offload)
-    if settings.spec is None and (device := device_of(step.op_nodes)) != "meta":
-        target.require_usable(device)
+    stores = context.store.stores(settings.offload, device)
+    if settings.spec is None and device != "meta":
+        stores.target.require_usable(device)
+    stores.require(plan.host_bytes)
+    return stores
 
 
 def _accept(plan: Plan, graph: JointGraph, keep_in: PlanContext | None, memory: EmittedMemory) -> None:

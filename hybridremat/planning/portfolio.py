@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from hybridremat.compiler.dispatch import Dispatch, Emitted
 from hybridremat.compiler.emitted_memory import EmittedMemory
@@ -30,6 +31,9 @@ from hybridremat.planning.step_costs import kernel_store
 from hybridremat.planning.symbolic_step import SizedStep, SymbolicSteps
 from hybridremat.planning.trust import Trust
 
+if TYPE_CHECKING:
+    from hybridremat.compiler.offload.stores import Stores
+
 logger = logging.getLogger(__name__)
 
 
@@ -37,12 +41,13 @@ logger = logging.getLogger(__name__)
 class Member:
     """An emitted schedule, and the graph that it was found on, which tells how its ops run.
 
-    ``sizes`` are those that it was emitted at.
+    ``sizes`` are those that it was emitted at, ``stores`` where what moves waits.
     """
 
     graph: JointGraph
     schedule: Schedule
     sizes: Sizes
+    stores: Stores | None = None
 
     @cached_property
     def ways(self) -> tuple[object, ...]:
@@ -169,7 +174,8 @@ class Portfolio:
             with planning_state(), collected_seldom():
                 sized = self.steps.at(member.sizes)
                 step = replace(sized.traced, graph=member.graph)
-                self._keep(number, *self.steps.emitted(sized, Chosen(step, member.schedule)))
+                chosen = Chosen(step, member.schedule, stores=member.stores)
+                self._keep(number, *self.steps.emitted(sized, chosen))
             logger.info("a schedule of %s is emitted again", dict(member.sizes))
         self.emitted.move_to_end(number)
         return self.emitted[number]
@@ -195,7 +201,7 @@ class Portfolio:
             if member.is_as(graph, chosen.schedule) and self._runs_here(number, sized, chosen):
                 return number
         emitted = self.steps.emitted(sized, chosen)
-        self.members.append(Member(graph, chosen.schedule, sized.instance.sizes))
+        self.members.append(Member(graph, chosen.schedule, sized.instance.sizes, chosen.stores))
         self._keep(len(self.members) - 1, *emitted)
         return len(self.members) - 1
 

@@ -176,7 +176,7 @@ class Settings(Request):
 
     def one_capture_refused(self) -> str:
         """The setting for which each input shape is captured by itself; empty if there is none."""
-        each = ('compiler="inductor"', 'graph_breaks="plan"', "units", "device_spec", "offload")
+        each = ('compiler="inductor"', 'graph_breaks="plan"', "units", "device_spec")
         return next(filter(None, map(self._given, each)), "")
 
     def _given(self, setting: str) -> str:

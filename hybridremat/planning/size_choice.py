@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 from hybridremat.errors import InfeasibleLimitError
@@ -21,7 +22,13 @@ from hybridremat.planning.choose import choose_with_point, plan_of_point
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.covered_plan import covering, covers_elsewhere, frontier_of_file
-from hybridremat.planning.other_sizes import differences, fastest_elsewhere, known_for, run_alike
+from hybridremat.planning.other_sizes import (
+    differences,
+    fastest_elsewhere,
+    known_for,
+    placed_elsewhere,
+    run_alike,
+)
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import adopted, choose_schedule, has_backward, make_plan, step_frontier
 from hybridremat.planning.progress import Stopwatch
@@ -189,7 +196,8 @@ class SizeChoice:
 
     def _plan_of_known(self, graph: JointGraph, context: PlanContext, timed: Stopwatch) -> Plan | None:
         with timed("compose"):
-            judge = Judge(graph, outside=context.settings.outside_memory())
+            judge, like = Judge(graph, outside=context.settings.outside_memory()), self.known[0].judge
+            judge = replace(judge, link=like.link, host_limit=like.host_limit)
             plain = plain_point_of(judge)
             picked = self._picked.get(graph.fingerprint)
             if picked is None:
@@ -217,6 +225,8 @@ class SizeChoice:
         """
         every = [(found, found.candidates) for found in self.known]
         best = self._fastest(every, judge, limit)
+        if judge.link is not None:
+            best = self._placed(every, judge, plain, limit, best) or best
         if best is None:
             return None
         time, picked = best
@@ -228,8 +238,25 @@ class SizeChoice:
         before = [(each.found, (each.point,)) for each in self._picked.values()]
         again = self._fastest(before, judge, limit)
         if again is not None and again[0] <= time + NEARLY * plain.time:
-            return again[1]
-        return picked
+            picked = again[1]
+        return _at_rest(picked, judge, limit)
+
+    def _placed(
+        self,
+        known: Iterable[tuple[StepFrontier, Sequence[SchedulePoint]]],
+        judge: Judge,
+        plain: SchedulePoint,
+        limit: int,
+        best: tuple[int, Pick] | None,
+    ) -> tuple[int, Pick] | None:
+        """A known schedule with moves for some sizes, if it is faster than the ``best`` as they are."""
+        most = inf if best is None else best[0] - NEARLY * plain.time
+        made = None
+        for found, points in known:
+            placed = placed_elsewhere(found.graph, points, judge, limit, most)
+            if placed is not None:
+                most, made = placed[1], (placed[1], Pick(found, placed[0], limit))
+        return made
 
     def _fastest(
         self,
@@ -247,7 +274,7 @@ class SizeChoice:
             fitting = fastest_elsewhere(found.graph, points, judge, limit)
             if fitting is None:
                 continue
-            time = Judge(fitting[1]).time(fitting[0].schedule)
+            time = judge.with_ops_of(fitting[1]).time(fitting[0].schedule)
             if best is None or time < best[0]:
                 best = time, Pick(found, fitting[0], limit)
         return best
@@ -271,6 +298,16 @@ class SizeChoice:
         assert plan.memory_limit is not None
         self._picked[plan.fingerprint] = Pick(frontier, point, plan.memory_limit)
         return plan
+
+
+def _at_rest(picked: Pick, judge: Judge, limit: int) -> Pick:
+    """A pick without its moves, if it keeps the limit at some sizes even so."""
+    point = picked.point
+    if not point.schedule.moves:
+        return picked
+    bare = replace(point.schedule, moves=())
+    there = judge.with_ops_of(run_alike(picked.found.graph_of(point), judge.graph))
+    return replace(picked, point=replace(point, schedule=bare)) if there.needs(bare) <= limit else picked
 
 
 def _frontier_there(

@@ -13,6 +13,7 @@ from hybridremat.compiler.emitted_memory import EmittedMemory
 from hybridremat.compiler.layout_trials import LayoutTrials
 from hybridremat.compiler.lift import lifted
 from hybridremat.compiler.lifted import Lifted
+from hybridremat.compiler.offload.calls import hold_alike
 from hybridremat.graph.private_torch import code_unwritten
 from hybridremat.graph.sizes import Sizes
 from hybridremat.graph.tracing.symbolic import Instance, SymbolicJoint
@@ -85,7 +86,12 @@ class SymbolicSteps:
         sized.instance.mark_origins()
         with code_unwritten():  # what runs is lifted from them
             forward, backward = emit(chosen.step, chosen.schedule)
+            if chosen.stores is not None:
+                from hybridremat.compiler.offload.write import write_moves  # not where nothing moves
+
+                write_moves(chosen.step, (forward, backward), chosen.schedule, chosen.stores)
         made = lifted(self.joint, sized.instance.sizes, forward, backward)
+        hold_alike(forward, made.forward)
         memory = check(chosen.step, *made.at(sized.instance), limit=chosen.limit)
         chosen.accept(memory)
         return made, memory

@@ -160,4 +160,5 @@ class WhatIf:
         from hybridremat.sequence.offload.placement import place
         from hybridremat.sequence.offload.search import unmoved
 
-        return replace(schedule, moves=place(unmoved(self._judge, schedule), self._limit) or ())
+        moves = place(unmoved(self._judge, schedule), self._limit, room=self._judge.host_room)
+        return replace(schedule, moves=moves or ())

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridremat.graph.joint import Move
+from hybridremat.graph.joint import Move, host_bytes
 from hybridremat.graph.memory import Waiting
 
 Key = tuple[int, int]
@@ -44,14 +44,17 @@ class Unmoved:
     waiting: tuple[Waiting, ...]
 
 
-def place(step: Unmoved, limit: int, without: Collection[Key] = ()) -> tuple[Move, ...] | None:
+def place(
+    step: Unmoved, limit: int, without: Collection[Key] = (), room: int | None = None
+) -> tuple[Move, ...] | None:
     """Moves that bring a schedule under a limit in bytes; None if these walks find none.
 
-    ``without``: versions that stay.
+    ``without``: versions that stay; ``room``: bytes of host memory, None for any.
     """
     waiting = [each for each in step.waiting if (each.value, each.birth) not in without]
-    free = _leaving(step, limit, waiting)
-    fetch = None if free is None else _returning(step, limit, waiting)
+    there = _Room(waiting, room)
+    free = _leaving(step, limit, waiting, there)
+    fetch = None if free is None else _returning(step, limit, waiting, there)
     if free is None or fetch is None:
         return None
     moved = sorted(free.keys() | fetch.keys())
@@ -61,7 +64,27 @@ def place(step: Unmoved, limit: int, without: Collection[Key] = ()) -> tuple[Mov
     )
 
 
-def _leaving(step: Unmoved, limit: int, waiting: Sequence[Waiting]) -> dict[int, int] | None:
+class _Room:
+    """What is left of the host memory; what has a place there needs no other one."""
+
+    def __init__(self, waiting: Sequence[Waiting], left: int | None) -> None:
+        self._sizes = [host_bytes([each.bytes]) for each in waiting]
+        self._left, self._there = left, set[int]()
+
+    def takes(self, number: int) -> bool:
+        """Whether one of what waits has a place, or gets one now."""
+        if self._left is None or number in self._there:
+            return True
+        if self._sizes[number] > self._left:
+            return False
+        self._left -= self._sizes[number]
+        self._there.add(number)
+        return True
+
+
+def _leaving(
+    step: Unmoved, limit: int, waiting: Sequence[Waiting], room: _Room
+) -> dict[int, int] | None:
     """By number of what waits: the execution of the forward before which it has left."""
     free: dict[int, int] = {}
     ready: list[tuple[int, int]] = []
@@ -75,12 +98,15 @@ def _leaving(step: Unmoved, limit: int, waiting: Sequence[Waiting]) -> dict[int,
             if not ready:
                 return None
             number = heappop(ready)[1]
-            free[number] = now
-            gone += waiting[number].bytes
+            if room.takes(number):
+                free[number] = now
+                gone += waiting[number].bytes
     return free
 
 
-def _returning(step: Unmoved, limit: int, waiting: Sequence[Waiting]) -> dict[int, int] | None:
+def _returning(
+    step: Unmoved, limit: int, waiting: Sequence[Waiting], room: _Room
+) -> dict[int, int] | None:
     """By number of what waits: the execution of the backward before which it comes back."""
     fetch: dict[int, int] = {}
     ready: list[tuple[int, int]] = []
@@ -94,6 +120,7 @@ def _returning(step: Unmoved, limit: int, waiting: Sequence[Waiting]) -> dict[in
             if not ready:
                 return None
             number = heappop(ready)[1]
-            fetch[number] = now + 1
-            gone += waiting[number].bytes
+            if room.takes(number):
+                fetch[number] = now + 1
+                gone += waiting[number].bytes
     return fetch

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from hybridremat.graph.joint import Schedule
+from hybridremat.graph.joint import Schedule, host_bytes
 from hybridremat.sequence.bounds import certificate as bounds
 from hybridremat.sequence.bounds.certificate import bound_under
 from hybridremat.sequence.exchange.edits import Edits
@@ -41,6 +41,9 @@ TRIED: Final = 200
 
 PLACING: Final = 4
 """About how many simulations it takes as long as to place the moves of a schedule and time it."""
+
+NEAR: Final = 0.001
+"""The share of the bytes within which the least in little host memory is looked for."""
 
 WORTH: Final = 0.0005
 """The least share of the step's time that an exchange has to save."""
@@ -113,7 +116,7 @@ def least_limit(judge: Judge, points: Sequence[SchedulePoint]) -> int:
 
 
 def _floor(judge: Judge, point: SchedulePoint) -> int:
-    """Bytes that a schedule needs with all that waits away whenever it may be, whatever room there is."""
+    """Bytes that a schedule needs with all that waits away whenever it may be."""
     step = unmoved(judge, bare := replace(point.schedule, moves=()))
     if judge.outside.forwards > 1:
         step = unmoved(judge, bare, sum(each.bytes for each in step.waiting))
@@ -121,7 +124,20 @@ def _floor(judge: Judge, point: SchedulePoint) -> int:
     for each in step.waiting:
         gone[each.last + 1] += each.bytes
         gone[each.first] -= each.bytes
-    return int((step.profile - np.cumsum(gone[:-1])).max())
+    least = int((step.profile - np.cumsum(gone[:-1])).max())
+    if judge.host_room is None or host_bytes(each.bytes for each in step.waiting) <= judge.host_room:
+        return least
+    return _floor_in_room(judge, point, least)
+
+
+def _floor_in_room(judge: Judge, point: SchedulePoint, low: int) -> int:
+    """Bytes that a schedule needs with what may wait in the host memory that there is."""
+    high = point.needs
+    while high - low > NEAR * high:
+        middle = (low + high) // 2
+        found = with_moves(judge, point, middle)
+        low, high = (middle, high) if found is None else (low, found.needs)
+    return high
 
 
 def least_time(judge: Judge, point: SchedulePoint, limit: int) -> float:
@@ -142,7 +158,7 @@ def with_moves(
     bare = replace(point.schedule, moves=())
     away = sum(each.bytes for each in unmoved(judge, bare).waiting) if judge.outside.forwards > 1 else 0
     while True:
-        moves = place(unmoved(judge, bare, away), limit, without)
+        moves = place(unmoved(judge, bare, away), limit, without, judge.host_room)
         if moves is None:
             return None
         made = judge(replace(bare, moves=moves), point.decisions)

@@ -7,8 +7,7 @@ from tempfile import gettempdir
 
 from hypothesis import strategies as st
 
-from hybridremat.graph.joint import JointGraph, Move, Op, Phase, Value
-from hybridremat.sequence.offload.arena import arena
+from hybridremat.graph.joint import JointGraph, Move, Op, Phase, Value, host_bytes
 
 
 def mirrored(sizes, times=None):
@@ -40,20 +39,15 @@ def every_move(each, split):
         yield Move(each.value, each.birth, free, fetch, each.first)
 
 
-def places_of(step, schedule):
-    """Where the moves of a schedule of a traced step wait."""
-    return arena(schedule.moves, [step.graph.values[move.value].bytes for move in schedule.moves])
-
-
-def emitted_with_moves(step, schedule, offsets=None):
+def emitted_with_moves(step, schedule):
     """The two graphs of a schedule, with its moves written into them; they wait in a file."""
     from hybridremat.compiler.emit import emit
     from hybridremat.compiler.offload.stores import Stores
     from hybridremat.compiler.offload.targets import Target
     from hybridremat.compiler.offload.write import write_moves
 
-    graphs, places = emit(step, schedule), places_of(step, schedule)
+    graphs = emit(step, schedule)
     if schedule.moves:
-        stores = Stores(Target(gettempdir()), "cpu", offsets or places.offsets, places.size)
-        write_moves(step, graphs, schedule, stores)
+        host = host_bytes(step.graph.values[move.value].bytes for move in schedule.moves)
+        write_moves(step, graphs, schedule, Stores(Target(gettempdir()), "cpu", host))
     return graphs

@@ -8,17 +8,16 @@ it, and how the tensors were laid out that had it.
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from hybridremat.errors import OffloadError
+from hybridremat.graph.joint import host_bytes
 
 if TYPE_CHECKING:
     from hybridremat.compiler.offload.stores import Copying, Store, Stores
@@ -32,8 +31,10 @@ class Use:
     ----------
     store
         What holds them.
+    taken
+        Bytes of it that have been given away.
     offsets
-        The first byte of each move.
+        By move, its first byte.
     out
         The copies to it, by move.
     views
@@ -43,7 +44,8 @@ class Use:
     """
 
     store: Store
-    offsets: Sequence[int]
+    taken: int = 0
+    offsets: dict[int, int] = field(default_factory=dict)
     out: dict[int, Copying] = field(default_factory=dict)
     views: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
     sizes: dict[int, tuple[int, torch.device]] = field(default_factory=dict)
@@ -72,22 +74,20 @@ class Fetched:
 
 
 _USES: dict[int, Use] = {}  # by the address of a ticket
-_STORES: dict[int, Stores] = {}  # of emitted graphs
-_LOCK = threading.Lock()
+_STORES = weakref.WeakValueDictionary[int, "Stores"]()  # by their numbers
+_HELD: Final = "hybridremat_stores"  # in the metadata of a graph
 
 
-def register(stores: Stores, owner: object) -> int:
-    """A number by which graphs name their stores, as long as ``owner`` lives."""
-    with _LOCK:
-        number = max(_STORES, default=-1) + 1
-        _STORES[number] = stores
-    weakref.finalize(owner, _STORES.pop, number, None)
-    return number
+def hold(stores: Stores, module: fx.GraphModule) -> None:
+    """Let a graph hold its stores, which it names by their number."""
+    _STORES[stores.number] = stores
+    module.meta[_HELD] = stores
 
 
-def places_of(number: int) -> tuple[Sequence[int], int]:
-    """Where the moves of a graph start in its stores, and the bytes of a store."""
-    return _STORES[number].offsets, _STORES[number].size
+def hold_alike(module: fx.GraphModule, other: fx.GraphModule) -> None:
+    """Let a copy of a graph hold its stores, if it has any."""
+    if _HELD in module.meta:
+        other.meta[_HELD] = module.meta[_HELD]
 
 
 def begin(number: int) -> Tensor:
@@ -99,7 +99,7 @@ def begin(number: int) -> Tensor:
         If there is no room for them. Nothing of the step has run.
     """
     stores = _STORES[number]
-    use = Use(stores.take(), stores.offsets)
+    use = Use(stores.take())
     block = (ctypes.c_char * 8)()
     ticket = torch.frombuffer(block, dtype=torch.uint8)
     _USES[ticket.data_ptr()] = use
@@ -114,9 +114,12 @@ def _end(address: int, stores: Stores, use: Use) -> None:
 
 def send(ticket: Tensor, move: int, tensor: Tensor) -> Use:
     """Start to copy out a tensor's whole storage."""
-    use = _USES[ticket.data_ptr()]
-    use.out[move] = use.store.out(tensor, use.offsets[move])
-    use.sizes[move] = tensor.untyped_storage().nbytes(), tensor.device
+    use, size = _USES[ticket.data_ptr()], tensor.untyped_storage().nbytes()
+    offset, use.taken = use.taken, use.taken + host_bytes([size])
+    if use.taken > use.store.size:
+        raise OffloadError(f"more moves than the {use.store.size} bytes planned for; please report this")
+    use.offsets[move], use.sizes[move] = offset, (size, tensor.device)
+    use.out[move] = use.store.out(tensor, offset)
     return use
 
 
@@ -149,3 +152,7 @@ def ready(fetched: Fetched, number: int) -> Tensor:
     dtype, shape, stride, offset = fetched.use.views[fetched.move][number]
     found = torch.empty(0, dtype=dtype, device=fetched.tensor.device)
     return found.set_(fetched.tensor.untyped_storage(), offset, shape, stride)
+
+
+MOVING: Final = (begin, send, freed, fetch, ready)
+"""All of them."""

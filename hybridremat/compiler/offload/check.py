@@ -1,23 +1,20 @@
 """The part of the checker that reads moves to host memory and back.
 
 It knows nothing of the schedule: a value is sent once and freed once, in the forward, where nobody reads or
-writes over it afterwards; what is ready in the backward is what was freed; no two have bytes in common there.
+writes over it afterwards; what is ready in the backward is what was freed. Each takes bytes of its own there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from torch import fx
 
 from hybridremat.compiler.buffer_hazards import check_error
-from hybridremat.compiler.offload.calls import begin, fetch, freed, places_of, ready, send
+from hybridremat.compiler.offload.calls import begin, fetch, freed, ready, send
 from hybridremat.compiler.overwrites import written_over
-from hybridremat.graph.joint import JointGraph
-
-MOVING: Final = (begin, send, freed, fetch, ready)
 
 Held = Mapping[fx.Node, Mapping[int, int]]
 """For each node of a graph, the storages that it holds: value → number."""
@@ -105,28 +102,3 @@ def values_away(forward: fx.GraphModule, held: Held) -> dict[int, tuple[int, ...
     if gone != set().union(*away.values()):
         raise check_error("a value is sent to host memory and does not leave")
     return moved
-
-
-def host_bytes(graph: JointGraph, forward: fx.GraphModule, moved: Mapping[int, tuple[int, ...]]) -> int:
-    """Bytes of host memory that a forward's moves take.
-
-    Raises
-    ------
-    PlanError
-        If two of them share some, or it has less.
-    """
-    if not moved:
-        return 0
-    tickets: list[Any] = [node for node in forward.graph.nodes if node.target is begin]
-    if len(tickets) != 1:
-        raise check_error("what moves has not one place to wait in")
-    offsets, size = places_of(tickets[0].args[0])
-    end = 0
-    for offset, move in sorted((offsets[move], move) for move in moved):
-        if offset < end:
-            raise check_error("two values would share a place in host memory")
-        end = offset + sum(graph.values[value].bytes for value in moved[move])
-    if end > size:
-        raise check_error(f"what moves takes {end} bytes of host memory, and has {size}")
-    return size
-

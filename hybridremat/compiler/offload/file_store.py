@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import IO, Final
 
 from torch import Tensor
 
@@ -41,12 +41,12 @@ class FileStore:
 
     def out(self, tensor: Tensor, offset: int) -> Future[None]:
         """Start to copy a tensor's whole storage to a place in the file."""
-        return _start(_OUT, os.pwrite, self._file.fileno(), tensor, offset)
+        return _start(_OUT, os.pwrite, self._file, tensor, offset)
 
     def back(self, tensor: Tensor, offset: int, after: Future[None]) -> Future[None]:
         """Start to copy from a place in the file, once that is written, into a tensor's whole storage."""
         self.wait(after)
-        return _start(_BACK, _read_into, self._file.fileno(), tensor, offset)
+        return _start(_BACK, _read_into, self._file, tensor, offset)
 
     def wait(self, copy: Future[None]) -> None:
         """Wait for a copy.
@@ -67,14 +67,14 @@ class FileStore:
             raise error
 
 
-def _start(way: _Way, copy: Copy, file: int, tensor: Tensor, offset: int) -> Future[None]:
+def _start(way: _Way, copy: Copy, file: IO[bytes], tensor: Tensor, offset: int) -> Future[None]:
     storage = tensor.untyped_storage()
     whole = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     return way.submit(_copied, copy, file, memoryview(whole), offset, [tensor])
 
 
-def _copied(copy: Copy, file: int, data: memoryview, offset: int, keeps: list[Tensor]) -> None:
-    """Copy all of it; the tensor lives until then, and not a moment longer.
+def _copied(copy: Copy, file: IO[bytes], data: memoryview, offset: int, keeps: list[Tensor]) -> None:
+    """Copy all of it; the file is open and the tensor lives until then, and that not a moment longer.
 
     An executor drops the arguments of a job after those who wait for it have gone on: a tensor among them
     would be freed late, and in another thread.
@@ -82,7 +82,7 @@ def _copied(copy: Copy, file: int, data: memoryview, offset: int, keeps: list[Te
     try:
         done = 0
         while done < len(data):
-            now = copy(file, data[done:], offset + done)
+            now = copy(file.fileno(), data[done:], offset + done)
             if not now:
                 raise OSError("it ends too early")
             done += now

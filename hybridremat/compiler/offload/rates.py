@@ -53,7 +53,7 @@ def measured_rates(target: Target, device: str, store: KernelStore) -> Rates:
 
 def _times(target: Target, device: str) -> list[int]:
     """Nanoseconds of 64 MiB out, back and both at once, and of 1 MiB out: the least of some passes."""
-    held = Stores(target, device, (0, COPIED), 2 * COPIED).take()
+    held = Stores(target, device, 2 * COPIED).take()
     one, other = (torch.zeros(COPIED, dtype=torch.uint8, device=device) for _ in range(2))
     little = torch.zeros(SMALL, dtype=torch.uint8, device=device)
     there = held.out(other, COPIED)

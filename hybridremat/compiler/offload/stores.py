@@ -1,11 +1,14 @@
-"""What holds the values of steps while they are away from the device, and is used again from step to step."""
+"""What holds the values of steps while they are away from the device, and is used again from step to step.
+
+Each value takes the next free bytes of it when it leaves: how many, a step's sizes tell.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from itertools import count
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 
@@ -34,13 +37,29 @@ class Store(Protocol):
         ...
 
 
-class Stores:
-    """The stores of one plan: as many as forwards wait for their backward at one time."""
+_NUMBERS: Final = count()
 
-    def __init__(self, target: Target, device: str, offsets: Sequence[int], size: int) -> None:
-        self.target, self.device, self.offsets, self.size = target, device, tuple(offsets), size
+
+class Stores:
+    """The stores of one model's steps: as many as forwards wait for their backward at one time.
+
+    Attributes
+    ----------
+    number
+        What graphs name them by.
+    size
+        Bytes of each: the most that one of the steps takes.
+    """
+
+    def __init__(self, target: Target, device: str, size: int = 0) -> None:
+        self.number, self.target, self.device, self.size = next(_NUMBERS), target, device, size
         self._free: list[tuple[Store, list[Copying]]] = []
         self._lock = threading.RLock()
+
+    def require(self, size: int) -> None:
+        """A step takes so many bytes: from now on each store has as many."""
+        with self._lock:
+            self.size = max(self.size, size)
 
     def take(self) -> Store:
         """A store that nobody uses.
@@ -52,13 +71,15 @@ class Stores:
         """
         with self._lock:
             known = self._free.pop() if self._free else None
-        if known is None:
-            return self._new()
-        store, copies = known
-        for copy in copies:  # of a step that failed half-way
-            with suppress(OffloadError):
-                store.wait(copy)
-        return store
+        if known is not None:
+            store, copies = known
+            for copy in copies:  # of a step that failed half-way
+                with suppress(OffloadError):
+                    store.wait(copy)
+            if store.size >= self.size:
+                return store
+            del store, known  # it is gone before there is a larger one
+        return self._new()
 
     def _new(self) -> Store:
         if self.device == "cpu":

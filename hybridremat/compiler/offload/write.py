@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from hybridremat.compiler.offload.calls import begin, fetch, freed, ready, register, send
+from hybridremat.compiler.deliveries import is_delivery
+from hybridremat.compiler.offload.calls import begin, fetch, freed, hold, ready, send
 from hybridremat.compiler.offload.stores import Stores
 from hybridremat.errors import PlanError
 from hybridremat.graph.generated_code import OP, PLACE
@@ -37,9 +38,9 @@ def write_moves(step: TracedStep, graphs: Pair, schedule: Schedule, stores: Stor
     """
     forward, backward = graphs
     moves = schedule.moves
-    number = register(stores, forward)
+    hold(stores, forward)
     saved = _Saved.of(step, graphs, schedule)
-    ticket = _begin(forward, number)
+    ticket = _begin(forward, stores.number)
     _Forward(forward, saved).write(ticket, moves)
     arriving = _pass_ticket(step, graphs, ticket, saved.moved)
     _Backward(backward, saved).write(arriving, moves)
@@ -102,6 +103,18 @@ class _Places:
         """The first node of an execution, or of the next one: what is dead has been dropped."""
         later = [each for each in self._starts if each >= place]
         return self._starts[min(later)] if later else self._end
+
+    def start_of_views(self, place: int) -> fx.Node:
+        """The first node that an execution needs: views that it reads are made right before it."""
+        node = self.start(place)
+        while (before := node.prev).op == "call_function" and before not in self.of and not _ends(before):
+            node = before
+        return node
+
+
+def _ends(node: fx.Node) -> bool:
+    """Whether a node belongs to the execution before it: one of its results, or what hands one out."""
+    return node.target is operator.getitem or is_delivery(node)
 
 
 def _owner(node: fx.Node) -> fx.Node | None:
@@ -178,7 +191,7 @@ class _Backward:
 
     def write(self, ticket: fx.Node, moves: Sequence[Move]) -> None:
         for number, move in sorted(enumerate(moves), key=lambda each: each[1].ready):
-            with self.graph.inserting_before(self.places.start(move.fetch)):
+            with self.graph.inserting_before(self.places.start_of_views(move.fetch)):
                 fetched = self.graph.call_function(fetch, (ticket, number))
             for place, node in enumerate(self.saved.taken[number]):
                 if node.users:
