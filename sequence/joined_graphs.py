@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from hybridremat.graph.joint import PAGE
 from hybridremat.sequence.outside_memory import Moment
 from hybridremat.sequence.solving import solved
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 EFFORT: Final = 60.0
 """CP-SAT's deterministic time for one choice; all that we have seen end in a small part of it."""
+
+APART: Final = 1 << 20
+"""Pages of host memory that are saved where they cost less than a nanosecond."""
 
 VARIANTS: Final = 3
 """Points that graphs that are equal may take."""
@@ -43,6 +47,7 @@ class PartPoint:
     """One way to run a part: bytes, and nanoseconds of all executions.
 
     ``retained``: of what the part drops when the forward has returned, the bytes its backward reads.
+    ``host``: bytes of host memory that its moves take, whole pages.
     """
 
     forward_peak: int
@@ -50,6 +55,7 @@ class PartPoint:
     saved: int
     time: int
     retained: int = 0
+    host: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class MultiGraphStep:
 
     ``joined_bytes`` are needed once in the backward to add up gradients of what several parts use.
     ``forwards`` wait for their backward at a time; ``largest_gradient`` (bytes) is added to an earlier one.
+    ``host_limit``: bytes of host memory for the moves of all of them; None for any.
     """
 
     parts: tuple[StepPart, ...]
@@ -108,6 +115,15 @@ class MultiGraphStep:
     joined_bytes: int = 0
     forwards: int = 1
     largest_gradient: int = 0
+    host_limit: int | None = None
+
+    def host(self, chosen: Sequence[int]) -> int:
+        """Bytes of host memory that the moves of one forward take."""
+        return sum(self.parts[g].points[chosen[g]].host for g in self.order)
+
+    def has_room(self, chosen: Sequence[int]) -> bool:
+        """Whether the host memory is enough for the moves of all forwards that wait."""
+        return self.host_limit is None or self.forwards * self.host(chosen) <= self.host_limit
 
     def time(self, chosen: Sequence[int]) -> int:
         """Nanoseconds of the step with ``chosen[g]`` the point of distinct graph g."""
@@ -223,10 +239,17 @@ def choose_points(
         _take_few(model, [taken[part] for part in parts])
     memory = model.new_int_var(0, step.peak_bound() if limit is None else max(0, limit), "memory")
     _bound_memory(model, step, taken, memory)
+    runs = Counter(step.order)
+    host = sum(
+        runs[g] * (point.host // PAGE) * var
+        for g, part in enumerate(step.parts)
+        for point, var in zip(part.points, taken[g], strict=True)
+    )
+    if step.host_limit is not None:
+        model.add(step.forwards * host <= step.host_limit // PAGE)
     for number, group in zip(hint or (), taken, strict=False):
         for point, var in enumerate(group):
             model.add_hint(var, point == number)
-    runs = Counter(step.order)
     time = sum(
         runs[g] * point.time * var
         for g, part in enumerate(step.parts)
@@ -234,7 +257,7 @@ def choose_points(
     )
     if most_time is not None:
         model.add(time <= most_time)
-    model.minimize(memory if limit is None else time)
+    model.minimize(memory if limit is None else time * APART + host)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = effort
@@ -266,7 +289,7 @@ def _least_if_fitting(
         return tuple(min(range(len(p.points)), key=lambda n, p=p: figure(p.points[n])) for p in step.parts)  # type: ignore[misc]
 
     for chosen in (first(lambda point: point.time), first(_highest)):
-        if limit is not None and step.peak(chosen) > limit:
+        if (limit is not None and step.peak(chosen) > limit) or not step.has_room(chosen):
             continue
         if most_time is None or step.time(chosen) <= most_time:
             return chosen

@@ -173,6 +173,16 @@ class Judge:
         top = min(schedule.num_forward, len(profile) - 1) if saved_too_much else int(np.argmax(profile))
         return needs - limit, top
 
+    @property
+    def copies(self) -> int:
+        """How many times what a schedule saves is there at most."""
+        return max(self.outside.forwards, *(1 + each.saved for each in self.moments), 1)
+
+    def saved_limit(self, limit: int) -> int | None:
+        """Most bytes that a schedule may save for what others take while it waits; None for any."""
+        others = (each for each in self.moments if each.phase == "other" and each.saved)
+        return min(((limit - each.bytes) // each.saved for each in others), default=None)
+
     def phase_limits(self, limit: int) -> tuple[int, int]:
         """Bytes that are the step's own in the forward and in the backward, whatever it saves."""
         beside = self._beside(0)

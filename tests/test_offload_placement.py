@@ -23,11 +23,13 @@ from support.random_steps import random_step
 
 def unmoved(graph):
     schedule, simulate = plain_schedule(graph), MemorySimulator(graph)
+    memory = simulate(schedule)
     return Unmoved(
-        np.array(simulate(schedule).profile),
+        np.array(memory.profile),
         tuple(graph.op_times[op] for op in schedule.steps),
         schedule.num_forward,
         tuple(simulate.waiting(schedule)),
+        memory.saved + memory.released,
     )
 
 
@@ -177,6 +179,19 @@ def test_no_more_waits_than_there_is_room_for(graph, share, pages):
     if moves is not None:
         assert len(moves) <= pages
         assert step_memory(graph, Schedule(plain.steps, plain.num_forward, moves)).peak <= limit
+
+
+@given(chains(most=5), st.integers(20, 100), st.integers(0, 100))
+@examples(60)
+def test_as_little_is_saved_as_others_leave_room_for(graph, share, left):
+    step, plain = unmoved(graph), plain_schedule(graph)
+    limit, saved = int(step.profile.max()) * share // 100, step.saved * left // 100
+    moves, every = place(step, limit, saved=saved), place(step, limit)
+    least = step.saved - sum(each.bytes for each in step.waiting)
+    assert (moves is None) == (every is None or least > saved)
+    if moves is not None:
+        counted = step_memory(graph, Schedule(plain.steps, plain.num_forward, moves))
+        assert counted.peak <= limit and counted.saved + counted.released <= saved
 
 
 @given(chains(most=4), st.integers(20, 100))

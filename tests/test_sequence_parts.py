@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
+from hybridremat.graph.joint import PAGE
 from hybridremat.sequence import joined_graphs
 from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
 from hybridremat.sequence.outside_memory import PhasePeaks
@@ -20,7 +21,8 @@ BYTES = st.integers(0, 12)
 
 @st.composite
 def steps(draw):
-    point = st.builds(PartPoint, BYTES, BYTES, BYTES, st.integers(0, 9), st.integers(0, 3))
+    host = st.integers(0, 3).map(lambda pages: pages * PAGE)
+    point = st.builds(PartPoint, BYTES, BYTES, BYTES, st.integers(0, 9), st.integers(0, 3), host)
     part = st.builds(StepPart, st.lists(point, min_size=1, max_size=4).map(tuple), BYTES, st.integers(-4, 4))
     parts = draw(st.lists(part, min_size=1, max_size=3))
     rest = draw(st.lists(st.integers(0, len(parts) - 1), max_size=3))
@@ -70,15 +72,27 @@ def test_what_one_graph_sees_of_the_step_is_the_step(step, forwards, forward, ba
             assert max(each.needs(own) for each in moments) == whole
 
 
+def hosted(step, chosen):
+    """Bytes of host memory that the moves of all graphs take."""
+    return sum(step.parts[g].points[chosen[g]].host for g in step.order)
+
+
 @examples(60)
-@given(steps(), st.integers(0, 80))
-def test_least_time_under_a_limit(step, limit):
-    fitting = [c for c in choices(step) if replayed_peak(step, c) <= limit]
+@given(steps(), st.integers(0, 80), st.none() | st.integers(0, 8), st.integers(1, 2))
+def test_least_time_under_a_limit(step, limit, pages, forwards):
+    """Of choices that take as long, the one that moves least."""
+    step = replace(step, host_limit=pages if pages is None else pages * PAGE, forwards=forwards)
+    fitting = [
+        c
+        for c in choices(step)
+        if step.peak(c) <= limit and (pages is None or forwards * hosted(step, c) <= pages * PAGE)
+    ]
     chosen = choose_points(step, limit=limit)
     assert (chosen is None) == (not fitting)
     if chosen is not None:
-        assert chosen in fitting
-        assert step.time(chosen) == min(map(step.time, fitting))
+        assert chosen in fitting and step.has_room(chosen) and step.host(chosen) == hosted(step, chosen)
+        figures = [(step.time(c), hosted(step, c)) for c in fitting]
+        assert (step.time(chosen), hosted(step, chosen)) == min(figures)
 
 
 @examples(60)

@@ -83,7 +83,7 @@ def test_a_pair_that_is_allowed_keeps_its_limit_and_the_numbers(pair):
     feasible(hybridremat.wrap, model, batch, asked(*pair))
     plan = hybridremat.get_plan(model)
     assert plan.memory_limit is None or plan.needed <= plan.memory_limit
-    assert bool(plan.schedule.moves) == ("offload" in pair)
+    assert any(each.schedule.moves for each in (plan, *plan.parts)) == ("offload" in pair)
     # two units and, unless it breaks besides, what Dynamo captures around them
     around = "units" in pair and 'graph_breaks="plan"' not in pair
     assert len(plan.parts) == (3 if around else 2 if SEVERAL & {*pair} else 0)

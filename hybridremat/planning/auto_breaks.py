@@ -28,8 +28,6 @@ def with_breaks(model: nn.Module, settings: Settings, run: Callable[[Settings], 
     CaptureError
         If several graphs cannot be captured either: why one cannot.
     """
-    if settings.offload is not None:  # values move within one graph
-        return run(settings)
     if settings.graph_breaks != "auto" or settings.units or settings.spec is not None:
         return _with_own_units(settings, run)
     try:

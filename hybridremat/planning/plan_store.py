@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ class PlanStore:
         self._current: str | None = None
         self.granted = 0
         self.told_of_checkpoints = False
-        self._stores: Stores | None = None
+        self._stores: dict[Hashable, Stores] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -81,14 +82,14 @@ class PlanStore:
         """Let a plan know the capture that it is of."""
         self._plans[fingerprint] = replace(self._plans[fingerprint], others=others)
 
-    def stores(self, offload: str, device: str) -> Stores:
-        """Where values of all the model's steps wait (``offload=``)."""
-        if self._stores is None:
+    def stores(self, offload: str, device: str, part: Hashable = None) -> Stores:
+        """Where values of all the model's steps wait (``offload=``), or of one of several graphs of them."""
+        if part not in self._stores:
             from hybridremat.compiler.offload.stores import Stores
             from hybridremat.compiler.offload.targets import Target
 
-            self._stores = Stores(Target.of(offload), device)
-        return self._stores
+            self._stores[part] = Stores(Target.of(offload), device)
+        return self._stores[part]
 
     def drop(self, plan: Plan) -> None:
         """Remove a plan that another one replaces."""

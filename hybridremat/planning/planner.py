@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -79,7 +79,7 @@ def adopted(plan: Plan, step: TracedStep, context: PlanContext, *, keep: bool) -
 
     ``keep``: whether other processes get it, once its graphs have passed.
     """
-    stores = _stores_for(plan, step, context) if plan.schedule.moves else None
+    stores = stores_for(plan, step, context) if plan.schedule.moves else None
     context.store.add(plan)
     context.progress("emitting", 0, 1)
     started = partial(context.store.use, plan.fingerprint)
@@ -107,8 +107,10 @@ def adopted(plan: Plan, step: TracedStep, context: PlanContext, *, keep: bool) -
     )
 
 
-def _stores_for(plan: Plan, step: TracedStep, context: PlanContext) -> Stores:
+def stores_for(plan: Plan, step: TracedStep, context: PlanContext, part: Hashable = None) -> Stores:
     """Where the values of a plan, perhaps of a file, wait: there is room for its moves.
+
+    ``part``: which of several that wait beside each other.
 
     Raises
     ------
@@ -118,7 +120,7 @@ def _stores_for(plan: Plan, step: TracedStep, context: PlanContext) -> Stores:
     settings, device = context.settings, device_of(step.op_nodes)
     if settings.offload is None:
         raise PlanMismatchError("values of this plan wait elsewhere: pass offload= as when it was made")
-    stores = context.store.stores(settings.offload, device)
+    stores = context.store.stores(settings.offload, device, part)
     if settings.spec is None and device != "meta":
         stores.target.require_usable(device)
     stores.require(plan.host_bytes)

@@ -280,8 +280,6 @@ REFUSED_PAIRS: Final = (
         'compiler="inductor"',
         "moves are written between ops, and Inductor makes kernels of several. Leave one of them out",
     ),
-    ("offload", 'graph_breaks="plan"', "values move within one graph. Leave one of them out"),
-    ("offload", "units", "values move within one graph. Leave one of them out"),
     ("device_spec", "units", "what runs between units is measured here. Plan on that device"),
 )
 """Settings that cannot be combined, and what to do instead; without a value: any but the default."""

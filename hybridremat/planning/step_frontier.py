@@ -71,7 +71,11 @@ class StepFrontier(CountedGraph, GraphFrontier):
 
     def offered(self) -> tuple[SchedulePoint, ...]:
         """See :class:`GraphFrontier`."""
-        return self.candidates
+        if self.judge.link is None:
+            return self.candidates
+        from hybridremat.sequence.offload.varied import varied  # not where nothing moves
+
+        return (*self.candidates, *dict.fromkeys(varied(self.judge, self.candidates)))
 
     def as_planned(self, plan: PlanData) -> SchedulePoint:
         """See :class:`GraphFrontier`."""

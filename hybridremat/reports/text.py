@@ -129,14 +129,18 @@ def _not_counted(plan: PlanData) -> Iterator[tuple[str, str]]:
 
 def _moves(plan: PlanData) -> Iterator[tuple[str, str]]:
     """What waits in host memory, and how long the step waits for it."""
-    if not plan.schedule.moves or plan.details is None:
+    graphs = [plan.parts[number] for number in plan.places] or [plan]
+    if not any(each.schedule.moves for each in graphs):
         return
     from hybridremat.plans.judging import timed_moves
 
-    took = timed_moves(plan, plan.details)
-    busy = max(took.out, took.back) / max(1, took.total)
-    waits = (took.waits_out + took.waits_back) / max(1, took.total)
-    where = f"{len(plan.schedule.moves)} values, {format_bytes(plan.host_bytes)}, in {plan.request.offload}"
+    known = ((each, each.details) for each in graphs)
+    took = [timed_moves(each, its) for each, its in known if its is not None and its.link is not None]
+    total = max(1, sum(each.total for each in took))
+    busy = max(sum(each.out for each in took), sum(each.back for each in took)) / total
+    waits = sum(each.waits_out + each.waits_back for each in took) / total
+    values = sum(len(each.schedule.moves) for each in graphs)
+    where = f"{values} values, {format_bytes(plan.host_bytes)}, in {plan.request.offload}"
     yield "moves", f"{where}; the link is busy for {busy:.0%} of the step, which waits for it for {waits:.1%}"
 
 

@@ -36,24 +36,33 @@ class Unmoved:
         The number of executions in the forward.
     waiting
         What may move.
+    saved
+        Bytes between the phases.
     """
 
     profile: NDArray[np.int64]
     times: tuple[int, ...]
     split: int
     waiting: tuple[Waiting, ...]
+    saved: int = 0
 
 
 def place(
-    step: Unmoved, limit: int, without: Collection[Key] = (), room: int | None = None
+    step: Unmoved,
+    limit: int,
+    without: Collection[Key] = (),
+    *,
+    room: int | None = None,
+    saved: int | None = None,
 ) -> tuple[Move, ...] | None:
     """Moves that bring a schedule under a limit in bytes; None if these walks find none.
 
-    ``without``: versions that stay; ``room``: bytes of host memory, None for any.
+    ``without``: versions that stay. ``room``: bytes of host memory, and ``saved``: most bytes that are there
+    between the phases; None for any.
     """
     waiting = [each for each in step.waiting if (each.value, each.birth) not in without]
     there = _Room(waiting, room)
-    free = _leaving(step, limit, waiting, there)
+    free = _leaving(step, limit, waiting, there, step.saved if saved is None else saved)
     fetch = None if free is None else _returning(step, limit, waiting, there)
     if free is None or fetch is None:
         return None
@@ -83,18 +92,20 @@ class _Room:
 
 
 def _leaving(
-    step: Unmoved, limit: int, waiting: Sequence[Waiting], room: _Room
+    step: Unmoved, limit: int, waiting: Sequence[Waiting], room: _Room, saved: int
 ) -> dict[int, int] | None:
-    """By number of what waits: the execution of the forward before which it has left."""
+    """By number of what waits: the execution of the forward before which it has left, or its end."""
     free: dict[int, int] = {}
     ready: list[tuple[int, int]] = []
     order = sorted(range(len(waiting)), key=lambda number: waiting[number].last)
     seen = gone = 0
-    for now in np.flatnonzero(step.profile[: step.split] > limit).tolist():
+    over = np.flatnonzero(step.profile[: step.split] > limit).tolist()
+    for now in [*over, step.split]:
         while seen < len(order) and waiting[order[seen]].last < now:
             heappush(ready, (waiting[order[seen]].birth, order[seen]))
             seen += 1
-        while step.profile[now] - gone > limit:
+        there, most = (step.profile[now], limit) if now < step.split else (step.saved, saved)
+        while there - gone > most:
             if not ready:
                 return None
             number = heappop(ready)[1]

@@ -112,13 +112,13 @@ def least_limit(judge: Judge, points: Sequence[SchedulePoint]) -> int:
     The least is near that of the schedules that need least, or of those that recompute least.
     """
     some = {*points[:FEW], *points[:: max(1, len(points) // FEW)], points[-1]}
-    return min(_floor(judge_of(judge, each), each) for each in some)
+    return min(floor(judge_of(judge, each), each) for each in some)
 
 
-def _floor(judge: Judge, point: SchedulePoint) -> int:
+def floor(judge: Judge, point: SchedulePoint) -> int:
     """Bytes that a schedule needs with all that waits away whenever it may be."""
     step = unmoved(judge, bare := replace(point.schedule, moves=()))
-    if judge.outside.forwards > 1:
+    if judge.copies > 1:
         step = unmoved(judge, bare, sum(each.bytes for each in step.waiting))
     gone = np.zeros(len(step.profile) + 1, np.int64)
     for each in step.waiting:
@@ -143,7 +143,7 @@ def _floor_in_room(judge: Judge, point: SchedulePoint, low: int) -> int:
 def least_time(judge: Judge, point: SchedulePoint, limit: int) -> float:
     """Nanoseconds that a schedule takes at least under a limit: what is too much leaves and comes back."""
     assert judge.link is not None
-    gone = max(0, point.needs - limit) / judge.outside.forwards  # each forward that waits holds less by it
+    gone = max(0, point.needs - limit) / judge.copies  # each one that waits holds less by it
     return max(point.time, gone * 1e9 / judge.link.out + gone * 1e9 / judge.link.back)
 
 
@@ -152,13 +152,14 @@ def with_moves(
 ) -> SchedulePoint | None:
     """A schedule with moves that bring it under a limit; None if none are found. ``without``: what stays.
 
-    Where other forwards wait beside it, they hold less the more moves. At first they are taken to hold
+    Where others like it wait beside it, they hold less the more moves. At first they are taken to hold
     nothing that may move, then what the moves that were found so leave, and at last all of it.
     """
-    bare = replace(point.schedule, moves=())
-    away = sum(each.bytes for each in unmoved(judge, bare).waiting) if judge.outside.forwards > 1 else 0
+    bare, saved = replace(point.schedule, moves=()), judge.saved_limit(limit)
+    away = sum(each.bytes for each in unmoved(judge, bare).waiting) if judge.copies > 1 else 0
     while True:
-        moves = place(unmoved(judge, bare, away), limit, without, judge.host_room)
+        step = unmoved(judge, bare, away)
+        moves = place(step, limit, without, room=judge.host_room, saved=saved)
         if moves is None:
             return None
         made = judge(replace(bare, moves=moves), point.decisions)
@@ -182,6 +183,7 @@ def unmoved(judge: Judge, schedule: Schedule, away: int = 0) -> Unmoved:
         tuple(map(judge.graph.op_times.__getitem__, schedule.steps)),
         schedule.num_forward,
         tuple(each for each in waiting if each.value not in saved),
+        memory.saved + memory.released,
     )
 
 

@@ -194,6 +194,7 @@ class StepGraphs:
             self._context.settings.forwards,
             frozenset(self.variants),
             paths.units(order),
+            None if (settings := self._context.settings).offload is None else settings.host_bytes(),
         )
         if self._given is None:
             return problem

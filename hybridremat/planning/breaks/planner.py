@@ -23,6 +23,7 @@ from hybridremat.planning.breaks.paths import GraphPath, Paths, SurveyedPath
 from hybridremat.planning.breaks.survey import Survey, path_frontier
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.planner import stores_for
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_costs import costed
 from hybridremat.sequence.outside_memory import PhasePeaks
@@ -118,7 +119,8 @@ class PathPlanner:
             if self._run.unchanged is not None and self._run.unchanged():
                 raise SurveyNeededError
             self._extend((*self._run.ran, key))
-        variant = self._graphs.variants[key][self._variant_to_compile(key)]
+        number = self._variant_to_compile(key)
+        variant = self._graphs.variants[key][number]
         plan = variant.plan
         graph = self._graphs.frontiers[key].graph if plan.details is None else plan.details.graph
         return Chosen(
@@ -130,6 +132,7 @@ class PathPlanner:
             accept_code=partial(_require_code_as_planned, variant.point.phases),
             lean=plan.lean,
             plain=plan.plain_code,
+            stores=stores_for(plan, step, self._context, (key, number)) if plan.schedule.moves else None,
         )
 
     def _variant_to_compile(self, key: str) -> int:
@@ -259,4 +262,9 @@ def _require_as_planned(plan: Plan, memory: EmittedMemory) -> None:
         raise PlanError(
             f"a part of the emitted plan has not been run: its peak is {memory.peak} bytes, where "
             f"{plan.predicted_peak} were planned"
+        )
+    if memory.host != plan.host_bytes:
+        raise PlanError(
+            f"a part of the emitted plan has not been run: it takes {memory.host} bytes of host memory, "
+            f"where {plan.host_bytes} were planned"
         )

@@ -53,6 +53,7 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[tuple[Schedul
         schedule=Schedule((), 0),
         pins=total_records(r for g in problem.order for r in problem.frontiers[g].counted.pins),
         reused_options=any(frontier.counted.reused_options for frontier in problem.frontiers),
+        host_bytes=step.host(choice.points),
         untried=tuple(dict.fromkeys(text for each in problem.frontiers for text in each.graph.untried)),
         timings=_summed(frontier.counted.timings for frontier in problem.graphs),
     )

@@ -44,6 +44,8 @@ class PathProblem:
         Fingerprints of the graphs that are compiled already: they have no other points.
     units
         The module that each graph of ``order`` is of; empty where none was named.
+    host_limit
+        Bytes of host memory for the moves of all graphs; None for any.
     """
 
     keys: tuple[str, ...]
@@ -58,6 +60,7 @@ class PathProblem:
     forwards: int = 1
     fixed: frozenset[str] = frozenset()
     units: tuple[str, ...] = ()
+    host_limit: int | None = None
 
     @property
     def graphs(self) -> tuple[GraphFrontier, ...]:
@@ -126,7 +129,9 @@ class PathProblem:
                 order.insert(place, len(parts))
                 parts.append(code)
         largest = max(map(largest_gradient, self.frontiers))
-        return MultiGraphStep(tuple(parts), tuple(order), self.joined_bytes, self.forwards, largest)
+        return MultiGraphStep(
+            tuple(parts), tuple(order), self.joined_bytes, self.forwards, largest, self.host_limit
+        )
 
     def _left(self, part: int, *, plain: bool) -> int:
         """Bytes that the backward of a part leaves to the end of the step."""
@@ -141,7 +146,9 @@ class PathProblem:
         if dropped := self.dropped[part]:
             judge = self.frontiers[part].counted.judge
             retained = judge.simulate.read_in_backward(point.schedule, dropped)
-        return PartPoint(phases.forward, phases.backward, phases.between, point.time, retained)
+        return PartPoint(
+            phases.forward, phases.backward, phases.between, point.time, retained, point.host
+        )
 
     def plain(self) -> MultiGraphStep:
         """One step, as it is with each graph plain: all gradients are there at its end."""
