@@ -93,15 +93,20 @@ def _values(block: PlannedBlock, what_if: WhatIf | None, module: str = "") -> It
     again = {record for record, _ in block.recomputed}
 
     def explained(record: ValueRecord, policy: Treatment, times: int = 0) -> ValueExplanation:
-        asked = what_if is not None and times > 0 and _within(record.module, module)
+        if what_if is None:
+            return ValueExplanation(record, block.index, policy, times)
+        asked = _within(record.module, module)
+        saved = what_if.saving(record.id) if asked and times > 0 else None
+        moves = asked and policy == "MOVE"
         return ValueExplanation(
             record,
             block.index,
             policy,
             times,
-            what_if.saving(record.id) if asked and what_if is not None else None,
-            what_if.in_place(record.id) if what_if is not None else 0,
-            what_if.parts(record.id) if what_if is not None else "",
+            what_if.staying(record.id) if moves else saved,
+            what_if.again(record.id) if moves else None,
+            what_if.in_place(record.id),
+            what_if.parts(record.id),
         )
 
     yield from (explained(record, "SAVE") for record in block.saved if record not in again)

@@ -23,8 +23,9 @@ Treatment = Literal["SAVE", "MOVE", "RECOMPUTE", "FREE"]
 SHOWN_OPTIONS = 8
 
 NOTE = (
-    "If saved: the step's memory and time if this one value were kept as well, all else as it is. Free bytes "
-    "are those under the limit, with what other blocks hold."
+    "If saved, if made again: the step's memory and time if this one value were kept as well, or computed "
+    "again instead of moved, all else as it is. Free bytes are those under the limit, with what other blocks "
+    "hold."
 )
 
 
@@ -40,7 +41,9 @@ class ValueExplanation:
     times
         How often it is computed again.
     if_saved
-        The step if this value were saved as well; None if it is saved, or cannot be.
+        The step if this value were saved as well, on the device; None if it is, or cannot be.
+    if_again
+        The step if this value were computed again instead of moved; None if it does not move, or cannot be.
     in_place
         How many of the calls that make it write it over one of their inputs.
     parts
@@ -52,6 +55,7 @@ class ValueExplanation:
     policy: Treatment
     times: int = 0
     if_saved: Change | None = None
+    if_again: Change | None = None
     in_place: int = 0
     parts: str = ""
 
@@ -144,6 +148,8 @@ def module_text(explained: ModuleExplanation) -> list[RenderableType]:
     kept = [each for each in explained.values if each.policy == "SAVE"]
     again = [each for each in explained.values if each.policy == "RECOMPUTE"]
     grid.add_row("saved", f"{len(kept)} values, {format_bytes(sum(each.value.bytes for each in kept))}")
+    if moved := [each for each in explained.values if each.policy == "MOVE"]:
+        grid.add_row("moved", f"{len(moved)} values, {format_bytes(sum(each.value.bytes for each in moved))}")
     took = format_time(sum(each.value.time * each.times for each in again))
     size = format_bytes(sum(each.value.bytes for each in again))
     grid.add_row("recomputed", f"{len(again)} values, {size}, {took}")
@@ -181,7 +187,9 @@ def _headroom(headroom: Headroom) -> str:
 def _value_table(values: Sequence[ValueExplanation], *, blocks: bool) -> Table:
     prefix = common_path([each.value.module for each in values if each.value.module])
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    moves = any(each.policy == "MOVE" for each in values)
     titles = ["policy", "bytes", "shape", "dtype", "op", "time", "module", "source", "if saved"]
+    titles += ["if made again"] if moves else []
     for title in (["block"] if blocks else []) + titles:
         right = title in ("bytes", "time", "block")
         table.add_column(title, overflow="fold", justify="right" if right else "left")
@@ -194,6 +202,7 @@ def _value_table(values: Sequence[ValueExplanation], *, blocks: bool) -> Table:
         op += f", {each.parts}" if each.parts else ""
         cells = [policy, format_bytes(record.bytes), shape, record.dtype, op]
         cells += [format_time(record.time), module, place, _changed(each.if_saved)]
+        cells += [_changed(each.if_again)] if moves else []
         table.add_row(*([str(each.block)] if blocks else []), *map(Text, cells))
     return table
 

@@ -76,7 +76,7 @@ def _drawn(plan: PlanData, details: PlanDetails, tables: Tables) -> dict[str, An
     chain = details.chain
     plain = replace(chain, graph=as_plain(chain.graph))
     steps = {
-        "planned": step_data(step_timeline(chain, plan.schedule), tables),
+        "planned": step_data(step_timeline(chain, plan.schedule, details.link), tables),
         "plain": step_data(step_timeline(plain, plain_schedule(chain.graph)), tables),
     }
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from hybridremat.graph.memory import MemorySimulator
@@ -23,8 +22,9 @@ def step_data(timeline: StepTimeline, tables: Tables) -> dict[str, Any]:
     totals = timeline.totals()
     stretches = thinned(totals, timeline.schedule.num_forward, MOST_POINTS)
     shown = [stretch.shown for stretch in stretches]
-    ops, over = timeline.graph.ops, MemorySimulator(timeline.graph).overwritten(timeline.schedule)
-    clock = [0, *accumulate(ops[op].time for op in timeline.schedule.steps)]
+    over = MemorySimulator(timeline.graph).overwritten(timeline.schedule)
+    clock, moves = timeline.moves.starts, timeline.moves.values
+    held = [(each.size, each.move.birth, each.move.ready) for each in moves]
     return {
         "executions": len(totals),
         "forward": timeline.schedule.num_forward,
@@ -39,6 +39,7 @@ def step_data(timeline: StepTimeline, tables: Tables) -> dict[str, Any]:
         "op": [tables.op(timeline.schedule.steps[at], timeline.graph, in_place=at in over) for at in shown],
         "block": [timeline.blocks[at] for at in shown],
         "bands": _bands(timeline, shown),
+        "host": host_changes(held, shown),
         **_spans(timeline, tables),
     }
 
@@ -62,6 +63,12 @@ def _bands(timeline: StepTimeline, shown: Sequence[int]) -> list[list[int]]:
     count, each = timeline.block_count, blocks_per_band(timeline.block_count)
     blocks = [rows[first : min(first + each, count)].sum(0) for first in range(0, count, each)]
     return [changes(row.tolist()) for row in (*blocks, *rows[count:])]
+
+
+def host_changes(held: Sequence[tuple[int, int, int]], shown: Sequence[int]) -> list[int]:
+    """Bytes in host memory as changes, of what is there from one execution to another: (bytes, from, to)."""
+    row = [sum(size for size, birth, death in held if birth <= at <= death) for at in shown]
+    return changes(row)
 
 
 def changes(row: Sequence[int]) -> list[int]:

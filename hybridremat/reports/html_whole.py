@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import numpy as np
 from hybridremat.graph.joint import JointGraph, Phase
 from hybridremat.graph.memory import MemorySimulator
 from hybridremat.plans.plan_data import PlanData
-from hybridremat.reports.html_step import MOST_BANDS, MOST_POINTS, MOST_SPANS, OUTSIDE, changes
+from hybridremat.reports.html_step import MOST_BANDS, MOST_POINTS, MOST_SPANS, OUTSIDE, changes, host_changes
 from hybridremat.reports.html_tables import Tables
+from hybridremat.reports.moves import starts
 from hybridremat.reports.plain_step import plain_plan
 from hybridremat.reports.spans import Band
 from hybridremat.reports.timeline import thinned
@@ -87,7 +87,8 @@ class _Bands:
 
 
 def _step(step: WholeStep, bands: _Bands, tables: Tables) -> dict[str, Any]:
-    totals, clock = step.totals(), [0, *accumulate(step.times())]
+    totals, clock = step.totals(), starts(step.times(), step.waits)
+    held = [(each.size, each.birth, each.death) for each in step.hosted()]
     forward = sum(each.forward for each in step.executions)
     stretches = thinned(totals, forward, MOST_POINTS)
     shown = [stretch.shown for stretch in stretches]
@@ -105,6 +106,7 @@ def _step(step: WholeStep, bands: _Bands, tables: Tables) -> dict[str, Any]:
         "op": list(_ops(step, shown, tables)),
         "block": [bands.numbers[step.executions[at].section] for at in shown],
         "bands": _rows(step, bands, shown),
+        "host": host_changes(held, shown),
         **_spans(step, bands, tables, totals.index(max(totals))),
     }
 

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.segmentation.chain import Chain
+from hybridremat.reports.moves import StepMoves, step_moves
 from hybridremat.reports.spans import Band, Span, execution_blocks, live_spans, temporary_bytes
+from hybridremat.sequence.offload.link import Link
 
 Integers = NDArray[np.int64]
 
@@ -35,6 +37,8 @@ class StepTimeline:
         Workspace bytes of each execution.
     block_count
         How many blocks the chain has.
+    moves
+        What waits in host memory meanwhile.
     """
 
     graph: JointGraph
@@ -43,6 +47,7 @@ class StepTimeline:
     spans: tuple[Span, ...]
     temporary: tuple[int, ...]
     block_count: int
+    moves: StepMoves
 
     @property
     def bands(self) -> tuple[int | Band, ...]:
@@ -84,7 +89,7 @@ class StepTimeline:
         return summed
 
 
-def step_timeline(chain: Chain, schedule: Schedule) -> StepTimeline:
+def step_timeline(chain: Chain, schedule: Schedule, link: Link | None = None) -> StepTimeline:
     """What is alive during a step, and when.
 
     Parameters
@@ -93,6 +98,8 @@ def step_timeline(chain: Chain, schedule: Schedule) -> StepTimeline:
         The joint graph, and the blocks that its ops belong to.
     schedule
         The executions of the step.
+    link
+        How its values move, if they do.
 
     Raises
     ------
@@ -107,6 +114,7 @@ def step_timeline(chain: Chain, schedule: Schedule) -> StepTimeline:
         spans=live_spans(chain, schedule, blocks),
         temporary=temporary_bytes(chain.graph, schedule),
         block_count=len(chain.blocks),
+        moves=step_moves(chain.graph, schedule, link),
     )
 
 

@@ -19,7 +19,7 @@ from hybridremat.reports.step_events import role
 from hybridremat.reports.whole_step import BETWEEN, WholeStep, whole_step
 
 PROCESS = 1
-FORWARD, BACKWARD, GRAPHS = 1, 2, 3  # threads
+FORWARD, BACKWARD, GRAPHS, TO_HOST, FROM_HOST = 1, 2, 3, 4, 5  # threads
 
 
 def write_trace(plan: PlanData, path: str | Path) -> None:
@@ -45,15 +45,18 @@ def trace(plan: PlanData) -> dict[str, Any]:
         "cost_model": plan.cost_model,
         "compiler": plan.compiler,
     }
-    several = len(step.names) > 1
-    events = [*_names(plan.origin.model or "one step", several=several), *_ops(step), *_counters(step)]
+    several, moves = len(step.names) > 1, bool(step.hosted())
+    names = _names(plan.origin.model or "one step", several=several, moves=moves)
+    events = [*names, *_ops(step), *_counters(step)]
     events += _graphs(step) if several else ()
+    events += (*_waits(step), *_copies(step)) if moves else ()
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": figures}
 
 
-def _names(model: str, *, several: bool) -> Iterator[dict[str, Any]]:
+def _names(model: str, *, several: bool, moves: bool) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": f"{model}, planned"}}
     threads = {FORWARD: "forward", BACKWARD: "backward", **({GRAPHS: "graphs"} if several else {})}
+    threads |= {TO_HOST: "copies to the host", FROM_HOST: "copies from the host"} if moves else {}
     for thread, name in threads.items():
         yield {"ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_name", "args": {"name": name}}
 
@@ -104,6 +107,37 @@ def _graphs(step: WholeStep) -> Iterator[dict[str, Any]]:
         }
 
 
+def _waits(step: WholeStep) -> Iterator[dict[str, Any]]:
+    """The times in which the step waits for copies."""
+    for at, start, wait in zip(step.executions, step.starts(), step.waits, strict=True):
+        if wait:
+            yield {
+                "ph": "X",
+                "pid": PROCESS,
+                "tid": FORWARD if at.forward else BACKWARD,
+                "name": "waits for a copy",
+                "cat": "wait",
+                "ts": (start - wait) / 1000,
+                "dur": wait / 1000,
+                "args": {},
+            }
+
+
+def _copies(step: WholeStep) -> Iterator[dict[str, Any]]:
+    for copy in step.copies():
+        graph = {"graph": step.names[copy.section]} if len(step.names) > 1 else {}
+        yield {
+            "ph": "X",
+            "pid": PROCESS,
+            "tid": TO_HOST if copy.to_host else FROM_HOST,
+            "name": copy.name,
+            "cat": "copy",
+            "ts": copy.start / 1000,
+            "dur": copy.time / 1000,
+            "args": {"bytes": copy.size, **graph},
+        }
+
+
 def _counters(step: WholeStep) -> Iterator[dict[str, Any]]:
     """Bytes from each execution's start on: in all, by kind, and of several graphs by graph."""
     totals = step.totals()
@@ -111,9 +145,12 @@ def _counters(step: WholeStep) -> Iterator[dict[str, Any]]:
     counted = {"by kind (bytes)": kinds}
     if len(step.names) > 1:
         counted["by graph (bytes)"] = step.bytes_by(lambda section, _: step.name(section))
+    host = step.host_bytes()
     for now, start in enumerate(step.starts()):
         common = {"ph": "C", "pid": PROCESS, "ts": start / 1000}
         yield {**common, "name": "step memory (bytes)", "args": {"bytes": totals[now]}}
+        if any(host):
+            yield {**common, "name": "host memory (bytes)", "args": {"bytes": host[now]}}
         for name, rows in counted.items():
             yield {**common, "name": name, "args": {kind: row[now] for kind, row in rows.items()}}
 

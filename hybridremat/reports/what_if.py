@@ -18,7 +18,9 @@ from hybridremat.plans.policy import resolve_policy
 from hybridremat.plans.records import PlanDetails
 from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.decisions import Backward, Decision, ForwardOption, Solo, block_decisions
+from hybridremat.sequence.exchange.edits import Edits
 from hybridremat.sequence.flatten import Flattener
+from hybridremat.sequence.offload.placement import Key
 from hybridremat.sequence.repair import PinRepair
 
 Where = Literal["forward peak", "saved", "backward peak"]
@@ -105,6 +107,24 @@ class WhatIf:
         kept = Schedule((*forward, *(step for step in later if step != op)), len(forward))
         return self._changed(self._remove_dead(kept))
 
+    def staying(self, value: int) -> Change:
+        """Let a value that moves stay on the device."""
+        schedule = self._plan.schedule
+        others = tuple(move for move in schedule.moves if move.value != value)
+        return self._figures(replace(schedule, moves=others))
+
+    def again(self, value: int) -> Change | None:
+        """Compute a value that moves again instead; other moves are placed anew. None if it cannot be."""
+        schedule = self._plan.schedule
+        mine = [move for move in schedule.moves if move.value == value]
+        edits, bare = Edits(self._graph), replace(schedule, moves=())
+        for move in sorted(mine, key=lambda each: -each.ready):
+            ops = edits.made_again(edits.versions(bare), value, move.ready)
+            if not ops:
+                return None
+            bare = edits.inserted(bare, ops, move.ready)
+        return self._figures(self._moved(bare, frozenset((value, move.birth) for move in mine)))
+
     def options(self, block: int) -> Iterator[tuple[int, Option, Change | None]]:
         """The options that the block can have there, each with the step; None for the chosen one."""
         chosen = self._chosen.get(block)
@@ -147,6 +167,9 @@ class WhatIf:
     def _changed(self, schedule: Schedule) -> Change:
         if self._plan.schedule.moves:
             schedule = self._moved(schedule)
+        return self._figures(schedule)
+
+    def _figures(self, schedule: Schedule) -> Change:
         needed = self._judge.needs(schedule)
         return Change(
             needed=needed,
@@ -155,10 +178,10 @@ class WhatIf:
             over=max(0, needed - self._limit),
         )
 
-    def _moved(self, schedule: Schedule) -> Schedule:
-        """With moves that bring it under the limit; without any if none do."""
+    def _moved(self, schedule: Schedule, without: frozenset[Key] = frozenset()) -> Schedule:
+        """With moves that bring it under the limit; without any if none do. ``without``: what stays."""
         from hybridremat.sequence.offload.placement import place
         from hybridremat.sequence.offload.search import unmoved
 
-        moves = place(unmoved(self._judge, schedule), self._limit, room=self._judge.host_room)
+        moves = place(unmoved(self._judge, schedule), self._limit, without, room=self._judge.host_room)
         return replace(schedule, moves=moves or ())

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
 from hybridremat.errors import PlotError
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import StepComposition
+from hybridremat.reports.moves import starts
 from hybridremat.reports.spans import Band, Span
 from hybridremat.reports.timeline import Integers, StepTimeline, step_timeline
 
@@ -52,6 +52,18 @@ class Holding:
     span: Span | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A copy of a value of a section's graph: its bytes, and start and length in nanoseconds of the step."""
+
+    section: int
+    name: str
+    size: int
+    start: int
+    time: int
+    to_host: bool
+
+
 @dataclass(frozen=True)
 class WholeStep:
     """A step, execution by execution.
@@ -68,6 +80,8 @@ class WholeStep:
         All that is alive for longer than an execution.
     temporary
         Workspace bytes of each execution; all that a section takes where it is one execution.
+    waits
+        Nanoseconds that are waited before each execution for what moves.
     """
 
     names: tuple[str, ...]
@@ -75,6 +89,7 @@ class WholeStep:
     executions: tuple[Execution, ...]
     holdings: tuple[Holding, ...]
     temporary: tuple[int, ...]
+    waits: tuple[int, ...]
 
     def totals(self) -> tuple[int, ...]:
         """Bytes at every execution."""
@@ -121,7 +136,43 @@ class WholeStep:
 
     def starts(self) -> tuple[int, ...]:
         """Nanoseconds at which executions start."""
-        return tuple(accumulate(self.times(), initial=0))[:-1]
+        return starts(self.times(), self.waits)[:-1]
+
+    def places(self) -> dict[tuple[int, int], int]:
+        """The execution of the step that is one of a section's graph."""
+        every = enumerate(self.executions)
+        return {(each.section, each.local): now for now, each in every if each.local is not None}
+
+    def hosted(self) -> tuple[Holding, ...]:
+        """What waits in host memory, from the start of its copy there until it is back."""
+        places, found = self.places(), list[Holding]()
+        for section, timeline in enumerate(self.timelines):
+            for each in () if timeline is None else timeline.moves.values:
+                birth, ready = places[section, each.move.birth], places[section, each.move.ready]
+                found.append(Holding(each.size, birth, ready, section))
+        return tuple(found)
+
+    def copies(self) -> Iterator[HostCopy]:
+        """All copies to host memory and back."""
+        places, at = self.places(), self.starts()
+        for section, timeline in enumerate(self.timelines):
+            if timeline is None or not timeline.moves.values:
+                continue
+            moves, split = timeline.moves, timeline.schedule.num_forward
+            ahead = [at[places[section, local]] - moves.starts[local] for local in (0, split)]
+            for each in moves.values:
+                name = timeline.graph.values[each.move.value].name
+                for copy, out in ((each.out, True), (each.back, False)):
+                    start = copy.start + ahead[0 if out else 1]
+                    yield HostCopy(section, name, each.size, start, copy.end - copy.start, to_host=out)
+
+    def host_bytes(self) -> tuple[int, ...]:
+        """Bytes in host memory at every execution."""
+        change = np.zeros(len(self.executions) + 1, np.int64)
+        for held in self.hosted():
+            change[held.birth] += held.size
+            change[held.death + 1] -= held.size
+        return tuple(np.cumsum(change[:-1]).tolist())
 
     def _time(self, execution: Execution) -> int | None:
         timeline = self.timelines[execution.section]
@@ -143,7 +194,7 @@ def whole_step(plan: PlanData) -> WholeStep:
         return _joined(plan)
     if plan.details is None or not plan.schedule.steps:
         raise PlotError("this step has no backward, so that there is no sequence of operations to be written")
-    timeline = step_timeline(plan.details.chain, plan.schedule)
+    timeline = step_timeline(plan.details.chain, plan.schedule, plan.details.link)
     split = plan.schedule.num_forward
     return WholeStep(
         ("",),
@@ -151,6 +202,7 @@ def whole_step(plan: PlanData) -> WholeStep:
         tuple(Execution(0, now, now < split) for now in range(len(timeline.temporary))),
         tuple(Holding(span.size, span.birth, span.death, 0, span) for span in timeline.spans),
         timeline.temporary,
+        timeline.moves.waits,
     )
 
 
@@ -175,6 +227,7 @@ def _joined(plan: PlanData) -> WholeStep:
         tuple(step.executions),
         tuple(step.holdings()),
         tuple(map(step.temporary, step.executions)),
+        tuple(step.waits()),
     )
 
 
@@ -201,7 +254,7 @@ def section_names(composition: StepComposition) -> tuple[str, ...]:
 def _timeline(part: PlanData) -> StepTimeline | None:
     if part.details is None or not part.schedule.steps:
         return None
-    return step_timeline(part.details.chain, part.schedule)
+    return step_timeline(part.details.chain, part.schedule, part.details.link)
 
 
 class _Joined:
@@ -234,6 +287,19 @@ class _Joined:
         if timeline is not None:
             return 0 if execution.local is None else timeline.temporary[execution.local]
         return section.forward_peak if execution.forward else section.backward_peak
+
+    def waits(self) -> list[int]:
+        """Nanoseconds before each execution: at the end of its forward a graph waits for what leaves."""
+        found = [0] * (len(self.executions) + 1)
+        for section, timeline in enumerate(self.timelines):
+            if timeline is None:
+                continue
+            split = timeline.schedule.num_forward
+            for local, wait in timeline.moves.waits_out.items():
+                found[self._at(section, local) if local < split else self.own[section, True].stop] += wait
+            for local, wait in timeline.moves.waits_back.items():
+                found[self._at(section, local)] += wait
+        return found[:-1]
 
     def holdings(self) -> list[Holding]:
         """All that is held; values are told apart unless what they take would be more than is counted."""

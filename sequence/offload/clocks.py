@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from hybridremat.graph.joint import Move
@@ -27,6 +27,8 @@ class Timed:
         Of that, the waits for copies to the host and from it.
     out, back
         What the link is busy with each way.
+    before_out, before_back
+        The waits for copies to the host and from it, by the execution that they are before.
     """
 
     total: int
@@ -34,6 +36,8 @@ class Timed:
     waits_back: int = 0
     out: int = 0
     back: int = 0
+    before_out: dict[int, int] = field(default_factory=dict)
+    before_back: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ def timed(
         events[move.ready].ready.append(number)
     before = [0, *accumulate(times)]
     out, back = [Copy(0, 0)] * len(moves), [Copy(0, 0)] * len(moves)
-    now = out_free = back_free = waits_out = waits_back = at = 0
+    before_out, before_back = dict[int, int](), dict[int, int]()
+    now = out_free = back_free = at = 0
     for place in sorted(events):
         now, at = now + before[place] - before[at], place
         here = events[place]
@@ -76,17 +81,20 @@ def timed(
             out[number] = Copy(start, out_free)
             back_free = back_free if link.duplex else out_free
         for number in here.freed:
-            waits_out, now = waits_out + max(0, out[number].end - now), max(now, out[number].end)
+            if (late := out[number].end - now) > 0:
+                before_out[place], now = before_out.get(place, 0) + late, out[number].end
         for number in sorted(here.fetched, key=lambda each: moves[each].ready):
             start = max(back_free, now, out[number].end)
             back_free = start + link.back_ns(sizes[number])
             back[number] = Copy(start, back_free)
             out_free = out_free if link.duplex else back_free
         for number in here.ready:
-            waits_back, now = waits_back + max(0, back[number].end - now), max(now, back[number].end)
+            if (late := back[number].end - now) > 0:
+                before_back[place], now = before_back.get(place, 0) + late, back[number].end
     total = now + before[-1] - before[at]
     busy = [sum(copy.end - copy.start for copy in copies) for copies in (out, back)]
-    return Timed(total, waits_out, waits_back, *busy), tuple(out), tuple(back)
+    waits = sum(before_out.values()), sum(before_back.values())
+    return Timed(total, *waits, busy[0], busy[1], before_out, before_back), tuple(out), tuple(back)
 
 
 class _Events:

@@ -36,8 +36,8 @@ function bandShape(row, base, from, to, left, y) {
   return `M${above.join("L")}L${below.reverse().join("L")}Z`;
 }
 
-function outline(step, starts, end, x, y) {
-  const parts = step.total.map((size, point) => {
+function outline(sizes, starts, end, x, y) {
+  const parts = [...sizes].map((size, point) => {
     const to = point + 1 < starts.length ? starts[point + 1] : end;
     return `${x(starts[point]).toFixed(1)} ${y(size).toFixed(1)}H${x(to).toFixed(1)}`;
   });
@@ -67,8 +67,10 @@ function timelineKey(graph) {
     .map(([name, band]) => make("span", {}, swatch(bandColour(graph, band)), name));
   const line = (name) => draw("svg", { class: "swatch wide", viewBox: "0 0 24 12", "aria-hidden": true }, draw("line", { class: name, x1: 0, x2: 24, y1: 6, y2: 6 }));
   const other = make("span", {}, line("outline"), make("span", { class: "other" }, "plain"));
+  const moves = Object.values(graph.steps).some((step) => step.hostPeak);
+  const host = moves ? make("span", {}, line("host"), "in host memory") : null;
   const limit = limitIsDrawn(graph) ? make("span", {}, line("limit"), "limit") : null;
-  const shown = [make("span", {}, ...ramp, label), ...outside, other, limit];
+  const shown = [make("span", {}, ...ramp, label), ...outside, other, host, limit];
   return shown.filter((item) => item !== null);
 }
 
@@ -85,6 +87,9 @@ function tipLines(graph, step, point) {
   if (rest.length) {
     const sum = rest.reduce((total, [size]) => total + size, 0);
     rows.push(make("tr", {}, make("td", {}, `${rest.length} more`), make("td", { class: "number" }, formatBytes(sum))));
+  }
+  if (step.hosted[point]) {
+    rows.push(make("tr", {}, make("td", {}, "in host memory"), make("td", { class: "number" }, formatBytes(step.hosted[point]))));
   }
   const count = `operation ${counted(number)}${among > 1 ? `, the largest of ${among}` : ""}`;
   return [

@@ -13,6 +13,8 @@ function prepare(graph) {
   if (!graph.steps) return;
   for (const step of Object.values(graph.steps)) {
     step.rows = step.bands.map((changes) => unpacked(changes, step.total.length));
+    step.hosted = unpacked(step.host, step.total.length);
+    step.hostPeak = Math.max(0, ...step.hosted);
     step.peakPoint = step.shown.indexOf(step.peakAt);
   }
   graph.blockBands = graph.bands.length - OUTSIDE.length;

@@ -54,7 +54,7 @@ class Timeline {
     const height = width < 560 ? 260 : 360;
     const { graph, step, other } = this;
     const limit = graph.figures.memory_limit;
-    const peak = Math.max(step.peak, other.peak, 1);
+    const peak = Math.max(step.peak, other.peak, step.hostPeak, 1);
     const most = Math.max(peak, limitIsDrawn(graph) ? limit : 0) * 1.05;
     const length = (each) => (this.axis === "time" ? each.time : each.executions);
     const long = Math.max(length(step), length(other), 1);
@@ -65,7 +65,8 @@ class Timeline {
     const svg = draw("svg", { class: many, viewBox: `0 0 ${width} ${height}`, height, "aria-hidden": true });
     svg.append(...this.grid(width, height, most, long));
     svg.append(...stackedBands(graph, step, (point) => this.left(point), this.y));
-    svg.append(draw("path", { class: "outline", d: outline(other, this.starts(other), length(other), this.x, this.y) }));
+    svg.append(draw("path", { class: "outline", d: outline(other.total, this.starts(other), length(other), this.x, this.y) }));
+    if (step.hostPeak) svg.append(draw("path", { class: "host", d: outline(step.hosted, this.starts(step), this.end, this.x, this.y) }));
     svg.append(...this.phases(width, height), ...this.limit(limit, most, width));
     this.cursor = draw("line", { class: "cursor", y1: EDGE.top, y2: height - EDGE.bottom, visibility: "hidden" });
     this.mark = draw("circle", { class: "mark", r: 4.5 });
