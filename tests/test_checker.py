@@ -22,8 +22,8 @@ from hybridremat.graph.joint import Phase, Schedule, plain_schedule
 from hybridremat.graph.memory import ScheduleError, step_memory
 from hybridremat.graph.private_torch import run_and_save_rng_state
 from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.offload.moved import unmoved
 from hybridremat.sequence.offload.placement import place
-from hybridremat.sequence.offload.search import unmoved
 from support.examples import examples
 from support.moves import emitted_with_moves
 from support.training import small, traced

@@ -13,8 +13,8 @@ from hybridremat.errors import PlanError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.offload.moved import unmoved
 from hybridremat.sequence.offload.placement import place
-from hybridremat.sequence.offload.search import unmoved
 from support.moves import emitted_with_moves
 from support.training import small, traced
 

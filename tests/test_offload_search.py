@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from hybridremat.graph.joint import Schedule, plain_schedule
 from hybridremat.graph.pins import Pins
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.offload import search
+from hybridremat.sequence.offload import exchange, search
 from hybridremat.sequence.offload.bound import offload_bound
+from hybridremat.sequence.offload.exchange import Exchanges
 from hybridremat.sequence.offload.link import Link
-from hybridremat.sequence.offload.search import fastest_placed, offloading, with_moves
+from hybridremat.sequence.offload.moved import with_moves
+from hybridremat.sequence.offload.search import fastest_placed, offloading
 from hybridremat.sequence.pool import Pool
 from hybridremat.sequence.search import Goal, Level
 from support.examples import examples
@@ -96,7 +98,7 @@ def test_without_a_link_the_pool_stays_as_it_is():
 
 
 def test_nothing_is_exchanged_where_nothing_can_be_gained(monkeypatch):
-    monkeypatch.delattr(search, "Exchanged")
+    monkeypatch.delattr(search, "Exchanges")
     judge = Judge(large(mirrored([10, 10, 10, 10])), link=Link(1e15, 1e15, latency=0))
     plain = judge(plain_schedule(judge.graph))
     found = offloading(judge, Pool.of([plain]), Goal(plain.peak * 8 // 10, plain.peak))
@@ -116,3 +118,50 @@ def test_what_is_to_be_saved_stays_and_the_host_has_a_limit():
     assert pinned is not None and all(move.value != stays for move in pinned.schedule.moves)
     assert with_moves(replace(judge, host_limit=10 * MIB - 1), plain, plain.peak - MIB) is None
     assert with_moves(replace(judge, host_limit=10 * MIB), plain, plain.peak - MIB) == moved
+
+
+@given(GRAPHS, LINKS, st.integers(30, 90), st.integers(1, 40))
+@examples(20)
+def test_exchanges_go_on_where_they_were(graph, link, share, few):
+    """By a few at a time they lead where many lead, in as many trials, and each is faster or none."""
+    judge = Judge(graph, link=link)
+    pool = Pool.of(map(judge, schedules(graph)))
+    goal = Goal(pool.points[-1].peak * share // 100, pool.points[-1].peak)
+    for start in fastest_placed(judge, pool, goal.limit, 2):
+        whole, bits = (Exchanges(judge, goal, start) for _ in range(2))
+        tried, times = whole.go_on(10**6), [start.time]
+        parts = []
+        while not bits.ended:
+            parts.append(bits.go_on(few))
+            times.append(bits.best.time)
+        assert whole.ended and bits.best == whole.best and sum(parts) == tried and max(parts) <= few
+        assert times == sorted(times, reverse=True) and bits.best.needs <= goal.limit
+
+
+@given(GRAPHS, LINKS, st.integers(30, 90))
+@examples(20)
+def test_moves_that_take_too_long_are_none(graph, link, share):
+    judge = Judge(graph, link=link)
+    plain = judge(plain_schedule(graph))
+    limit = plain.peak * share // 100
+    found = with_moves(judge, plain, limit)
+    if found is not None:
+        assert with_moves(judge, plain, limit, most=found.time) == found
+        assert with_moves(judge, plain, limit, most=found.time - 1) is None
+
+
+def test_what_is_made_again_is_tried_before_what_stays(monkeypatch):
+    """What stays has another move for it: first tried is what promises to save the link some time."""
+    judge = Judge(large(mirrored([10, 10, 10, 10])), link=Link(1e11, 1e11))
+    plain = judge(plain_schedule(judge.graph))
+    limit, seen = plain.peak * 7 // 10, []
+
+    def placed(_judge, point, _limit, stays, _most):
+        seen.append((len(point.schedule.steps), len(stays)))
+
+    monkeypatch.setattr(exchange, "with_moves", placed)
+    (start,) = fastest_placed(judge, Pool.of([plain]), limit, 1)
+    assert Exchanges(judge, Goal(limit, plain.peak), start).go_on(99) == len(seen)
+    assert [stays for _, stays in seen] == sorted(stays for _, stays in seen)
+    assert {steps - len(plain.schedule.steps) > 0 for steps, stays in seen if not stays} == {True}
+    assert sum(stays for _, stays in seen) == len(start.schedule.moves)

@@ -180,8 +180,8 @@ class WhatIf:
 
     def _moved(self, schedule: Schedule, without: frozenset[Key] = frozenset()) -> Schedule:
         """With moves that bring it under the limit; without any if none do. ``without``: what stays."""
+        from hybridremat.sequence.offload.moved import unmoved
         from hybridremat.sequence.offload.placement import place
-        from hybridremat.sequence.offload.search import unmoved
 
         moves = place(unmoved(self._judge, schedule), self._limit, without, room=self._judge.host_room)
         return replace(schedule, moves=moves or ())

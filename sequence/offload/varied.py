@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from hybridremat.sequence.judge import Judge
+from hybridremat.sequence.offload.moved import unmoved
 from hybridremat.sequence.offload.placement import place
-from hybridremat.sequence.offload.search import floor, unmoved
+from hybridremat.sequence.offload.search import floor
 from hybridremat.sequence.parts import judge_of
 from hybridremat.sequence.pool import SchedulePoint
 
