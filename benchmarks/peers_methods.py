@@ -25,6 +25,7 @@ from torch.utils.checkpoint import (
 
 import hybridremat
 from hybridremat.graph.tracing.flops import node_flops
+from hybridremat.plans.request import MOVING
 from hybridremat.sequence.strategies import STRATEGIES
 
 BUDGETS = ("1.0", "0.8", "0.6", "0.4", "0.2", "0.0")
@@ -216,7 +217,7 @@ METHODS: dict[str, Method] = {
 """By name; those of others."""
 
 OURS: dict[str, Method] = {
-    **{name: Method((), partial(_ours, name)) for name in STRATEGIES},
+    **{name: Method((), partial(_ours, name)) for name in STRATEGIES if name not in MOVING},
     "hybrid, compiled": Method((), _compiled),
 }
 """Ours, and published strategies in our hands; the setting is the limit in bytes."""

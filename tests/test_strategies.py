@@ -16,7 +16,7 @@ from hybridremat.blocks.types import Option, OptionSet
 from hybridremat.cli.main import main
 from hybridremat.errors import GraphSizeError, LimitError
 from hybridremat.planning import stages
-from hybridremat.plans.request import StrategyName
+from hybridremat.plans.request import MOVING, StrategyName
 from hybridremat.sequence.chain_problem import BlockFigures, ChainProblem, OptionFigures
 from hybridremat.sequence.decisions import Backward, Forward, ForwardOption, block_decisions
 from hybridremat.sequence.strategies import STRATEGIES, WholeGraph
@@ -33,7 +33,7 @@ def slow(*given):
     return pytest.param(*given, marks=pytest.mark.slow)
 
 
-OTHERS = [name for name in STRATEGIES if name != "hybrid"]
+OTHERS = [name for name in STRATEGIES if name not in ("hybrid", *MOVING)]
 
 
 def test_what_a_user_may_write_is_what_there_is():

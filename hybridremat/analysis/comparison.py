@@ -14,7 +14,7 @@ from hybridremat.analysis.frontier_plot import scaled_axes
 from hybridremat.analysis.frontier_rows import point_row
 from hybridremat.errors import GraphSizeError, InfeasibleLimitError
 from hybridremat.files import write_atomic
-from hybridremat.plans.request import StrategyName
+from hybridremat.plans.request import MOVING, StrategyName
 from hybridremat.reports.figures import new_figure, picture, require_suffix
 from hybridremat.units import format_bytes, format_share_up, resolve_limit
 
@@ -29,7 +29,7 @@ MOST_COLUMNS = 8
 
 COLORS = (
     *("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#999999"),
-    *("#D55E00", "#56B4E9", "#000000", "#8C6D31"),
+    *("#D55E00", "#56B4E9", "#000000", "#8C6D31", "#882255", "#44AA99"),
 )
 
 
@@ -137,7 +137,7 @@ class Comparison:
         for place, (name, frontier) in enumerate(self.frontiers.items()):
             peaks = [point.peak / size for point in frontier.points]
             times = [100 * point.overhead for point in frontier.points]
-            color, over = COLORS[place], 10 - place  # the first one on top
+            color, over = COLORS[place], 12 - place  # the first one on top
             axes.plot(
                 peaks, times, drawstyle="steps-post", color=color, label=name, marker=".", zorder=over
             )
@@ -145,11 +145,15 @@ class Comparison:
         write_atomic(path, picture(figure, suffix))
 
 
-def compare(make: Callable[[StrategyName], Frontier], *, known_points: bool = False) -> Comparison:
-    """The comparison of all strategies; ``make`` plans with the one of a name."""
+def compare(
+    make: Callable[[StrategyName], Frontier], *, known_points: bool = False, moves: bool = False
+) -> Comparison:
+    """The comparison of all strategies; ``make`` plans with the one of a name, ``moves``: values may move."""
     frontiers: dict[str, Frontier] = {}
     left_out: dict[str, str] = {}
     for name in get_args(StrategyName):
+        if name in MOVING and not moves:
+            continue
         try:
             frontiers[name] = make(name)
         except GraphSizeError as error:

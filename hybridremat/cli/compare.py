@@ -47,6 +47,7 @@ def run_compare(options: Namespace) -> int:
         found = compare(
             lambda name: frontier(*step, progress=not options.quiet, strategy=name, **settings),
             known_points=options.frontier,
+            moves=options.offload is not None,
         )
     for path in outputs:
         _write(found, path, known)

@@ -411,7 +411,7 @@ def plan_graph(
             timed.timings,
             solved.reused,
             pinned.records,
-            searches=_with_moves(strategy.searches, judge),
+            searches=strategy.searches if strategy.moved else _with_moves(strategy.searches, judge),
             deadline=deadline.share(SHARES["improve"]),
             progress=progress,
             curtailed=solved.curtailed,

@@ -9,13 +9,14 @@ from numbers import Integral, Real
 from typing import Any, Final, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from hybridremat.blocks.types import BlockSolver
-from hybridremat.errors import LimitError
+from hybridremat.errors import LimitError, OffloadError
 from hybridremat.graph.costs.cost_models import CostModel, cost_model
 from hybridremat.graph.costs.device_specs import DeviceSpec, device_spec
 from hybridremat.graph.costs.untried import Untried
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import Policy, validated_policy
 from hybridremat.plans.request import (
+    MOVING,
     AnyCostModel,
     AnyDevice,
     Compiler,
@@ -130,7 +131,7 @@ class Settings(Request):
         DeviceSpecError
             For a device that is not known, or whose file cannot be read.
         OffloadError
-            If values cannot wait where ``offload`` says.
+            If values cannot wait where ``offload`` says, or it says nothing and the strategy moves them.
         """
         if self.memory_limit is not None:
             resolve_limit(self.memory_limit, 1 << 40)
@@ -169,6 +170,11 @@ class Settings(Request):
 
     def _require_offload(self) -> None:
         self.host_bytes()
+        if self.strategy in MOVING and self.offload is None:
+            raise OffloadError(
+                f'strategy="{self.strategy}" moves values, and offload= does not say where to: pass '
+                'offload="host" on a GPU, offload="file:FOLDER" on the CPU, or another strategy'
+            )
         if self.offload is not None:
             from hybridremat.compiler.offload.targets import Target
 

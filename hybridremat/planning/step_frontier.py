@@ -150,6 +150,11 @@ class StepFrontier(CountedGraph, GraphFrontier):
     def _known(self) -> dict[tuple[int, Level, tuple[SchedulePoint, ...] | None], SchedulePoint]:
         return {}
 
+    @property
+    def _places_moves(self) -> bool:
+        """Whether moves are placed for each limit: the first search does, where the strategy makes none."""
+        return self.judge.link is not None and bool(self.searches)
+
     @cached_property
     def _bound(self) -> SearchBound | None:
         """One for all searches of this frontier."""
@@ -162,7 +167,7 @@ class StepFrontier(CountedGraph, GraphFrontier):
     @cached_property
     def _least(self) -> SchedulePoint:
         """Uses only limit-independent candidates, so that the least memory does not depend on the limit."""
-        if self.judge.link is not None:
+        if self._places_moves:
             return self._least_moved()
         limit, base = self.least_composed.needs, Pool(self.pool.base, self.pool.base)
         pools = dict.fromkeys([base, self._found(base, limit, Level.QUICK)])
@@ -223,8 +228,8 @@ class StepFrontier(CountedGraph, GraphFrontier):
             if least.needs > limit:
                 raise self._infeasible(limit, least.needs)
             found = self._found(self.pool.with_points([least]), limit).under(limit) or least
-        moves = self.judge.link is not None  # any limit down to the least is searched alike
-        if moves or not self.searches or limit > AROUND_LEAST * self.least_composed.needs:
+        # with moves any limit down to the least is searched alike
+        if self._places_moves or not self.searches or limit > AROUND_LEAST * self.least_composed.needs:
             return found
         return min(found, self.least(), key=lambda each: each.time)
 
@@ -270,7 +275,7 @@ class StepFrontier(CountedGraph, GraphFrontier):
 
     def least_known(self, chosen: SchedulePoint) -> int:
         """See :class:`GraphFrontier`. What :meth:`least` searches for seconds may need less."""
-        if self.judge.link is not None:
+        if self._places_moves:
             from hybridremat.sequence.offload.search import least_limit
 
             return min(chosen.needs, least_limit(self.judge, self.pool.base))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from hybridremat.blocks.types import BlockSolver
 from hybridremat.graph.costs.cost_models import CostModel
@@ -24,8 +24,21 @@ Rewrites = Literal["exact", "chunked", "none"]
 Outputs = Literal["all", "loss"]
 Gradients = Literal["at_end", "in_backward"]
 StrategyName = Literal[
-    "hybrid", "plain", "sqrt", "every-block", "min-peak", "rotor", "rockmate", "checkmate", "checkmate-lp"
+    "hybrid",
+    "plain",
+    "sqrt",
+    "every-block",
+    "min-peak",
+    "rotor",
+    "rockmate",
+    "checkmate",
+    "checkmate-lp",
+    "offload-all",
+    "offload-inputs",
 ]
+MOVING: Final[Sequence[StrategyName]] = ("offload-all", "offload-inputs")
+"""Strategies that make nothing but moves: without ``offload=`` there is nowhere to."""
+
 AnyCostModel = str | CostModel
 AnyDevice = str | Path | DeviceSpec | None
 

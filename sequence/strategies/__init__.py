@@ -22,6 +22,8 @@ _FILES: Final = {
     "rockmate": "rockmate.ROCKMATE",
     "checkmate": "checkmate.CHECKMATE",
     "checkmate-lp": "checkmate_lp.CHECKMATE_LP",
+    "offload-all": "one_ahead.OFFLOAD_ALL",
+    "offload-inputs": "one_ahead.OFFLOAD_INPUTS",
 }
 """By name, as the user writes it: the file in this folder, and what it is called there."""
 

@@ -46,5 +46,8 @@ def square_root(problem: ChainProblem) -> list[int]:
     return [length * number // count for number in range(count)]
 
 
+every_block: Final = of_segments(lambda problem: range(len(problem)))
+"""The one list of decisions in which each block is a segment."""
+
 SQRT: Final = Strategy("sqrt", fastest_option, of_segments(square_root))
-EVERY_BLOCK: Final = Strategy("every-block", fastest_option, of_segments(lambda problem: range(len(problem))))
+EVERY_BLOCK: Final = Strategy("every-block", fastest_option, every_block)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from hybridremat.blocks.types import BlockBinding, OptionSet
-from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.joint import Schedule, plain_schedule
 from hybridremat.graph.segmentation.chain import Chain
 from hybridremat.sequence.chain_problem import ChainProblem, chain_problem
 from hybridremat.sequence.decisions import Decision, Forward, Solo
@@ -23,6 +23,9 @@ Decided = Callable[[ChainProblem], Iterable[Sequence[Decision]]]
 
 Restrict = Callable[[OptionSet], OptionSet]
 """Some of the options of a block."""
+
+Moved = Callable[[Judge, Chain, Schedule], Schedule]
+"""A schedule of a chain with the moves that a strategy makes in it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ class Strategy:
         What looks further under each limit that is asked for, one after the other.
     rivals_everywhere
         Whether the rivals run for limits far above the least memory, too.
+    moved
+        The moves that its decisions come with, or the plain step, if they are none. None: with ``offload=``
+        moves are placed for each limit, as for any strategy.
     """
 
     name: str
@@ -58,6 +64,7 @@ class Strategy:
     waiting: tuple[Restrict, ...] = ()
     searches: tuple[Search, ...] = ()
     rivals_everywhere: bool = False
+    moved: Moved | None = None
 
     def frontier(
         self,
@@ -76,11 +83,17 @@ class Strategy:
         judge = judge or Judge(chain.graph)
         repair = PinRepair(chain.graph, judge.pins, chain.rebuilt)
         flatten = Flattener(chain, bindings, option_sets)
-        points = [judge(repair(plain_schedule(chain.graph)))]
+        plain = judge(repair(plain_schedule(chain.graph)))
         problem = chain_problem(chain, bindings, option_sets)
-        for decisions in self.decided(problem) if len(problem) else ():
-            points.append(judge(repair(flatten(decisions)), tuple(decisions)))
-        return judge.pool(points)
+        points = [
+            judge(repair(flatten(decisions)), tuple(decisions))
+            for decisions in (self.decided(problem) if len(problem) else ())
+        ]
+        if self.moved is not None and len(problem):
+            points = [
+                judge(self.moved(judge, chain, each.schedule), each.decisions) for each in points or [plain]
+            ]
+        return judge.pool([plain, *points])
 
     def for_saved(self) -> Strategy:
         """The strategy where schedules that save less are worth more time at the same peak."""
