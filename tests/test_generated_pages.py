@@ -16,6 +16,8 @@ import differences
 import gaps
 import generated
 import marks
+import offload
+import offload_table
 import planning
 import pytest
 import reference
@@ -28,7 +30,7 @@ import units
 WHEN = {"load": "0.5", "date": "2026-11-23", "torch": "2.13.0"}
 PARTS = [
     *((script, script.PAGE, script.part) for script in (planning, chains, scale, search, step_times)),
-    *((script, script.PAGE, script.part) for script in (gaps, strategies, demo, units)),
+    *((script, script.PAGE, script.part) for script in (gaps, strategies, demo, units, offload)),
     (demo, demo.README, demo.readme_part),
     (compare_marks, compare_marks.PAGE, compare_marks.frontiers_part),
 ]
@@ -106,6 +108,30 @@ def test_gaps_stand_below_their_limits() -> None:
         "| GPT-2, dropout 0.1 | 8.0 %, 0.31 | – | – | 8.0 %, 2.00 | 8.0 %, 5.30 (at 26.4 %) "
         "| 24.00 %, 20.25 |"
     ]
+
+
+def move_row(limit: str, **figures: float) -> dict[str, str]:
+    kept = dict.fromkeys(offload.COLUMNS, "") | {name: str(figure) for name, figure in figures.items()}
+    model = next(iter(offload.MODELS))
+    return kept | {"model": model, "link": "25.0", "limit": limit, "capture": "60", **WHEN}
+
+
+def test_moves_stand_beside_recomputation_a_bound_and_others() -> None:
+    found = {"ours": 5.86, "bound": 3.85, "seconds": 13}
+    rows = [
+        move_row("40 %", recomputed=18.04, **found),
+        move_row("25 %", **found),
+        move_row("offload-all", percent=31.7, theirs=124.1, **found),
+        move_row("offload-inputs", percent=30.1, theirs=25.4, **found),
+        move_row("least", percent=26.0, alone=26.8, **found),
+    ]
+    assert sorted(rows, key=offload_table.place) == rows
+    (line,) = list(offload_table.table(rows))[2:]
+    assert line.endswith("a10, 25 | 18.0 / 5.9 (3.9) | – / 5.9 (3.9) | 26.8 → 26.0 %: 5.9 |")
+    (line,) = list(offload_table.peers_table(rows))[2:]
+    assert line.endswith("a10, 25 | 31.7 %: 124.1 / 5.9 | 30.1 %: 25.4 / 5.9 |")
+    (line,) = list(offload_table.table([move_row("25 %"), rows[-1]]))[2:]
+    assert "25 | – | 26.8" in line
 
 
 def strategy_rows(slower: float) -> list[dict[str, str]]:
