@@ -71,7 +71,7 @@ class StepFrontier(CountedGraph, GraphFrontier):
 
     def offered(self) -> tuple[SchedulePoint, ...]:
         """See :class:`GraphFrontier`."""
-        if self.judge.link is None or not self.judge.with_saved:  # it is the step: searches place moves
+        if not self._places_moves or not self.judge.with_saved:  # it is the step: searches place moves
             return self.candidates
         from hybridremat.sequence.offload.varied import varied  # not where nothing moves
 
