@@ -207,6 +207,7 @@ __all__ = [
     "overwritten_inputs",
     "reset_code",
     "run_and_save_rng_state",
+    "saved_may_vary",
     "saved_tensor_hooks_are_set",
     "shape_facts",
     "specialize_floats",
@@ -367,12 +368,21 @@ def let_saved_vary() -> None:
     AOTAutograd takes what is saved by the number of outputs before it and behind it; what it has noted of
     single saved tensors goes.
     """
+    saved_may_vary()()
+
+
+def saved_may_vary() -> Callable[[], None]:
+    """Called while a forward is compiled: what lets it save other tensors (:func:`let_saved_vary`) later."""
     context = TracingContext.try_get()
     known = context.fw_metadata if context is not None else None
-    if known is not None:
-        known.dynamic_saved_tensors_idxs.clear()
-        if hasattr(known, "saved_tensor_is_graph_input"):  # from 2.14 on
-            known.saved_tensor_is_graph_input = _NoInputs()
+
+    def vary() -> None:
+        if known is not None:
+            known.dynamic_saved_tensors_idxs.clear()
+            if hasattr(known, "saved_tensor_is_graph_input"):  # from 2.14 on
+                known.saved_tensor_is_graph_input = _NoInputs()
+
+    return vary
 
 
 def allows_second_backward() -> bool:

@@ -44,6 +44,7 @@ from hybridremat.errors import (
     ProfilerActiveError,
     RankError,
     TargetError,
+    TuningError,
     UnsurveyedPathWarning,
     UntriedKernelError,
     UsageError,
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
     from hybridremat.planning.plan import Plan
     from hybridremat.reports.size_curve import SizeCurve
     from hybridremat.runtime.auto_limit import AutoLimit, auto_limit
+    from hybridremat.runtime.tune import tune
+    from hybridremat.runtime.tuning import Tuning
 
 __all__ = [
     "AutoLimit",
@@ -113,6 +116,8 @@ __all__ = [
     "RankError",
     "SizeCurve",
     "TargetError",
+    "Tuning",
+    "TuningError",
     "UnsurveyedPathWarning",
     "UntriedKernelError",
     "UsageError",
@@ -126,6 +131,7 @@ __all__ = [
     "optimizer_in_backward",
     "plan",
     "prepare",
+    "tune",
     "unwrap",
     "wrap",
     "wrap_each",
@@ -148,6 +154,8 @@ _HOME = {
     "measure": "hybridremat.analysis.measure",
     "MeasuredPoint": "hybridremat.analysis.frontier_data",
     "max_batch_size": "hybridremat.analysis.batch_search",
+    "tune": "hybridremat.runtime.tune",
+    "Tuning": "hybridremat.runtime.tuning",
     "AutoLimit": "hybridremat.runtime.auto_limit",
     "auto_limit": "hybridremat.runtime.auto_limit",
     "BatchSize": "hybridremat.analysis.batch_size",

@@ -134,6 +134,10 @@ class RankError(HybridRematError):
     """Ranks that wrap together could not exchange plans, or another rank failed with a foreign error."""
 
 
+class TuningError(HybridRematError, ValueError):
+    """Schedules of this step cannot take turns, or not in so few steps, or they do so already."""
+
+
 class GraphBreakWarning(UserWarning):
     """A step is several graphs, which are planned together; nobody said what to do then."""
 

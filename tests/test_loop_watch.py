@@ -29,7 +29,8 @@ from support.training import allocated_peak, small
 
 
 def watch(model, **options):
-    made = LoopWatch(loop_options({"memory_limit": "100%", **HOW}, **options))
+    asked = {name: options.pop(name) for name in ("memory_limit", "dynamic") if name in options}
+    made = LoopWatch(loop_options({"memory_limit": "100%", **HOW, **asked}, **options))
     made.begin(model)
     return made
 
@@ -63,6 +64,28 @@ def test_the_measured_peak_is_what_another_measurement_finds():
 
 @pytest.mark.filterwarnings("ignore::hybridremat.OutstandingForwardWarning")
 @pytest.mark.filterwarnings("ignore::hybridremat.PredictionWarning")
+def test_schedules_take_turns_once_the_plan_is_the_one_that_stays(monkeypatch, recwarn):
+    monkeypatch.setattr("hybridremat.planning.candidates.WINDOW", 0.5)
+    model, batch = small("transformer")
+    watched = watch(model, memory_limit="85%", tune_steps=4, measure_every=1, tolerance=0.0)
+    entries = [step(watched, model, batch) for _ in range(7)]
+    assert len({entry[PREDICTED] for entry in entries[2:6]}) == 2
+    assert all(entry[MEASURED] == entry[PREDICTED] for entry in entries[2:])
+    assert hybridremat.get_plan(model).tuning.steps == 4
+    assert not [each for each in recwarn if each.category is hybridremat.PredictionWarning]
+    watched.end()
+
+
+def test_what_cannot_be_tuned_is_said_and_trains_on(caplog):
+    model, batch = small("transformer")
+    watched = watch(model, dynamic=True, tune_steps=4)
+    for _ in range(4):
+        step(watched, model, batch)
+    assert "tune_steps=4: the latest plan" in caplog.text
+    assert caplog.text.count("tune_steps") == 1
+    watched.end()
+
+
 def test_a_measurement_makes_way_for_a_plan_that_is_needed_meanwhile():
     """The step that is measured has another forward, of a shape that comes for the first time."""
     model, batch = small("transformer")

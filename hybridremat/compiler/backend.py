@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakSet
 
 import torch
@@ -22,6 +22,7 @@ from torch.profiler import record_function
 
 from hybridremat.compiler.dispatch import Dispatch
 from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs, original
+from hybridremat.compiler.emit import unwatched
 from hybridremat.compiler.inner import Captured, Finish, InnerCompiler, op_by_op
 from hybridremat.compiler.model_checks import require_current_device
 from hybridremat.compiler.opaque_calls import note_leaves
@@ -47,10 +48,15 @@ from hybridremat.graph.private_torch import (
     forget_code_of,
     is_other_subclass,
     next_node_number,
+    saved_may_vary,
     without_alias_check,
 )
 from hybridremat.graph.tracing.alias_analysis import TraceError
 from hybridremat.graph.tracing.fx_nodes import joint_outputs, name_modules
+
+if TYPE_CHECKING:
+    from hybridremat.compiler.turns import Turns
+    from hybridremat.graph.tracing.trace import TracedStep
 
 
 class CaptureComplete(BaseException):
@@ -87,7 +93,8 @@ class Partition:
     a compiler has to keep the order of the graphs and free every buffer at once; ``plain``: whether they are
     those of the plain step. ``delivered``: the inputs whose gradients the backward delivers;
     ``overwritten``: the places of the backward's own inputs that it writes over. ``dispatch``: runs one of
-    several schedules in place of the graphs.
+    several schedules in place of the graphs. ``step``: what other schedules are emitted from, if they may
+    take turns with this one.
     """
 
     forward: fx.GraphModule
@@ -99,6 +106,7 @@ class Partition:
     delivered: tuple[int, ...] = ()
     overwritten: tuple[int, ...] = ()
     dispatch: Dispatch | None = None
+    step: TracedStep | None = None
 
 
 class Partitioner(Protocol):
@@ -269,6 +277,11 @@ class Backend:
             if graph.key and not has_variants(graph.key):
                 graph.settle()
 
+    def graph_of(self, fingerprint: str) -> CapturedGraph | None:
+        """The planned graph with this fingerprint whose schedules may take turns; None if there is none."""
+        known = ((each.step, each) for each in self._captured_graphs)
+        return next((each for step, each in known if step and step.graph.fingerprint == fingerprint), None)
+
     def forget(self) -> None:
         """Let go of what was compiled once the step is gone: Dynamo keeps graphs in the model's modules."""
         forget_code_of(self, self.codes)
@@ -318,6 +331,8 @@ class CapturedGraph:
         Makes a context that its forward runs in.
     unread
         Places of outputs that no loss is made of, for which there is no gradient.
+    step
+        Once it is planned: as in :class:`Partition`.
     """
 
     def __init__(
@@ -343,6 +358,11 @@ class CapturedGraph:
         self.unread: tuple[int, ...] = ()
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._variants: dict[int, CapturedGraph] = {}
+        self.step: TracedStep | None = None
+        self._ways = _Way(), _Way()
+        self._saved_vary: Callable[[], None] = lambda: None
+        self._turns: Turns | None = None
+        self._first: tuple[int, int] | None = None  # outputs of the compiled forward, and what is unwatched
 
     def variant(self, number: int) -> CapturedGraph:
         """The graph with a schedule of its own for each number; the first that is asked for is itself."""
@@ -369,6 +389,21 @@ class CapturedGraph:
         with self._backend.lock, collected_seldom(), self._backend.noting_errors():
             self._captured = self._captured.again()
         self._again, self.unread = self._captured.again, places
+
+    def turns(self) -> Turns:
+        """What lets other schedules take turns with the one that is compiled.
+
+        It has to have a step (:attr:`step`), and runs from then on behind these turns.
+        """
+        if self._turns is None:
+            from hybridremat.compiler.turns import Turns
+
+            assert self._first is not None, "its schedules may take turns"
+            forward, backward = self._ways
+            turns = self._turns = Turns(forward.run_planned, backward.run_planned, *self._first)
+            self._saved_vary()
+            forward.run, backward.run = turns.forward, turns.backward
+        return self._turns
 
     def settle(self) -> None:
         """Let go of what variants are compiled from: there are none."""
@@ -397,7 +432,8 @@ class CapturedGraph:
 
     def forget(self) -> None:
         """Let go of what runs, if it was planned."""
-        self._run = None
+        self._run = self.step = self._turns = None
+        self._ways = _Way(), _Way()
         for other in self._variants.values():
             other.forget()
 
@@ -460,6 +496,9 @@ class CapturedGraph:
         self._backend.captured = True
         self._early.indices, self._overwritten = self._made.delivered, self._made.overwritten
         self._accept = self._made.accept
+        self.step = self._made.step
+        if self.step is not None:
+            self._first = num_fwd_outputs, len(unwatched(self._made.forward, num_fwd_outputs))
         return self._made.forward, self._made.backward
 
     def begin(self, graph: fx.GraphModule, *, backward: bool) -> Finish:
@@ -475,17 +514,20 @@ class CapturedGraph:
         early_sources = delivered_sources(graph.graph) if backward else {}
         if backward:
             self._undefined.once = not allows_second_backward()
+        elif self.step is not None:
+            self._saved_vary = saved_may_vary()
 
         def finish(run: Compiled, code: object = None, seconds: float = 0.0) -> Compiled:
             self._backend.compile_seconds += seconds
             if not backward:
                 self._forward_code = code
-                return _runnable(run, started, "forward")
+                return _runnable(self._ways[0], run, started, "forward")
             forward_code, self._forward_code = self._forward_code, None
             if code is not None and forward_code is not None:
                 with self._backend.noting_errors():
                     self._accept(forward_code, code)
-            runnable = _runnable(sparing_saved(run, self._overwritten), self._held.warn_once, "backward")
+            spared = sparing_saved(run, self._overwritten)
+            runnable = _runnable(self._ways[1], spared, self._held.warn_once, "backward")
             unreached = partial(self._undefined.unreached, early_sources)
             return self._undefined.drop_unreached(sources, self._early.wrapped(runnable, unreached))
 
@@ -502,11 +544,24 @@ def _failures_named() -> Iterator[None]:
         raise GraphError(str(error)) from error
 
 
-def _runnable(run: Compiled, before: Callable[[], None], name: str) -> Compiled:
+class _Way:
+    """What runs the forward or the backward of a graph, which others may take the place of."""
+
+    planned: Compiled
+    run: Compiled | None = None
+
+    def run_planned(self, args: list[Any]) -> Any:
+        """Run what was compiled, perhaps not before now."""
+        return self.planned(args)
+
+
+def _runnable(way: _Way, run: Compiled, before: Callable[[], None], name: str) -> Compiled:
+    way.planned, way.run = run, way.run or run
+
     def call(args: list[Any]) -> Any:
         before()
         with record_function("##hybridremat:" + name):
-            return run(args)
+            return way.run(args)  # type: ignore[misc]
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

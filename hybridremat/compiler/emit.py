@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -35,6 +35,9 @@ from hybridremat.graph.rewrites.rewrite import Form
 from hybridremat.graph.tracing.fx_nodes import is_check, is_mutation, is_random, joint_outputs, tensors
 from hybridremat.graph.tracing.symbolic import JOINT, ORIGIN
 from hybridremat.graph.tracing.trace import TracedStep
+
+UNWATCHED: Final = "saved_tensor_with_no_vc_check"
+"""PyTorch's name, in a node's ``meta``: it is saved, and may change before the backward."""
 
 _LEAVING = "hybridremat_leaving"  # a node's ``meta``: the inputs whose gradients leave right after it
 _IN_PLACE = "hybridremat_in_place"  # a node's ``meta``: its form in place, and over which input
@@ -261,7 +264,13 @@ def _exempt_overwritten(primals: list[fx.Node]) -> None:
     """
     for node in primals:
         if any(is_mutation(user) and user.args[0] is node for user in node.users):
-            node.meta["saved_tensor_with_no_vc_check"] = True
+            node.meta[UNWATCHED] = True
+
+
+def unwatched(forward: fx.GraphModule, num_outputs: int) -> tuple[int, ...]:
+    """The places among a forward's results of what it saves that may change before the backward."""
+    saved = list(enumerate(joint_outputs(forward)))[num_outputs:]
+    return tuple(n for n, node in saved if isinstance(node, fx.Node) and node.meta.get(UNWATCHED))
 
 
 def _drop_dead(step: TracedStep, module: fx.GraphModule, *, forward: bool) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.deliveries import is_delivery
+from hybridremat.compiler.emit import UNWATCHED
 from hybridremat.compiler.lifted import Lifted
 from hybridremat.compiler.offload.calls import MOVING
 from hybridremat.compiler.rng_replay import replay
@@ -40,7 +41,7 @@ def lifted(
     for node in forward.graph.nodes:
         first.write(node)
     (output,) = first.graph.find_nodes(op="output")
-    buffers = [node for node in first.graph.find_nodes(op="placeholder") if node.meta.get(_UNWATCHED)]
+    buffers = [node for node in first.graph.find_nodes(op="placeholder") if node.meta.get(UNWATCHED)]
     returned = output.args[0]
     watched = [*returned[: symbolic.num_outputs], *_watched(returned[symbolic.num_outputs :])]
     numbers = [first.sizes_of[name] for name in symbolic.inputs]
@@ -71,11 +72,8 @@ def lifted_joint(
     return made.module(), tuple(made.fixed)
 
 
-_UNWATCHED: Final = "saved_tensor_with_no_vc_check"  # PyTorch's: a buffer that may change before the backward
-
-
 def _watched(saved: Sequence[Any]) -> list[Any]:
-    return [node for node in saved if not (isinstance(node, fx.Node) and node.meta.get(_UNWATCHED))]
+    return [node for node in saved if not (isinstance(node, fx.Node) and node.meta.get(UNWATCHED))]
 
 
 class _Lift:

@@ -59,6 +59,9 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
         Whether the HTML report and the frontier's picture are written at the end, to ``hybridremat/`` in the
         folder of the Trainer's logger, or else in ``default_root_dir``, and handed to TensorBoard and Weights
         & Biases.
+    tune_steps
+        In how many steps, after the second planned one, schedules near the plan's take turns, so that the
+        fastest one stays (:func:`hybridremat.tune`). None: the plan's runs.
     wrap_options
         ``memory_limit``, ``max_overhead``, ``reserve`` and the other keyword arguments of
         :func:`hybridremat.wrap`, except sample inputs and ``across_ranks``.
@@ -102,6 +105,7 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
         plain_steps: int = 0,
         tolerance: float = 0.03,
         report: bool = True,
+        tune_steps: int | None = None,
         **wrap_options: Unpack[WrapOptions],
     ) -> None:
         options = loop_options(
@@ -111,6 +115,7 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
             plain_steps=plain_steps,
             tolerance=tolerance,
             report=report,
+            tune_steps=tune_steps,
         )
         super().__init__()
         self._watch = LoopWatch(options)

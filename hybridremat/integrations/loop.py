@@ -11,11 +11,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Final
 
 from torch import nn
 
 from hybridremat.compiler.capture import model_device
-from hybridremat.errors import PredictionWarning
+from hybridremat.errors import PredictionWarning, TuningError
 from hybridremat.integrations.loop_figures import StepFigures, StepLog
 from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
 from hybridremat.integrations.loop_options import LoopOptions, find_target
@@ -27,10 +28,14 @@ from hybridremat.integrations.loop_report import (
     upload,
     with_report,
 )
+from hybridremat.planning.plan import Plan
 from hybridremat.runtime.planned_call import PlannedCall, planned_call
 from hybridremat.runtime.prepare import require_wrappable, wrap_at_first_step
 
 logger = logging.getLogger(__name__)
+
+SETTLED: Final = 2
+"""Micro-batches after which the plan is the one that stays: the first may show where the loss is computed."""
 
 
 class LoopWatch:
@@ -58,6 +63,8 @@ class LoopWatch:
         self._peaks = StepPeaks(device, self.options.measure_every)
         self._call: PlannedCall | None = None
         self._wrapped_here = self._measured = self._warned = False
+        self._to_tune = self.options.tune_steps
+        self._ran: Plan | None = None  # the plan of the last forward
         self._forwards = 0  # planned ones of the current micro-batch
         self._planned = 0  # micro-batches that ran planned
         self._captures = 0  # graphs captured by the end of the last forward
@@ -132,6 +139,8 @@ class LoopWatch:
             return
         if self._call is None and not self._times.in_plain_steps:
             self._wrap()
+        if self._to_tune is not None and self._planned >= SETTLED:
+            self._tune(self._to_tune)
         self._pure = True
         self._times.begin()
 
@@ -149,8 +158,7 @@ class LoopWatch:
         self._pure = self._pure and self._planned > 0 and not self._peaks.slow
         self._planned += 1
         peak = self._peaks.end()
-        plan = call.plan
-        if plan is None:
+        if (plan := self._ran) is None:
             return
         self.log.ran(plan)
         if peak is not None:
@@ -188,6 +196,7 @@ class LoopWatch:
         if call.captures != self._captures:
             self._captures, self._pure = call.captures, False
             self._peaks.give_up()
+        self._ran = call.plan  # the next one may have another schedule
         self._forwards += 1
 
     def _wrap(self) -> None:
@@ -206,6 +215,17 @@ class LoopWatch:
     def _watch(self, call: PlannedCall) -> None:
         self._call, self._captures = call, call.captures
         call.around_forward = self._forward
+
+    def _tune(self, steps: int) -> None:
+        """Let schedules take turns from now on, if they can."""
+        from hybridremat.runtime.tune import tune
+
+        assert self.target is not None
+        self._to_tune = None
+        try:
+            tune(self.target, steps=steps, progress=self.options.progress)
+        except TuningError as error:
+            logger.warning("tune_steps=%d: %s", steps, error)
 
     def _compare(self, figures: StepFigures) -> None:
         self.log.measured(figures, due=self._peaks.rare or not self._measured)

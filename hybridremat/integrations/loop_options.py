@@ -12,6 +12,7 @@ from torch import nn
 from hybridremat.errors import ModelError, OptionsError
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import SETTING_NAMES, Settings, WrapSettings, did_you_mean
+from hybridremat.runtime.halving import LEAST_STEPS
 from hybridremat.runtime.planned_call import planned_call
 from hybridremat.runtime.prepare import given_plan
 from hybridremat.units import is_count
@@ -36,6 +37,7 @@ class LoopOptions:
     plain_steps: int = 0
     tolerance: float = 0.03
     report: bool = True
+    tune_steps: int | None = None
 
     def validated(self) -> LoopOptions:
         """These options, or a typed error about the first one that cannot be used.
@@ -58,6 +60,8 @@ class LoopOptions:
         if self.measure_every is not None:
             _whole("measure_every", self.measure_every, 1, "of steps between measurements, or None")
         _whole("plain_steps", self.plain_steps, 0, "of steps that run plain")
+        if self.tune_steps is not None:
+            _whole("tune_steps", self.tune_steps, LEAST_STEPS, "of steps that compare schedules, or None")
         _fraction("tolerance", self.tolerance)
         if not isinstance(self.report, bool):
             raise OptionsError(f"report={self.report!r}: give True or False, whether a report is written")

@@ -50,6 +50,9 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
     report
         Whether the HTML report and the frontier's picture are written at the end, to ``hybridremat/`` in
         ``output_dir``, and handed to TensorBoard and Weights & Biases.
+    tune_steps
+        In how many steps, after the second planned one, schedules near the plan's take turns, so that the
+        fastest one stays (:func:`hybridremat.tune`). None: the plan's runs.
     wrap_options
         ``memory_limit``, ``max_overhead``, ``reserve`` and the other keyword arguments of
         :func:`hybridremat.wrap`, except sample inputs and ``across_ranks``.
@@ -95,6 +98,7 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
         plain_steps: int = 0,
         tolerance: float = 0.03,
         report: bool = True,
+        tune_steps: int | None = None,
         **wrap_options: Unpack[WrapOptions],
     ) -> None:
         options = loop_options(
@@ -104,6 +108,7 @@ class HybridRematTrainerCallback(TrainerCallback):  # type: ignore[misc]  # tran
             plain_steps=plain_steps,
             tolerance=tolerance,
             report=report,
+            tune_steps=tune_steps,
         )
         self._watch = LoopWatch(options)
         self._others: Sequence[TrainerCallback] = ()

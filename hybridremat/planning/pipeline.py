@@ -31,7 +31,7 @@ from hybridremat.graph.rewrites import JointRewrites
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.trace import Rewriting, TracedStep, trace_joint
 from hybridremat.interrupts import prompt_interrupts
-from hybridremat.planning.chosen import Choose
+from hybridremat.planning.chosen import Choose, Chosen
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import shape_text
 from hybridremat.planning.origin import origin_of
@@ -40,6 +40,7 @@ from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.settings import Settings
 
 if TYPE_CHECKING:
+    from hybridremat.compiler.emitted_memory import EmittedMemory
     from hybridremat.compiler.inductor import Inductor
     from hybridremat.planning.breaks.planner import PathPlanner
 
@@ -115,13 +116,19 @@ class PlannedPartition:
     """A partitioner (``compiler/backend.py``) that emits the schedule that ``choose`` returns.
 
     ``inductor`` compiles the two graphs; None: they run op by op. ``rewriting``: see
-    :func:`~hybridremat.graph.tracing.trace.trace_joint`.
+    :func:`~hybridremat.graph.tracing.trace.trace_joint`. ``alone``: whether the step is one graph, so that
+    other schedules may take turns with the one that is chosen.
     """
 
     def __init__(
-        self, choose: Choose, inductor: Inductor | None = None, rewriting: Rewriting | None = None
+        self,
+        choose: Choose,
+        inductor: Inductor | None = None,
+        rewriting: Rewriting | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
-        self.choose, self.inductor, self.rewriting = choose, inductor, rewriting
+        self.choose, self.inductor, self.rewriting, self.alone = choose, inductor, rewriting, alone
 
     def split(
         self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
@@ -130,13 +137,7 @@ class PlannedPartition:
         traced = self._traced(joint, num_outputs, hold_outputs=hold_outputs, leaving=leaving)
         chosen = self.choose(traced)  # an existing plan, or make_plan
         del joint.meta[_TRACED]  # they would keep each other alive
-        forward, backward = emit(chosen.step, chosen.schedule, save_views=self.inductor is None)  # emit
-        if chosen.stores is not None:
-            from hybridremat.compiler.offload.write import write_moves  # not where nothing moves
-
-            write_moves(chosen.step, (forward, backward), chosen.schedule, chosen.stores)
-        memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
-        chosen.accept(memory)
+        forward, backward, memory = emitted(chosen, save_views=self.inductor is None)
         delivered = tuple(chosen.step.deliveries)
         if self.inductor is None or (accept := chosen.accept_code) is None:
             return Partition(
@@ -145,6 +146,7 @@ class PlannedPartition:
                 chosen.started,
                 delivered=delivered,
                 overwritten=memory.overwritten,
+                step=chosen.step if self.alone else None,
             )
         memory_of = self.inductor.code_memory(chosen.step, forward, backward)
         return Partition(
@@ -181,6 +183,26 @@ class PlannedPartition:
             )
         step: TracedStep = joint.meta[_TRACED]
         return step
+
+
+def emitted(
+    chosen: Chosen, *, save_views: bool = True
+) -> tuple[fx.GraphModule, fx.GraphModule, EmittedMemory]:
+    """The two graphs of a schedule, checked, and what they need.
+
+    Raises
+    ------
+    PlanError
+        If they do not pass.
+    """
+    forward, backward = emit(chosen.step, chosen.schedule, save_views=save_views)  # emit
+    if chosen.stores is not None:
+        from hybridremat.compiler.offload.write import write_moves  # not where nothing moves
+
+        write_moves(chosen.step, (forward, backward), chosen.schedule, chosen.stores)
+    memory = check(chosen.step, forward, backward, limit=chosen.limit)  # check
+    chosen.accept(memory)
+    return forward, backward, memory
 
 
 _TRACED = "hybridremat"  # in the metadata of a joint graph: its traced step
@@ -245,7 +267,7 @@ def partition_for(settings: Settings, choose: Choose, *, several: bool = False) 
         from hybridremat.planning.lowered_judge import inductor_for
 
         inductor = inductor_for(settings)
-    return PlannedPartition(choose, inductor, rewriting_of(settings, several=several))
+    return PlannedPartition(choose, inductor, rewriting_of(settings, several=several), alone=not several)
 
 
 def rewriting_of(settings: Settings, *, several: bool = False) -> JointRewrites | None:

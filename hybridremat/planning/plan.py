@@ -87,6 +87,9 @@ class Plan(PlanData):
     certificate
         How near the plan is to the best there is, if it was certified or had a budget; ``lower_bound`` and
         ``optimality_gap`` are its figures.
+    tuning
+        What was tried in real steps, and how long these took, if the schedule was chosen so
+        (:func:`hybridremat.tune`).
     coverage
         Of a plan that was read from a file: the other sizes that it is for, and its schedules there
         (:class:`~hybridremat.plans.coverage.Coverage`).

@@ -100,8 +100,9 @@ class RankGroup:
 class Ranks:
     """All ranks of the default process group, or this process alone; rank 0 gathers each round's messages."""
 
-    def __init__(self, rank: int, size: int, store: Store | None = None) -> None:
-        self.rank, self.size, self._store = rank, size, store
+    def __init__(self, rank: int, size: int, store: Store | None = None, call: str = "wrap") -> None:
+        """``call``: the function of hybridremat that all ranks call."""
+        self.rank, self.size, self._store, self._call = rank, size, store, call
         self._rounds = 0
         self._over = self._finished = False
 
@@ -131,7 +132,7 @@ class Ranks:
         failed = next((rank for rank, sent in enumerate(messages) if sent.state == "failed"), None)
         if failed is not None:
             self._over = True
-            raise _error(messages[failed], failed)
+            raise _error(messages[failed], failed, self._call)
         return messages
 
     def finish(self, digest: Callable[[], str]) -> None:
@@ -170,7 +171,7 @@ class Ranks:
                 store.delete_key(f"{number - 1}")  # every rank has sent a message since, so has read it
             gathered: list[str] = json.loads(self._read(store, f"{number}"))
         except RuntimeError as error:  # not every store raises DistStoreError
-            raise errors.RankError(_BROKEN.format(error=error)) from error
+            raise errors.RankError(_BROKEN.format(error=error, call=self._call)) from error
         self._rounds, self._over = number + 1, False
         return gathered
 
@@ -179,20 +180,20 @@ class Ranks:
             store.wait([key], PATIENCE)
         except RuntimeError:  # FileStore has no other type for a timeout
             if self._rounds == 0:
-                logger.warning(_WAITING, self.rank, PATIENCE.total_seconds())
+                logger.warning(_WAITING, self.rank, PATIENCE.total_seconds(), self._call, self._call)
             store.wait([key], TIMEOUT)
         text: bytes = store.get(key)
         return text.decode()
 
 
 _WAITING = (
-    "rank %d has waited for %.0f seconds in hybridremat.wrap for the other ranks to come. In a process group "
-    "every rank has to wrap; pass across_ranks=False if this one wraps alone."
+    "rank %d has waited for %.0f seconds in hybridremat.%s for the other ranks to come. In a process group "
+    "every rank has to %s; pass across_ranks=False if this one does so alone."
 )
 _BROKEN = (
-    "the ranks could not reach each other in hybridremat.wrap, and this one has not wrapped the model: "
-    "{error}. Every rank of the group has to wrap at the same point; pass across_ranks=False if this "
-    "one wraps alone."
+    "the ranks could not reach each other in hybridremat.{call}, and for this one nothing has changed: "
+    "{error}. Every rank of the group has to {call} at the same point; pass across_ranks=False if this "
+    "one does so alone."
 )
 _MANY_PLANS = (
     "the %d ranks run %d different plans: their models, sample inputs or requests differ. Each keeps its "
@@ -200,8 +201,8 @@ _MANY_PLANS = (
 )
 
 
-def _error(sent: _Message, rank: int) -> errors.HybridRematError:
-    text = f"{sent.text} (Raised on rank {rank}; no rank has wrapped the model.)"
+def _error(sent: _Message, rank: int, call: str) -> errors.HybridRematError:
+    text = f"{sent.text} (Raised on rank {rank}; hybridremat.{call} has changed nothing on any rank.)"
     kind = getattr(errors, sent.key, None)
     if kind is errors.InfeasibleLimitError and sent.figures is not None:
         limit, least = sent.figures
@@ -211,19 +212,19 @@ def _error(sent: _Message, rank: int) -> errors.HybridRematError:
     return errors.RankError(f"{sent.key}: {text}")
 
 
-def _all_ranks() -> Ranks:
+def _all_ranks(call: str) -> Ranks:
     if not distributed.is_available() or not distributed.is_initialized():
         return ALONE
     store, size = group_store(f"hybridremat/{next(_NUMBERS)}"), distributed.get_world_size()
     if size == 1 or store is None:  # MPI has none
         return ALONE
-    return Ranks(distributed.get_rank(), size, store)
+    return Ranks(distributed.get_rank(), size, store, call)
 
 
 @contextmanager
-def rendezvous(across_ranks: bool) -> Iterator[Ranks]:
-    """The ranks that take part; an exception inside is raised on all of them."""
-    ranks = _all_ranks() if across_ranks else ALONE
+def rendezvous(across_ranks: bool, call: str = "wrap") -> Iterator[Ranks]:
+    """The ranks that take part in a call; an exception inside is raised on all of them."""
+    ranks = _all_ranks(call) if across_ranks else ALONE
     try:
         yield ranks
     except Exception as error:

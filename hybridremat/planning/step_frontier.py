@@ -19,6 +19,7 @@ from hybridremat.sequence.bounds.certificate import MANY, heaviest_op, least_pea
 from hybridremat.sequence.effort import SearchBound
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.outside_memory import Moment
+from hybridremat.sequence.parts import judge_of
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.search import Goal, Level, Search, search_all
 from hybridremat.sequence.strategies.layers import layers_again
@@ -199,6 +200,19 @@ class StepFrontier(CountedGraph, GraphFrontier):
         )
         best = search_all(self.searches, judge, Pool.of(points), goal).under(limit)
         return None if best is None else replace(best, needs=self.judge.needs_of(best.phases))
+
+    def found_under(self, limit: int) -> tuple[SchedulePoint, ...]:
+        """All that the searches for a limit leave which needs no more, by rising bytes."""
+        return tuple(each for each in self._found(self.pool, limit).points if each.needs <= limit)
+
+    def found_by(self, judge: Judge, limit: int) -> SchedulePoint | None:
+        """The fastest that is quickly found under a limit by other times, which a judge of this graph has."""
+        points = [replace(each, time=judge_of(judge, each).time(each.schedule)) for each in self.candidates]
+        bound = None
+        if self.effort is not None:
+            bound = SearchBound(self.effort, self.plain.time, self.time_once)
+        goal = Goal(limit, self.plain.peak, Level.QUICK, None, self.deadline, bound, self.progress)
+        return search_all(self.searches, judge, Pool.of(points), goal).under(limit)
 
     def finished(self, point: SchedulePoint, limit: int) -> SchedulePoint:
         """See :class:`GraphFrontier`."""

@@ -17,6 +17,7 @@ from hybridremat.plans.records import (
     PlannedBlock,
     SearchEffort,
     StepComposition,
+    TuningRecord,
 )
 from hybridremat.plans.request import Request
 from hybridremat.plans.sizes import SizeRow
@@ -57,6 +58,7 @@ class PlanData:
     host_bytes: int = 0
     search: SearchEffort | None = field(default=None, compare=False)
     timings: dict[str, float] = field(compare=False, default_factory=dict)
+    tuning: TuningRecord | None = field(default=None, compare=False)
     coverage: Coverage | None = field(default=None, compare=False, repr=False)
     others: OtherSizes | None = field(default=None, compare=False, repr=False)
 

@@ -74,6 +74,63 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class TriedSchedule:
+    """A schedule that real steps ran to compare it.
+
+    Attributes
+    ----------
+    overhead
+        By the cost model, as a fraction of the plain step's time.
+    peak
+        Bytes of step memory.
+    turns
+        How many steps were measured, on each rank.
+    seconds, noise
+        The shortest of its steps, of the slowest rank, and how much longer the next one took.
+    """
+
+    overhead: float
+    peak: int
+    turns: int
+    seconds: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class TuningRecord:
+    """What :func:`hybridremat.tune` has found.
+
+    Attributes
+    ----------
+    steps
+        The real steps that it was given.
+    tried
+        The schedules that took turns: first the one that was planned, then the others, the fastest by the
+        cost model first.
+    winner
+        The number among these of the one that stays.
+    """
+
+    steps: int
+    tried: tuple[TriedSchedule, ...]
+    winner: int
+
+    @property
+    def gain(self) -> float:
+        """The share of the planned schedule's time that the one that stays saves."""
+        planned = self.tried[0].seconds
+        return 1.0 - self.tried[self.winner].seconds / planned if planned else 0.0
+
+    def __str__(self) -> str:
+        if len(self.tried) == 1:
+            return "no other schedule near the plan keeps its limit: it stays"
+        turns = f"{len(self.tried)} schedules took turns in {self.steps} steps"
+        if self.winner == 0:
+            return f"{turns}; the planned one stays: none was faster by more than the noise"
+        return f"{turns}; the planned one gave way to one that took {self.gain:.1%} less time"
+
+
+@dataclass(frozen=True)
 class PlanDetails:
     """What a plan was chosen from: enough to explain it without the model.
 

@@ -22,6 +22,7 @@ _TERMS = {
     "overhead": "extra time by the cost model, and extra flops, against the plain step",
     "exchanges": "recomputations swapped for others of less time after the blocks were composed",
     "at best": "what is proven of all schedules under this limit",
+    "tuned": "what real training steps said of schedules near the plan: the shortest step of each",
     "saved": "what is alive when the forward is over",
     "in place": "calls that write their result over an input that nobody reads again",
     "by parts": "calls that run piece by piece, and so hold less while they run",

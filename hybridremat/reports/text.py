@@ -98,7 +98,7 @@ def summary(plan: PlanData) -> Table:
         grid.add_row(name, text)
     times = f"{plan.overhead:+.1%} time by cost model {plan.cost_model}"
     grid.add_row("overhead", f"{times}, {plan.extra_flops:+.1%} flops")
-    for name, text in (*_own_checkpoints(plan), *_quality(plan), *_moves(plan)):
+    for name, text in (*_own_checkpoints(plan), *_quality(plan), *_moves(plan), *_tuned(plan)):
         grid.add_row(name, text)
     grid.add_row("saved", f"{format_bytes(plan.saved_bytes)} alive between forward and backward")
     for name, text in _rewrites(plan):
@@ -125,6 +125,18 @@ def _not_counted(plan: PlanData) -> Iterator[tuple[str, str]]:
         yield "device", f"{plan.origin.device_name}: what kernels allocate as they run is not counted"
     for text in plan.untried:
         yield "not counted", f"what {text} allocates while it runs"
+
+
+def _tuned(plan: PlanData) -> Iterator[tuple[str, str]]:
+    """Which schedules real steps tried, and how long these took."""
+    if (record := plan.tuning) is None:
+        return
+    yield "tuned", str(record)
+    if len(record.tried) > 1:
+        every = [f"{format_time(round(each.seconds * 1e9))} ({each.overhead:+.1%})" for each in record.tried]
+        every[0] += " planned"
+        every[record.winner] += ", stays"
+        yield "tried", "; ".join(every)
 
 
 def _moves(plan: PlanData) -> Iterator[tuple[str, str]]:

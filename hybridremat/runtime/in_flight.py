@@ -22,9 +22,14 @@ class ForwardsInFlight:
         self._tokens: weakref.WeakSet[BackwardToken] = weakref.WeakSet()
         self._warned = self._warned_again = False
 
+    @property
+    def waiting(self) -> int:
+        """How many forwards wait for their backward."""
+        return sum(not token.spent for token in self._tokens)
+
     def before_forward(self) -> None:
         """Warn, once, if this forward is one more than planned."""
-        waiting = sum(not token.spent for token in self._tokens)
+        waiting = self.waiting
         planned = self.context.settings.forwards
         plan = self.context.store.current
         if self._warned or waiting < planned or plan is None:

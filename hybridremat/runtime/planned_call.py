@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hybridremat.compiler.backend import Backend, SurveyNeededError
+from hybridremat.compiler.backend import Backend, CapturedGraph, SurveyNeededError
 from hybridremat.compiler.capture import SLOT, no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hybridremat.reports.size_curve import SizeCurve
     from hybridremat.runtime.all_sizes import AllSizes
     from hybridremat.runtime.first_steps import FirstSteps, SeenLoss
+    from hybridremat.runtime.tuning import Tuning
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class PlannedCall:
     first_steps
         Runs the first step of each shape where the loop computes the loss outside of the model
         (``loss_outside``); else None.
+    tuning
+        The schedules that take turns, or have (:func:`hybridremat.tune`).
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class PlannedCall:
         self._warned_of_shapes = self._warned_of_captures = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
         self._held = HeldOutputs(expected=context.settings.hold_outputs)
+        self.tuning: Tuning | None = None
         self.first_steps: FirstSteps | None = None
         if loss_outside:
             from hybridremat.runtime.first_steps import FirstSteps
@@ -131,6 +135,11 @@ class PlannedCall:
         """The number of graphs compiled for the steps that are kept; it changes when a step is planned."""
         sized = self.sizes.captures if self.sizes is not None else 0
         return sized + sum(step.backend.graphs for step in self._steps.values())
+
+    def graph_of(self, fingerprint: str) -> CapturedGraph | None:
+        """The graph of a kept step with this fingerprint whose schedules may take turns."""
+        found = (step.backend.graph_of(fingerprint) for step in self._steps.values())
+        return next((graph for graph in found if graph is not None), None)
 
     def _plan_for(self, loss: SeenLoss) -> None:
         """Plan the next step for a loss that the loop computes."""

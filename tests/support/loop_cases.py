@@ -17,6 +17,7 @@ BAD = [
     ({"memory_limit": "50%", "cost_model": "guess"}, "guess"),
     ({"memory_limit": "50%", "measure_every": 0}, "measure_every=0"),
     ({"memory_limit": "50%", "plain_steps": -1}, "plain_steps=-1"),
+    ({"memory_limit": "50%", "tune_steps": 3}, "tune_steps=3"),
     ({"memory_limit": "50%", "tolerance": float("nan")}, "tolerance=nan"),
     ({"memory_limit": "50%", "tolerance": True}, "tolerance=True"),
     ({"memory_limit": "50%", "module": 3}, "module=3"),

@@ -19,6 +19,7 @@ from hybridremat.graph.costs import cost_models as costs
 from hybridremat.graph.costs import kernel_store
 from hybridremat.planning import planner
 from hybridremat.planning.option_cache import OptionCache
+from hybridremat.runtime.planned_call import planned_call
 from support.planned_steps import planned_forwards, plans_made
 from support.training import Trained, allocated_peak
 
@@ -273,3 +274,48 @@ def compiled(rank: int) -> dict:
         "weights": [p.double().sum().item() for p in model.parameters()],
         "losses": [trained.tensors[f"loss {number}"].item() for number in range(3)],
     }
+
+
+def tuned(rank: int) -> dict:
+    """Schedules that take turns on both ranks, which do not agree on which is the fastest."""
+    from hybridremat.planning import candidates
+    from hybridremat.runtime import tune as tuning_of
+
+    candidates.WINDOW = 0.5
+    given, start = batches(rank, 14), net()
+    expected = train_ddp(start, given)
+    planned = wrap(net(), given[0], "80%")
+    clock, ran = [0.0], []
+
+    def now() -> float:  # a schedule is slow on one rank
+        plans = planned_call(planned).tuning.plans
+        number = [each.schedule for each in plans].index(hybridremat.get_plan(planned).schedule)
+        clock[0] += SLOW[rank][number % 4]
+        ran.append(plan_hash(plans[number]))
+        return clock[0]
+
+    tuning_of.clock_of = lambda _: now
+    tuning = hybridremat.tune(planned, steps=12, progress=False)
+    made = train_ddp(planned, given)
+    record = tuning.record
+    slowest = [max(SLOW[0][n % 4], SLOW[1][n % 4]) for n in range(len(tuning.plans))]
+    alone = net()
+    hybridremat.wrap(alone, (given[0][: 128 - 32 * rank],), memory_limit="80%", **HOW)
+    return {
+        "ran": ran,
+        "plan": plan_hash(hybridremat.get_plan(planned)),
+        "winner": record.winner,
+        "slowest rank's": slowest.index(min(slowest)),
+        "record": repr(record),
+        "different": expected.differences(made),
+        "refused": error_of(lambda: hybridremat.tune(alone, steps=12, progress=False)),
+    }
+
+
+SLOW = ((3.0, 1.0, 2.0, 4.0), (3.0, 4.0, 2.0, 1.0))
+"""Seconds of schedules on two ranks: the one that is the best for both is the fastest on neither."""
+
+
+def plan_hash(plan) -> int:
+    """Tells one schedule from another."""
+    return sum(n * op for n, op in enumerate(plan.schedule.steps))
