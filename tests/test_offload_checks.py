@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from hybridremat.compiler.check import check
-from hybridremat.compiler.offload import calls, pinned_store
+from hybridremat.compiler.offload import calls, pinned_store, stores
+from hybridremat.compiler.offload.targets import Target
 from hybridremat.errors import PlanError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
@@ -161,6 +162,36 @@ class Bytes:
         assert non_blocking
         self.device.touch(source.place)
         self.device.touch(self.place)
+
+
+class Runtime:
+    """In place of ``torch.cuda.cudart()``: what is pinned."""
+
+    def __init__(self):
+        self.calls = []
+
+    def cudaHostRegister(self, address, size, _):  # noqa: N802 - as CUDA calls it
+        self.calls.append(("pin", address, size))
+        return 0
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        self.calls.append(("unpin", address))
+
+
+def test_pages_are_unpinned_once_no_copy_runs(monkeypatch):
+    device, runtime = Device(), Runtime()
+    device.cudart, device.current_device = lambda: runtime, lambda: 0
+    device.synchronize = lambda: runtime.calls.append("synchronize")
+    monkeypatch.setattr(pinned_store, "cuda", device)
+    monkeypatch.setattr(pinned_store, "_STREAMS", {})
+    every = stores.Stores(Target(), "cuda", 4096)
+    every.give_back(every.take(), [])
+    ((_, address, size),) = runtime.calls
+    assert size == 4096
+    every.require(8192)
+    grown = every.take()
+    assert runtime.calls[1:3] == ["synchronize", ("unpin", address)]
+    assert grown.size == 8192 and runtime.calls[3][2] == 8192
 
 
 @pytest.fixture

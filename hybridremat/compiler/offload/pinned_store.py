@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import weakref
 from typing import Final
 
 import torch
@@ -32,6 +33,7 @@ class PinnedStore:
                 f'offload="host": {format_bytes(size)} of host memory cannot be pinned; nothing has run. Set '
                 "host_memory_limit= lower, or raise the memory that the process may lock (ulimit -l)"
             )
+        weakref.finalize(self, _unpin, address, self._pages).atexit = False
         self._out, self._back = _STREAMS.setdefault(cuda.current_device(), (cuda.Stream(), cuda.Stream()))
 
     def out(self, tensor: Tensor, offset: int) -> cuda.Event:
@@ -59,6 +61,12 @@ class PinnedStore:
         return torch.frombuffer(
             self._pages, dtype=torch.uint8, count=tensor.untyped_storage().nbytes(), offset=offset
         )
+
+
+def _unpin(address: int, _: mmap.mmap) -> None:
+    """Let go of pages that no copy uses any more."""
+    cuda.synchronize()
+    cuda.cudart().cudaHostUnregister(address)
 
 
 def _whole(tensor: Tensor) -> Tensor:
