@@ -11,16 +11,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import hybridremat
 from hybridremat.compiler.offload import calls
 from hybridremat.compiler.offload.file_store import FileStore
+from hybridremat.compiler.offload.stores import Stores
+from hybridremat.compiler.offload.targets import Target
 from hybridremat.graph.costs.device_specs import DEVICE_SPECS
 from hybridremat.graph.memory import step_memory
 from hybridremat.reports.timeline import step_timeline
 from hybridremat.sequence.offload.link import Link
 from support.sized_steps import tokens
-from support.training import Transformer, small, train, train_plain
+from support.training import Transformer, loss_in, small, train, train_plain
 from support.wrapping import HOW, least_limit
 
 NETS = ("mlp", "convnet", "transformer", "running")
@@ -56,6 +59,56 @@ def test_what_comes_back_is_there_before_views_of_it_are_made(away):
     assert any(move.fetch == move.ready for move in plan.schedule.moves)
     trained = train(planned, batch)
     assert plain.differences(trained) == [] and {*trained.peaks} == {plan.predicted_peak}
+
+
+class Lazy(nn.Module):
+    """Saves views that are read as conjugates and as negatives of what is in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(40, 40, dtype=torch.complex64) / 7)
+
+    def forward(self, x):
+        h = x @ self.weight
+        product = h * h.conj() @ self.weight
+        part = (h * h.exp()).conj().imag
+        return product.abs().mean() + (part * part.exp()).tanh().mean() + (part * x.real).square().mean()
+
+
+@pytest.mark.parametrize("share", ["80%", "70%"])
+def test_lazy_conjugates_and_negatives_come_back_as_such(share, away):
+    torch.manual_seed(0)
+    model, batch = Lazy(), {"x": torch.randn(200, 40, dtype=torch.complex64)}
+    plain = train_plain(model, batch)
+    planned, plan = wrapped(model, batch, share, away)
+    assert plan.schedule.moves
+    assert plain.differences(train(planned, batch)) == []
+
+
+def test_nothing_is_held_once_a_model_is_unwrapped(away):
+    before = len(calls._STORES)
+    model, batch = small("mlp")
+    planned, plan = wrapped(model, batch, "80%", away)
+    loss_in(planned(**batch)).backward()
+    assert plan.schedule.moves and len(calls._STORES) == before + 1
+    hybridremat.unwrap(planned)
+    gc.collect()
+    assert len(calls._STORES) == before
+
+
+def test_a_forked_process_has_stores_of_its_own(tmp_path):
+    every = Stores(Target(str(tmp_path)), "cpu", 4096)
+    every.give_back(mine := every.take(), [])
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writing, b"own" if inode(every.take()) != inode(mine) else b"not")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 3) == b"own" and every.take() is mine
+
+
+def inode(store):
+    return os.fstat(store._file.fileno()).st_ino
 
 
 @pytest.mark.parametrize("share", ["80%", "least"])

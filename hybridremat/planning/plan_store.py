@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from hybridremat.planning.plan import Plan
 from hybridremat.plans.plan_data import OtherSizes
@@ -31,7 +32,7 @@ class PlanStore:
         self._current: str | None = None
         self.granted = 0
         self.told_of_checkpoints = False
-        self._stores: dict[Hashable, Stores] = {}
+        self._stores = WeakValueDictionary[Hashable, "Stores"]()  # graphs hold them
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -84,12 +85,13 @@ class PlanStore:
 
     def stores(self, offload: str, device: str, part: Hashable = None) -> Stores:
         """Where values of all the model's steps wait (``offload=``), or of one of several graphs of them."""
-        if part not in self._stores:
+        found = self._stores.get(part)
+        if found is None:
             from hybridremat.compiler.offload.stores import Stores
             from hybridremat.compiler.offload.targets import Target
 
-            self._stores[part] = Stores(Target.of(offload), device)
-        return self._stores[part]
+            self._stores[part] = found = Stores(Target.of(offload), device)
+        return found
 
     def drop(self, plan: Plan) -> None:
         """Remove a plan that another one replaces."""

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from hybridremat.errors import OffloadError
 from hybridremat.graph.joint import host_bytes
+from hybridremat.graph.private_torch import _neg_view
 
 if TYPE_CHECKING:
     from hybridremat.compiler.offload.stores import Copying, Store, Stores
@@ -38,7 +39,8 @@ class Use:
     out
         The copies to it, by move.
     views
-        By move: type, shape, strides and offset of each tensor that had it.
+        By move: type, shape, strides and offset of each tensor that had it, and whether it is read as its
+        conjugate or its negative.
     sizes
         By move: bytes.
     """
@@ -132,7 +134,7 @@ def freed(use: Use, move: int, *tensors: Tensor) -> None:
         If the copy failed.
     """
     use.store.wait(use.out[move])
-    use.views[move] = [(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in tensors]
+    use.views[move] = [_laid_out(tensor) for tensor in tensors]
 
 
 def fetch(ticket: Tensor, move: int) -> Fetched:
@@ -149,9 +151,16 @@ def ready(fetched: Fetched, number: int) -> Tensor:
         If the copy failed.
     """
     fetched.wait()
-    dtype, shape, stride, offset = fetched.use.views[fetched.move][number]
+    dtype, shape, stride, offset, conjugate, negative = fetched.use.views[fetched.move][number]
     found = torch.empty(0, dtype=dtype, device=fetched.tensor.device)
-    return found.set_(fetched.tensor.untyped_storage(), offset, shape, stride)
+    found.set_(fetched.tensor.untyped_storage(), offset, shape, stride)
+    found = found.conj() if conjugate else found  # a view, too
+    return _neg_view(found) if negative else found
+
+
+def _laid_out(tensor: Tensor) -> tuple[Any, ...]:
+    layout = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+    return *layout, tensor.is_conj(), tensor.is_neg()
 
 
 MOVING: Final = (begin, send, freed, fetch, ready)

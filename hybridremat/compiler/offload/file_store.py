@@ -61,7 +61,7 @@ class FileStore:
         if isinstance(error, OSError):
             raise OffloadError(
                 f"a value could not be copied to or from the file of offload= ({error.strerror or error}); "
-                "this step is lost, and the model is as before it"
+                "this step is lost: drop its gradients"
             ) from error
         if error is not None:
             raise error

@@ -5,7 +5,9 @@ Each value takes the next free bytes of it when it leaves: how many, a step's si
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from contextlib import suppress
 from itertools import count
 from typing import Any, Final, Protocol
@@ -38,6 +40,7 @@ class Store(Protocol):
 
 
 _NUMBERS: Final = count()
+_EVERY: Final = weakref.WeakSet["Stores"]()
 
 
 class Stores:
@@ -53,6 +56,11 @@ class Stores:
 
     def __init__(self, target: Target, device: str, size: int = 0) -> None:
         self.number, self.target, self.device, self.size = next(_NUMBERS), target, device, size
+        self._forget()
+        _EVERY.add(self)
+
+    def _forget(self) -> None:
+        """Use none of the stores that there are: after a fork they are the other process's."""
         self._free: list[tuple[Store, list[Copying]]] = []
         self._lock = threading.RLock()
 
@@ -94,3 +102,11 @@ class Stores:
         """Nobody uses a store any more; some of its copies may not have ended."""
         with self._lock:
             self._free.append((store, copies))
+
+
+def _forget_all() -> None:
+    for stores in list(_EVERY):
+        stores._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
