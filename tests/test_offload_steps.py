@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -307,7 +308,10 @@ def test_where_values_cannot_wait(tmp_path):
         "host": "on the CPU",
         "disk": 'use "host" or "file:FOLDER"',
         "file:": 'use "host" or "file:FOLDER"',
-        f"file:{tmp_path}/missing": "no folder",
+        f"file:{tmp_path}/missing": "no folder that can be written to .No such file",
+        "file:~nobody-of-this-name/x": "no folder that can be written to .Could not determine",
+        "file:\0": "no folder that can be written to",
+        tmp_path: 'is a path: pass offload="file:',
     }.items():
         with pytest.raises(hybridremat.OffloadError, match=told):
             hybridremat.wrap(model, kwargs=batch, memory_limit="80%", offload=given, **HOW)
@@ -387,3 +391,54 @@ def test_for_another_device_values_wait_in_host_memory():
     slow = replace(DEVICE_SPECS["h100"], call_ns=1e6)  # copies take little beside its kernels
     plan = hybridremat.plan(model, kwargs=batch, **how | {"device_spec": slow}, offload="host")
     assert plan.schedule.moves and plan.needed <= plan.memory_limit and plan.overhead < bare.overhead
+
+
+def test_no_forward_takes_more_host_memory_than_there_is(away):
+    model, batch = small("mlp")
+    plain = train_plain(model, batch)
+    free = hybridremat.plan(model, kwargs=batch, memory_limit="80%", offload=away, **HOW)
+    planned, plan = wrapped(model, batch, "80%", away, host_memory_limit=2 * free.host_bytes)
+    assert plan.host_bytes == free.host_bytes > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hybridremat.OutstandingForwardWarning)
+        waiting = [planned(**batch) for _ in range(2)]
+        with pytest.raises(hybridremat.OffloadError, match="forwards that wait for their backward hold"):
+            planned(**batch)
+        del waiting
+        gc.collect()
+    planned.zero_grad()
+    assert plain.differences(train(planned, batch)) == []
+
+
+def test_a_plan_that_takes_more_host_memory_than_there_is_is_refused(away):
+    model, batch = small("mlp")
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="80%", offload=away, **HOW)
+    assert plan.schedule.moves
+    for limit in (0, plan.host_bytes - 1):
+        with pytest.raises(hybridremat.OffloadError, match="of host memory, and host_memory_limit= is"):
+            hybridremat.wrap(
+                model, kwargs=batch, plan=plan, offload=away, host_memory_limit=limit, progress=False
+            )
+    hybridremat.wrap(model, kwargs=batch, plan=plan, host_memory_limit=plan.host_bytes, progress=False)
+
+
+def test_a_folder_is_the_one_that_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    model, batch = small("mlp")
+    planned, plan = wrapped(model, batch, "80%", "file:scratch")
+    assert plan.request.offload == f"file:{tmp_path}/scratch"
+    monkeypatch.chdir("/")
+    loss_in(planned(**batch)).backward()
+
+
+def test_copies_of_what_is_saved_are_refused_by_name(away):
+    model, batch = small("mlp")
+    planned, _ = wrapped(model, batch, "80%", away)
+    copied = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor.detach().clone(), lambda tensor: tensor
+    )
+    with copied:
+        loss = loss_in(planned(**batch))
+    with pytest.raises(hybridremat.OffloadError, match="hooks on saved tensors"):
+        loss.backward()

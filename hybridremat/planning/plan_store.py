@@ -11,7 +11,8 @@ from hybridremat.planning.plan import Plan
 from hybridremat.plans.plan_data import OtherSizes
 
 if TYPE_CHECKING:
-    from hybridremat.compiler.offload.stores import Stores
+    from hybridremat.compiler.offload.stores import Room, Stores
+    from hybridremat.planning.settings import Settings
 
 
 class PlanStore:
@@ -33,6 +34,7 @@ class PlanStore:
         self.granted = 0
         self.told_of_checkpoints = False
         self._stores = WeakValueDictionary[Hashable, "Stores"]()  # graphs hold them
+        self._room: Room | None = None
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -83,14 +85,16 @@ class PlanStore:
         """Let a plan know the capture that it is of."""
         self._plans[fingerprint] = replace(self._plans[fingerprint], others=others)
 
-    def stores(self, offload: str, device: str, part: Hashable = None) -> Stores:
+    def stores(self, settings: Settings, device: str, part: Hashable = None) -> Stores:
         """Where values of all the model's steps wait (``offload=``), or of one of several graphs of them."""
         found = self._stores.get(part)
         if found is None:
-            from hybridremat.compiler.offload.stores import Stores
+            from hybridremat.compiler.offload.stores import Room, Stores
             from hybridremat.compiler.offload.targets import Target
 
-            self._stores[part] = found = Stores(Target.of(offload), device)
+            assert settings.offload is not None
+            self._room = self._room or Room(settings.host_bytes())
+            self._stores[part] = found = Stores(Target.of(settings.offload), device, room=self._room)
         return found
 
     def drop(self, plan: Plan) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from hybridremat.blocks.types import BlockSolver
 from hybridremat.compiler.emitted_memory import EmittedMemory
-from hybridremat.errors import InfeasibleLimitError, PlanMismatchError, PolicyError
+from hybridremat.errors import InfeasibleLimitError, OffloadError, PlanMismatchError, PolicyError
 from hybridremat.graph.costs.kernels import device_of
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import JointGraph, Phase
@@ -41,6 +41,7 @@ from hybridremat.sequence.parts import PartsChooser
 from hybridremat.sequence.pool import Pool, SchedulePoint
 from hybridremat.sequence.strategies import STRATEGIES, Strategy, WholeGraph
 from hybridremat.sequence.strategies.hybrid import HYBRID
+from hybridremat.units import format_bytes
 
 if TYPE_CHECKING:
     from hybridremat.compiler.offload.stores import Stores
@@ -107,6 +108,16 @@ def adopted(plan: Plan, step: TracedStep, context: PlanContext, *, keep: bool) -
     )
 
 
+def require_host_memory(plan: Plan, settings: Settings) -> None:
+    """Raise OffloadError if a plan, perhaps of a file, takes more host memory than it may."""
+    taken, limit = plan.host_bytes * settings.forwards, settings.host_bytes()
+    if taken > limit:
+        raise OffloadError(
+            f"the moves of this plan take {format_bytes(taken)} of host memory, and host_memory_limit= is "
+            f"{format_bytes(limit)}: raise it, or plan anew under it"
+        )
+
+
 def stores_for(plan: Plan, step: TracedStep, context: PlanContext, part: Hashable = None) -> Stores:
     """Where the values of a plan, perhaps of a file, wait: there is room for its moves.
 
@@ -120,7 +131,8 @@ def stores_for(plan: Plan, step: TracedStep, context: PlanContext, part: Hashabl
     settings, device = context.settings, device_of(step.op_nodes)
     if settings.offload is None:
         raise PlanMismatchError("values of this plan wait elsewhere: pass offload= as when it was made")
-    stores = context.store.stores(settings.offload, device, part)
+    require_host_memory(plan, settings)
+    stores = context.store.stores(settings, device, part)
     if settings.spec is None and device != "meta":
         stores.target.require_usable(device)
     stores.require(plan.host_bytes)

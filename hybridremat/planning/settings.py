@@ -144,7 +144,6 @@ class Settings(Request):
             raise LimitError(f'units={self.units!r} are no names of modules; pass units="layers.*", for one')
         self.overhead_limit()
         self.reserve_bytes()
-        self._require_offload()
         cost_model(self.cost_model)
         require_count("forwards", self.forwards, "of forwards that wait for their backward at one time")
         require_count("max_plans", self.max_plans, "of input shapes")
@@ -162,23 +161,25 @@ class Settings(Request):
                     f"{name}={getattr(self, name)!r} is not known; use {' or '.join(map(repr, known))}"
                 )
         self.budget_seconds()
-        checked = replace(self, device_spec=self._device())
+        checked = replace(self, device_spec=self._device(), offload=self._away())
         for first, second, why in REFUSED_PAIRS:
             if (one := checked._given(first)) and (other := checked._given(second)):
                 raise LimitError(f"{one} and {other} cannot be combined: {why}")
         return checked
 
-    def _require_offload(self) -> None:
+    def _away(self) -> str | None:
+        """``offload`` with its whole path."""
         self.host_bytes()
         if self.strategy in MOVING and self.offload is None:
             raise OffloadError(
                 f'strategy="{self.strategy}" moves values, and offload= does not say where to: pass '
                 'offload="host" on a GPU, offload="file:FOLDER" on the CPU, or another strategy'
             )
-        if self.offload is not None:
-            from hybridremat.compiler.offload.targets import Target
+        if self.offload is None:
+            return None
+        from hybridremat.compiler.offload.targets import Target
 
-            Target.of(self.offload)
+        return str(Target.of(self.offload))
 
     def one_capture_refused(self) -> str:
         """The setting for which each input shape is captured by itself; empty if there is none."""

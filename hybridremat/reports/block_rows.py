@@ -84,9 +84,9 @@ def common_path(paths: Sequence[str]) -> str:
 
 
 def option_text(block: PlannedBlock) -> str:
-    """``3 of 54``, ``solo 2 of 9``, or ``plain`` where nothing was decided."""
+    """``3 of 54``, ``solo 2 of 9``; where nothing was decided ``plain``, or ``moves`` if some values do."""
     if block.option is None:
-        return "plain"
+        return "moves" if block.moved else "plain"
     return f"{'solo ' if block.solo else ''}{block.option + 1} of {block.option_count}"
 
 

@@ -23,6 +23,7 @@ _TERMS = {
     "exchanges": "recomputations swapped for others of less time after the blocks were composed",
     "at best": "what is proven of all schedules under this limit",
     "tuned": "what real training steps said of schedules near the plan: the shortest step of each",
+    "moves": "values that wait in host memory between forward and backward",
     "saved": "what is alive when the forward is over",
     "in place": "calls that write their result over an input that nobody reads again",
     "by parts": "calls that run piece by piece, and so hold less while they run",
@@ -31,7 +32,7 @@ _TERMS = {
     "block": "a layer or so: the unit of planning; ×n: blocks with equal decisions, of which one is shown",
     "ops": "kernels of its forward / of its backward",
     "option": "which of the ways to run it was chosen (2 of 9); solo: all of it runs again before its "
-    "backward; plain: nothing was decided",
+    "backward; plain: nothing was decided; moves: some of its values wait in host memory",
     "bytes": "what it saves, and the peaks of its forward (fwd) and backward (bwd), without what other "
     "blocks hold",
     "time": "of its forward; extra: of all that it runs again",

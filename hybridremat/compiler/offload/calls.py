@@ -114,9 +114,27 @@ def _end(address: int, stores: Stores, use: Use) -> None:
     stores.give_back(use.store, list(use.out.values()))
 
 
+def _use_of(ticket: Tensor) -> Use:
+    """What a ticket stands for; a copy of one stands for nothing.
+
+    Raises
+    ------
+    OffloadError
+        If it is a copy.
+    """
+    use = _USES.get(ticket.data_ptr())
+    if use is None:
+        raise OffloadError(
+            "what the forward has saved is not what the backward gets: hooks on saved tensors "
+            "(torch.autograd.graph.saved_tensors_hooks, for one) have copied it, and values that wait "
+            "elsewhere cannot be found by a copy. Leave these hooks out around a model with offload="
+        )
+    return use
+
+
 def send(ticket: Tensor, move: int, tensor: Tensor) -> Use:
     """Start to copy out a tensor's whole storage."""
-    use, size = _USES[ticket.data_ptr()], tensor.untyped_storage().nbytes()
+    use, size = _use_of(ticket), tensor.untyped_storage().nbytes()
     offset, use.taken = use.taken, use.taken + host_bytes([size])
     if use.taken > use.store.size:
         raise OffloadError(f"more moves than the {use.store.size} bytes planned for; please report this")
@@ -139,7 +157,7 @@ def freed(use: Use, move: int, *tensors: Tensor) -> None:
 
 def fetch(ticket: Tensor, move: int) -> Fetched:
     """Make room on the device, and start to copy back."""
-    return Fetched(_USES[ticket.data_ptr()], move)
+    return Fetched(_use_of(ticket), move)
 
 
 def ready(fetched: Fetched, number: int) -> Tensor:

@@ -7,6 +7,7 @@ its pages. Space is set aside when it is made. It has no name, and is gone with 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import tempfile
 import threading
@@ -33,10 +34,11 @@ class FileStore:
             if size:
                 os.posix_fallocate(self._file.fileno(), 0, size)
         except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+            helps = "Free as much, set host_memory_limit= lower, or wrap" if full else "Wrap"
             raise OffloadError(
                 f'offload="file:{folder}": a file of {format_bytes(size)} cannot be made there '
-                f"({error.strerror or error}); nothing has run. Free as much, name another folder, or set "
-                "host_memory_limit= lower"
+                f"({error.strerror or error}); nothing has run. {helps} with another folder"
             ) from error
 
     def out(self, tensor: Tensor, offset: int) -> Future[None]:

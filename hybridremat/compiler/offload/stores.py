@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hybridremat.compiler.offload.targets import Target
 from hybridremat.errors import OffloadError
+from hybridremat.units import format_bytes
 
 Copying = Any
 """A copy that has started; what starts it knows how to wait for it."""
@@ -43,6 +44,29 @@ _NUMBERS: Final = count()
 _EVERY: Final = weakref.WeakSet["Stores"]()
 
 
+class Room:
+    """The most bytes that all stores of a model take (``host_memory_limit=``); None for any."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self._taken = weakref.WeakSet[Store]()
+
+    def require(self, size: int) -> None:
+        """Raise OffloadError if there is no room for a further store of so many bytes."""
+        held = sum(store.size for store in self._taken)
+        if self.limit is not None and held + size > self.limit:
+            raise OffloadError(
+                f"host_memory_limit={format_bytes(self.limit)}: forwards that wait for their backward hold "
+                f"{format_bytes(held)} of it, and this one takes {format_bytes(size)}; it has not run. "
+                "Run each backward before the next forward, wrap with forwards= as many as wait at one time, "
+                "or raise the limit"
+            )
+
+    def note(self, store: Store) -> None:
+        """Count a store as long as it is there."""
+        self._taken.add(store)
+
+
 class Stores:
     """The stores of one model's steps: as many as forwards wait for their backward at one time.
 
@@ -52,10 +76,13 @@ class Stores:
         What graphs name them by.
     size
         Bytes of each: the most that one of the steps takes.
+    room
+        What they share with those of other graphs of the model.
     """
 
-    def __init__(self, target: Target, device: str, size: int = 0) -> None:
+    def __init__(self, target: Target, device: str, size: int = 0, room: Room | None = None) -> None:
         self.number, self.target, self.device, self.size = next(_NUMBERS), target, device, size
+        self.room = room or Room()
         self._forget()
         _EVERY.add(self)
 
@@ -87,7 +114,10 @@ class Stores:
             if store.size >= self.size:
                 return store
             del store, known  # it is gone before there is a larger one
-        return self._new()
+        self.room.require(self.size)
+        store = self._new()
+        self.room.note(store)
+        return store
 
     def _new(self) -> Store:
         if self.device == "cpu":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +29,18 @@ class Target:
         """
         if offload == HOST:
             return Target()
+        if isinstance(offload, os.PathLike):
+            raise OffloadError(f'offload={offload!r} is a path: pass offload="{FILE}{offload}"')
         if not isinstance(offload, str) or not offload.startswith(FILE) or not offload[len(FILE) :]:
             raise OffloadError(f'offload={offload!r} is not known; use "host" or "file:FOLDER"')
-        folder = Path(offload[len(FILE) :]).expanduser()
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise OffloadError(f"offload={offload!r}: {folder} is no folder that can be written to; make it")
+        try:
+            folder = Path(offload[len(FILE) :]).expanduser().resolve()
+            tempfile.TemporaryFile(dir=folder).close()
+        except (OSError, RuntimeError, ValueError) as error:  # a user that is not known, a null character
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise OffloadError(
+                f"offload={offload!r} is no folder that can be written to ({why}): make it, or name another"
+            ) from error
         return Target(str(folder))
 
     def require_usable(self, device: str) -> None:

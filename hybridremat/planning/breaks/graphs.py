@@ -77,7 +77,10 @@ class StepGraphs:
             If it is for other graphs.
         """
         from hybridremat.planning.apply import applied, parts_by_graph
+        from hybridremat.planning.planner import require_host_memory
 
+        if given.host_bytes:
+            require_host_memory(given, self._context.settings)
         points: dict[str, dict[int, SchedulePoint]] = {}
         for key, parts in parts_by_graph(given, order).items():
             step, frontier = self.steps[key], self.frontiers[key]
