@@ -143,7 +143,7 @@ def test_without_a_gain_nothing_changes(on_clock):
     assert after.tuning == tuning.record
 
 
-def test_steps_without_backward_or_with_others_in_flight_do_not_count(on_clock):
+def test_forwards_in_flight_are_one_step_and_those_without_backward_none(on_clock):
     planned, batch = wrapped("mlp", "100%", forwards=2)
     clock = on_clock(planned, lambda _: 1.0)
     tuning = tune(planned)
@@ -159,10 +159,10 @@ def test_steps_without_backward_or_with_others_in_flight_do_not_count(on_clock):
     first.backward()
     second.backward()
     assert len({*schedules}) == 1
-    assert sum(map(len, tuning._halving.times)) == 0
-    train_on(planned, batch, STEPS)
+    assert sum(map(len, tuning._halving.times)) == 1
+    train_on(planned, batch, STEPS - 1)
     assert tuning.done
-    assert len(clock.ran) == 2 * STEPS + 4
+    assert len(clock.ran) == 2 * STEPS + 3
 
 
 def test_a_forward_from_before_runs_its_own_backward_and_a_second_one_too(on_clock):
@@ -249,11 +249,12 @@ def test_what_cannot_be_tuned_is_an_error_that_names_it():
     with pytest.raises(hybridremat.TuningError, match=r"torch\.compile"):
         tune(torch.compile(model, backend="eager"))
     planned, batch = wrapped()
-    for few in (3, 0, 4.5, True):
-        with pytest.raises(hybridremat.TuningError, match="at least 4"):
-            tune(planned, few)
+    for wrong in (3, 0, 4.5, True, "20", None, 10**9):
+        with pytest.raises(hybridremat.TuningError, match="give 4 to 10000"):
+            tune(planned, wrong)
     tune(planned)
-    with pytest.raises(hybridremat.TuningError, match="turns already"):
+    assert len(repr(planned._compiled_call_impl.tuning)) < 1000
+    with pytest.raises(hybridremat.TuningError, match=r"turns already.*call stop\(\)"):
         tune(planned)
     train_on(planned, batch, STEPS)
     tune(planned)
@@ -320,3 +321,15 @@ def test_what_took_turns_is_gone_with_the_step():
     gc.collect()
     assert step() is None
     assert turns() is None
+
+
+def test_a_comparison_that_cannot_end_can_be_stopped():
+    planned, batch = wrapped()
+    tuning = tune(planned)
+    train_on(planned, batch, 1)
+    tuning.stop()
+    assert tuning.done and tuning.record.winner == 0
+    train_on(planned, batch, 1)
+    assert hybridremat.get_plan(planned).schedule == tuning.plans[0].schedule
+    tuning.stop()
+    assert not tune(planned).done or len(tuning.plans) == 1

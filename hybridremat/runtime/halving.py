@@ -18,6 +18,9 @@ MOST: Final = 8
 LEAST_TURNS: Final = 2
 """Turns of a schedule in each round: the first one of all may be slower, as caches are cold."""
 
+MOST_STEPS: Final = 10_000
+"""Steps that are given to a comparison at most."""
+
 LEAST_STEPS: Final = 2 * LEAST_TURNS
 """Steps in which two schedules can be compared."""
 

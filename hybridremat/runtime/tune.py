@@ -26,7 +26,7 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import stores_for
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.ranks import Ranks, rendezvous
-from hybridremat.runtime.halving import LEAST_STEPS, contestants
+from hybridremat.runtime.halving import LEAST_STEPS, MOST_STEPS, contestants
 from hybridremat.runtime.planned_call import PlannedCall, planned_call
 from hybridremat.runtime.prepare import require_planned_call
 from hybridremat.runtime.tuning import Tuning, clock_of
@@ -54,8 +54,8 @@ def tune(
     steps
         Training steps that are measured: 20 compare five schedules, 28 and more eight, 4 at least two. A step
         is a forward and its first backward, and its time is from the start of the one to the end of the
-        other. A forward that starts while another waits for its backward does not count, and neither does
-        one without a backward.
+        other; forwards that wait for their backward at one time (``forwards=``) are one step. A forward
+        without a backward does not count.
     progress
         Whether to show how far the search for schedules is, and which one stays.
     across_ranks
@@ -105,10 +105,16 @@ def _tunable(model: nn.Module, steps: int) -> tuple[PlannedCall, Plan, CapturedG
         )
     call = require_planned_call(model)
     name = type(model).__name__
-    if not is_count(steps, LEAST_STEPS):
-        raise TuningError(f"steps={steps!r} are too few to compare schedules: give at least {LEAST_STEPS}")
+    if not is_count(steps, LEAST_STEPS) or steps > MOST_STEPS:
+        raise TuningError(
+            f"steps={steps!r} is no number of training steps to compare schedules in: "
+            f"give {LEAST_STEPS} to {MOST_STEPS}"
+        )
     if call.tuning is not None and not call.tuning.done:
-        raise TuningError(f"schedules of this {name} take turns already: {call.tuning}. Wait for the end")
+        raise TuningError(
+            f"schedules of this {name} take turns already: {call.tuning}. Wait for the end, or call stop() "
+            "of what tune returned: steps of another shape do not count"
+        )
     if call.context.settings.compiler == "inductor":
         raise TuningError('steps with compiler="inductor" cannot be tuned: wrap with compiler="eager"')
     if (plan := call.plan) is None:

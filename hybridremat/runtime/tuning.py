@@ -48,7 +48,7 @@ class Tuning:
     """
 
     steps: int
-    plans: tuple[Plan, ...]
+    plans: tuple[Plan, ...] = field(repr=False)
     _store: PlanStore = field(repr=False)
     _waiting: Callable[[], int] = field(repr=False)
     _clock: Callable[[], float] = field(repr=False)
@@ -80,7 +80,7 @@ class Tuning:
         """A forward starts: the number of its schedule, whose plan becomes the current one.
 
         While another forward waits for its backward it is the same one as then, since the limit is kept by
-        what one schedule saves for all of them; such a step does not count.
+        what one schedule saves for all of them; they are one step.
         """
         halving = self._halving
         if halving is None or self.done:
@@ -89,16 +89,27 @@ class Tuning:
         if counts:
             self._number = halving.next
         self._store.add(self.plans[self._number])
-        self._started = self._clock() if counts else None
+        self._started = self._clock() if counts else self._started
         return self._number
 
     def end(self) -> None:
-        """A backward has run. The first one of the forward that started last ends the step."""
+        """A backward has run. The step is over when no forward waits for one any more."""
+        if self._waiting():
+            return
         started, self._started = self._started, None
         if started is None or self._halving is None:
             return
         if self._halving.note(self._clock() - started):
             self._end_round(self._halving)
+
+    def stop(self) -> None:
+        """Compare no further: the planned schedule stays, if which one does is not known yet.
+
+        For a loop that has changed: its steps are of another shape now, or parameters are frozen. Where ranks
+        tune together, all of them have to call it after the same step.
+        """
+        if not self.done and self._halving is not None:
+            self._end(0, [Figure.of(turns or [0.0]) for turns in self._halving.times])
 
     def _end_round(self, halving: Halving) -> None:
         try:
