@@ -123,9 +123,9 @@ def wrap(
     strategy
         **Search strategy.** ``"hybrid"``: all that this tool knows. For comparison, on the same
         blocks: ``"plain"``, ``"sqrt"``, ``"every-block"``, ``"min-peak"``, ``"rotor"`` and ``"rockmate"``;
-        on the whole graph at once: ``"checkmate"`` (up to some 100 to 150 ops, else a GraphSizeError) and
-        ``"checkmate-lp"``; with ``offload=`` what others move, ``"offload-all"`` and ``"offload-inputs"``
-        (:mod:`hybridremat.sequence.strategies`).
+        on the whole graph at once: ``"checkmate"`` (up to some 100 to 150 ops, else a GraphSizeError),
+        ``"checkmate-lp"`` and ``"layers-lp"``; with ``offload=`` what others move, ``"offload-all"`` and
+        ``"offload-inputs"`` (:mod:`hybridremat.sequence.strategies`).
     block_solver
         **What solves blocks.** ``"auto"``: the exact program over sets of values where a block is small
         enough for it, else CP-SAT. ``"exact"``: that program alone, on chains of blocks that it can hold

@@ -117,7 +117,7 @@ def _planning_options() -> Parser:
         metavar="NAME",
         default="hybrid",
         help="hybrid (default), or for comparison plain, sqrt, every-block, min-peak, rotor, rockmate, "
-        "checkmate, checkmate-lp; offload-all, offload-inputs (with --offload)",
+        "checkmate, checkmate-lp, layers-lp; offload-all, offload-inputs (with --offload)",
     )
     group.add_argument(
         "--block-solver", metavar="NAME", default="auto", help="auto (default), exact, or cp-sat"

@@ -33,6 +33,7 @@ StrategyName = Literal[
     "rockmate",
     "checkmate",
     "checkmate-lp",
+    "layers-lp",
     "offload-all",
     "offload-inputs",
 ]

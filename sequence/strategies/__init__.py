@@ -22,6 +22,7 @@ _FILES: Final = {
     "rockmate": "rockmate.ROCKMATE",
     "checkmate": "checkmate.CHECKMATE",
     "checkmate-lp": "checkmate_lp.CHECKMATE_LP",
+    "layers-lp": "layers_lp.LAYERS_LP",
     "offload-all": "one_ahead.OFFLOAD_ALL",
     "offload-inputs": "one_ahead.OFFLOAD_INPUTS",
 }
