@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from hybridremat.sequence.strategies import STRATEGIES
 
 CHILD = Path(__file__).with_name("peers_child.py")
 PAIRS = 9
+MOST = 200
+"""Characters of an error in a table."""
 COLUMNS = (
     *("model", "method", "setting", "device"),
     *("peak_bytes", "predicted_bytes", "flops", "extra_flops_percent"),
@@ -56,13 +59,20 @@ class Rows:
         write_rows(self.path, COLUMNS, self.rows)
 
 
+def reason(stderr: str) -> str:
+    """The error that a process ended with, in a line: the last that names one, else the last line."""
+    lines = stderr.strip().splitlines() or ["no word"]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    text = (named or lines)[-1].replace(str(CHILD.parents[1]), "").replace("|", "/")
+    return text if len(text) <= MOST else f"{text[:MOST]}…"
+
+
 def run(model: str, method: str, setting: str, device: str, pairs: int = PAIRS) -> list[Row]:
     """The rows of one process."""
     command = [sys.executable, str(CHILD), model, method, setting, device, str(pairs)]
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        found = [{"gradients": f"failed: {last.replace(str(CHILD.parents[1]), '')}"}]
+        found = [{"gradients": f"failed: {reason(done.stderr)}"}]
     else:
         found = json.loads(done.stdout.splitlines()[-1])
     about = {"model": model, "method": method, "device": device, "torch": torch.__version__}

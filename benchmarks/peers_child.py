@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from peers_methods import METHODS, OURS, Batch, NotApplicableError
+from peers_methods import METHODS, OURS, Batch, EachRun, NotApplicableError
 from stock_inductor import subject
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -128,6 +128,7 @@ def measured(name: str, title: str, setting: str, device: str, pairs: int) -> di
         flops = round(eager_flops * (1 + plan.extra_flops))
     else:
         flops = flops_of(model, batch) if compiler is None else compiler.flops
+        flops += eager_flops - compiler.replaced if isinstance(compiler, EachRun) else 0
     turns = [(seconds_of(plain, batch, device), seconds_of(model, batch, device)) for _ in range(pairs)]
     return {
         "peak_bytes": found.peak,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
 
+import peers_regions
+import peers_sac_ilp
 import torch
 from stock_inductor import Compiler
 from torch import Tensor, nn
@@ -24,6 +27,7 @@ from torch.utils.checkpoint import (
 )
 
 import hybridremat
+from hybridremat.analysis.measure import loss_of
 from hybridremat.graph.tracing.flops import node_flops
 from hybridremat.plans.request import MOVING
 from hybridremat.sequence.strategies import STRATEGIES
@@ -91,6 +95,27 @@ class OpByOp(Compiler):
         """The graph, run op by op."""
         self.flops += sum(node_flops(node) for node in graph.graph.nodes if node.op == "call_function")
         return boxed_nop(graph, inputs)
+
+
+class EachRun(OpByOp):
+    """Counts at each run, while it does: layers that are alike share a graph.
+
+    ``replaced``: flops of a plain step of what it runs, which is a part of the model.
+    """
+
+    counts, replaced = True, 0
+
+    def counted(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        """The graph, run op by op."""
+        flops = sum(node_flops(node) for node in graph.graph.nodes if node.op == "call_function")
+        plain = boxed_nop(graph, inputs)
+
+        def run(given: Any) -> Any:
+            self.flops += flops if self.counts else 0
+            return plain(given)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -186,6 +211,30 @@ def _partition(model: nn.Module, _: Batch, setting: str) -> Compiler:
     return compiler
 
 
+def _regions(model: nn.Module, batch: Batch, setting: str) -> Compiler:
+    """Each layer compiled by itself, as :func:`_partition` does the model."""
+    steps = {}
+    for each, how in ((copy.deepcopy(model), peers_regions.PLAIN), (model, setting)):
+        steps[how] = EachRun(decomposed=True)
+        peers_regions.compile_each(layers_of(each), how, steps[how])
+        for _ in range(2):  # the first compiles
+            steps[how].flops = 0
+            loss_of(each(**batch)).backward()
+        steps[how].counts = False
+        each.zero_grad()
+    compiler = steps[setting]
+    compiler.replaced = steps[peers_regions.PLAIN].flops
+    return compiler
+
+
+def _sac_ilp(model: nn.Module, batch: Batch, setting: str) -> None:
+    """PyTorch's integer program for selective checkpointing."""
+    try:
+        peers_sac_ilp.prepare(model, batch, setting)
+    except peers_sac_ilp.SacIlpError as error:
+        raise NotApplicableError(str(error)) from error
+
+
 def _inductor(model: nn.Module, _: Batch, setting: str) -> Compiler:
     functorch_config.activation_memory_budget = float(setting)
     functorch_config.enable_autograd_cache = False  # a kept graph would not be handed to us
@@ -213,6 +262,8 @@ METHODS: dict[str, Method] = {
     "selective": Method(("every product", "every second product"), _selective),
     "partition": Method(BUDGETS, _partition),
     "inductor": Method(BUDGETS, _inductor),
+    "regions": Method(peers_regions.SETTINGS, _regions),
+    "sac_ilp": Method(peers_sac_ilp.SETTINGS, _sac_ilp),
 }
 """By name; those of others."""
 

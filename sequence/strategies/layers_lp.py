@@ -1,16 +1,16 @@
 """``layers-lp``: a linear program shares the limit out among layers, and each layer drops what is cheapest.
 
-``auto_perf_maxing`` of torchtitan's graph trainer, after its description (pull requests 3881, 3975 and 4636 of
-pytorch/torchtitan, 2026): per layer the program chooses which fraction of what it saves is made again, least
-time in all, with the bytes alive under the limit at every place of the backward; then each layer by itself
-turns its fraction into tensors, greedily or by an integer program. Random ops never run again, what a layer
-hands on is saved, and what is dropped is made again where its first reader in the backward needs it. Equal
-layers are solved once. Both ways to choose tensors are tried here, and compete by exact figures.
+``auto_perf_maxing`` of torchtitan's graph trainer, after its description (pull requests 3881, 3975 and 4636
+of pytorch/torchtitan, 2026): per layer the program chooses which fraction of what it saves is made again,
+least time in all, with the bytes alive under the limit at every place of the backward; then each layer by
+itself turns its fraction into tensors, greedily or by an integer program. Random ops never run again, what a
+layer hands on is saved, and what is dropped is made again where its first reader in the backward needs it.
+Equal layers are solved once. Both ways to choose tensors are tried here, and compete by exact figures.
 
 Left out: what moves to host memory (the description has a third fraction for that). Added: each schedule is
-simulated, and only one that keeps the limit counts; where it needs more than the program counts, less is asked
-for, as for any strategy over the whole graph. Optimal for nothing: within a layer what is made again is not
-charged for what it needs that another tensor has dropped.
+simulated, and only one that keeps the limit counts; where it needs more than the program counts, less is
+asked for, as for any strategy over the whole graph. Optimal for nothing: within a layer what is made again
+is not charged for what it needs that another tensor has dropped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def cheapest(items: Sequence[Item], needed: int) -> tuple[Item, ...]:
 
 
 def least_time(items: Sequence[Item], needed: int) -> tuple[Item, ...]:
-    """Items of at least so many bytes, of least time together; :func:`cheapest` where the effort ends first."""
+    """Items of at least so many bytes, of least time together, or the cheapest if none are found in time."""
     from ortools.sat.python import cp_model
 
     program = LinearProgram()
@@ -110,7 +110,7 @@ class LayersLp:
         return Found([everything, *(each for limit in limits for each in self.under(limit).schedules)])
 
     def _can_run_again(self) -> frozenset[int]:
-        """The ops of layers that may run again: no random ones, and none whose layer hands on what they make."""
+        """The ops of layers that may run again: not random, and the layer alone reads what they make."""
         graph, layer_of = self._graph, self._layer_of
         handed_on = set(graph.held_outputs | graph.released_outputs)
         for number in graph.phase_ops(Phase.FORWARD):
@@ -135,12 +135,13 @@ class LayersLp:
         return found
 
     def _needed_by(self, ops: Collection[int], dropped: Collection[int]) -> list[int]:
-        """The ops that have to run so that these can, in order, these included, where some ops' values are gone."""
+        """These ops and those that have to run before, in order, where what some made is dropped."""
         found, left = set(ops), list(ops)
         while left:
             for value in self._graph.ops[left.pop()].reads:
                 made = self._graph.values[value].producer
-                if made in self._again and made not in found and (made in dropped or value not in self._waiting):
+                gone = made in dropped or value not in self._waiting
+                if made in self._again and made not in found and gone:
                     found.add(made)
                     left.append(made)
         return sorted(found)
@@ -151,12 +152,15 @@ class LayersLp:
         shares = {item: program.variable(cost=item.time) for items in self._items.values() for item in items}
         for free, alive in self._rows():
             program.at_most([(shares[item], -item.bytes) for item in free], limit - alive)
-        values = program.values(ITERATIONS) if program.limits else [0.0] * len(shares)
-        wanted = {name: sum(i.bytes * values[shares[i]] for i in items) for name, items in self._items.items()}
+        found = program.values(ITERATIONS) if program.limits else [0.0] * len(shares)
+        wanted = {
+            name: sum(item.bytes * found[shares[item]] for item in items)
+            for name, items in self._items.items()
+        }
         return {name: round(each - each / SLACK) for name, each in wanted.items()}
 
     def _rows(self) -> Iterator[tuple[list[Item], int]]:
-        """What is gone at places of the step if it is dropped, with the most bytes that the plain step has there.
+        """What is gone at places of the step if it is dropped, and the most bytes of the plain step there.
 
         A layer's items are gone between its last reader in the forward and its first one in the backward.
         """
