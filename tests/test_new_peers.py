@@ -1,4 +1,4 @@
-"""What peers.py and reported.py do of their own: reasons of failures, PyTorch's programs, the reported case."""
+"""Newer ways in the benchmark of peers, and cases reported: reasons, PyTorch's programs, what is monotone."""
 
 import sys
 from pathlib import Path
