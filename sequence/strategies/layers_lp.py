@@ -183,7 +183,7 @@ class LayersLp:
             items = [Item(number, *figures, 0, 0) for number, figures in enumerate(shape)]
             return tuple(each.op for each in inner(items, bytes_))
 
-        found = set()
+        found = set[int]()
         for name, bytes_ in needed.items():
             items = self._items[name]
             if bytes_ > 0:
@@ -196,8 +196,8 @@ class LayersLp:
         plain, split = self._plain.steps, self._plain.num_forward
         steps, there = list(plain[:split]), set[int]()
         for number in plain[split:]:
-            producers = {self._graph.values[value].producer for value in self._graph.ops[number].reads}
-            gone = {made for made in producers if made in dropped and made not in there}
+            producers = (self._graph.values[value].producer for value in self._graph.ops[number].reads)
+            gone = {made for made in producers if made is not None and made in dropped and made not in there}
             missing = [op for op in self._needed_by(gone, dropped) if op not in there] if gone else []
             there.update(missing)
             steps += [*missing, number]
