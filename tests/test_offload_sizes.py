@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hybridremat
-from hybridremat.compiler.offload.stores import Stores
+from hybridremat.compiler.offload.stores import Room, Stores
 from hybridremat.compiler.offload.targets import Target
 from hybridremat.planning import planner
 from hybridremat.sequence.offload.link import Link
@@ -114,3 +114,15 @@ def test_a_store_grows_to_what_the_largest_step_needs(tmp_path):
     assert (first.size, grown.size) == (4096, 8192)
     every.give_back(grown, [])
     assert every.take() is grown
+
+
+def test_what_nobody_uses_makes_room_for_others(tmp_path):
+    room = Room(10_000)
+    one, other = (Stores(Target(str(tmp_path)), "cpu", size, room) for size in (8192, 4096))
+    one.give_back(one.take(), [])
+    held = other.take()
+    with pytest.raises(hybridremat.OffloadError, match=r"hold 4\.00 KiB of it, and this one takes 8\.00 KiB"):
+        one.take()
+    other.give_back(held, [])
+    del held
+    assert one.take().size == 8192

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from hybridremat.compiler.check import check
@@ -111,15 +112,22 @@ def fastest_elsewhere(
     """
     if any(differences(graph, there.graph)):
         return None
-    known: dict[frozenset[int], Judge] = {}
+    judge_of = _judges(graph, there)
     for point in points:
-        if point.parted not in known:
-            made = run_alike(ops_by_parts(graph, point.parted), there.graph)
-            known[point.parted] = there.with_ops_of(made)
-        judge = known[point.parted]
+        judge = judge_of(point.parted)
         if judge.needs(point.schedule) <= limit and judge.allows(point.schedule):
             return point, judge.graph
     return None
+
+
+def _judges(graph: JointGraph, there: Judge) -> Callable[[frozenset[int]], Judge]:
+    """What judges schedules of a graph at other sizes, by the ops that they run by parts."""
+
+    @cache
+    def judge(parted: frozenset[int]) -> Judge:
+        return there.with_ops_of(run_alike(ops_by_parts(graph, parted), there.graph))
+
+    return judge
 
 
 def placed_elsewhere(
@@ -134,19 +142,16 @@ def placed_elsewhere(
 
     if any(differences(graph, there.graph)):
         return None
-    alike: dict[frozenset[int], Judge] = {}
+    judge_of = _judges(graph, there)
     fast: dict[tuple[Schedule, frozenset[int]], SchedulePoint] = {}
     for point in points:
-        if point.parted not in alike:
-            made = run_alike(ops_by_parts(graph, point.parted), there.graph)
-            alike[point.parted] = there.with_ops_of(made)
         bare = replace(point.schedule, moves=())
-        if alike[point.parted].time(bare) < most:
+        if judge_of(point.parted).time(bare) < most:
             fast.setdefault((bare, point.parted), point)
     best: tuple[SchedulePoint, int] | None = None
     few = list(fast)[:: max(1, -(-len(fast) // PLACED))]
     for parted in dict.fromkeys(parted for _, parted in few):
-        judge = alike[parted]
+        judge = judge_of(parted)
         pool = Pool.of(judge(bare) for bare, its in few if its == parted)
         for found in fastest_placed(judge, pool, limit, 1):
             if found.time < (most if best is None else best[1]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any, Final, Protocol
@@ -50,21 +51,42 @@ class Room:
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self._taken = weakref.WeakSet[Store]()
+        self._sharing = weakref.WeakSet[Stores]()
+        self._lock = threading.RLock()
 
-    def require(self, size: int) -> None:
-        """Raise OffloadError if there is no room for a further store of so many bytes."""
-        held = sum(store.size for store in self._taken)
-        if self.limit is not None and held + size > self.limit:
-            raise OffloadError(
-                f"host_memory_limit={format_bytes(self.limit)}: forwards that wait for their backward hold "
-                f"{format_bytes(held)} of it, and this one takes {format_bytes(size)}; it has not run. "
-                "Run each backward before the next forward, wrap with forwards= as many as wait at one time, "
-                "or raise the limit"
-            )
+    def share(self, stores: Stores) -> None:
+        """Let stores have their part of it; in a forked process, none of what was taken before."""
+        self._lock = threading.RLock()
+        self._sharing.add(stores)
 
-    def note(self, store: Store) -> None:
-        """Count a store as long as it is there."""
-        self._taken.add(store)
+    def made(self, size: int, make: Callable[[], Store]) -> Store:
+        """A further store of so many bytes; what nobody uses makes room for it.
+
+        Raises
+        ------
+        OffloadError
+            If there is no room for it.
+        """
+        with self._lock:
+            if not self._has(size):
+                for stores in list(self._sharing):
+                    stores.drop_idle()
+            if not self._has(size):
+                raise OffloadError(
+                    f"host_memory_limit={format_bytes(self.limit or 0)}: forwards that wait for their "
+                    f"backward hold {format_bytes(self._held())} of it, and this one takes "
+                    f"{format_bytes(size)}; it has not run. Run each backward before the next forward, wrap with forwards= as many as wait "
+                    "at one time, or raise the limit"
+                )
+            store = make()
+            self._taken.add(store)
+            return store
+
+    def _held(self) -> int:
+        return sum(store.size for store in self._taken)
+
+    def _has(self, size: int) -> bool:
+        return self.limit is None or self._held() + size <= self.limit
 
 
 class Stores:
@@ -83,13 +105,21 @@ class Stores:
     def __init__(self, target: Target, device: str, size: int = 0, room: Room | None = None) -> None:
         self.number, self.target, self.device, self.size = next(_NUMBERS), target, device, size
         self.room = room or Room()
-        self._forget()
+        self.forget()
         _EVERY.add(self)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Use none of the stores that there are: after a fork they are the other process's."""
         self._free: list[tuple[Store, list[Copying]]] = []
         self._lock = threading.RLock()
+        self.room.share(self)
+
+    def drop_idle(self) -> None:
+        """Let go of what nobody uses."""
+        with self._lock:
+            idle, self._free = self._free, []
+        for store, copies in idle:
+            _settle(store, copies)
 
     def require(self, size: int) -> None:
         """A step takes so many bytes: from now on each store has as many."""
@@ -108,16 +138,11 @@ class Stores:
             known = self._free.pop() if self._free else None
         if known is not None:
             store, copies = known
-            for copy in copies:  # of a step that failed half-way
-                with suppress(OffloadError):
-                    store.wait(copy)
+            _settle(store, copies)
             if store.size >= self.size:
                 return store
             del store, known  # it is gone before there is a larger one
-        self.room.require(self.size)
-        store = self._new()
-        self.room.note(store)
-        return store
+        return self.room.made(self.size, self._new)
 
     def _new(self) -> Store:
         if self.device == "cpu":
@@ -134,9 +159,16 @@ class Stores:
             self._free.append((store, copies))
 
 
+def _settle(store: Store, copies: list[Copying]) -> None:
+    """Wait for copies of a step that failed half-way."""
+    for copy in copies:
+        with suppress(OffloadError):
+            store.wait(copy)
+
+
 def _forget_all() -> None:
     for stores in list(_EVERY):
-        stores._forget()
+        stores.forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)
