@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import torch
 
 from hybridremat.compiler.check import check
 from hybridremat.compiler.offload import calls, pinned_store, stores
@@ -106,6 +107,23 @@ def test_damage_is_refused(damage):
     damage(*graphs)
     with pytest.raises(PlanError, match=DAMAGE[damage]):
         check(step, *graphs)
+
+
+def test_tensors_come_back_as_they_were_laid_out(tmp_path):
+    every = stores.Stores(Target(str(tmp_path)), "cpu", 4096)
+    calls._STORES[every.number] = every
+    whole = torch.randn(6, 8, dtype=torch.complex64)
+    laid_out = [whole, whole.conj(), whole[1:, ::2].t(), whole.conj().imag, whole.real]
+    assert laid_out[3].is_neg() and laid_out[1].is_conj()
+    ticket = calls.begin(every.number)
+    use = calls.send(ticket, 0, whole)
+    calls.freed(use, 0, *laid_out)
+    fetched = calls.fetch(ticket, 0)
+    for number, tensor in enumerate(laid_out):
+        back = calls.ready(fetched, number)
+        assert torch.equal(back, tensor) and back.stride() == tensor.stride()
+        assert (back.is_conj(), back.is_neg()) == (tensor.is_conj(), tensor.is_neg())
+        assert back.untyped_storage().data_ptr() == fetched.tensor.data_ptr()
 
 
 # --- streams

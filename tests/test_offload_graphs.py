@@ -114,3 +114,32 @@ def test_a_model_with_breaks_is_planned_without_a_word(tmp_path):
     with pytest.warns(hybridremat.GraphBreakWarning):
         hybridremat.wrap(model, kwargs=batch, memory_limit="60%", offload=f"file:{tmp_path}", **HOW)
     assert hybridremat.get_plan(model).host_bytes > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moves_reach_below_the_least_without(kind, tmp_path):
+    make, how = KINDS[kind]
+    model, batch = make()
+    away = {"offload": f"file:{tmp_path}"}
+    bare, moved = (least(model, batch, **how, **more) for more in ({}, away))
+    assert moved < 0.95 * bare
+    plain = train_plain(copy.deepcopy(model), batch)
+    hybridremat.wrap(model, kwargs=batch, memory_limit=moved, **HOW, **how, **away)
+    trained = train(model, batch)
+    assert plain.differences(trained) == [] and max(trained.peaks) <= moved
+
+
+def least(model, batch, **how):
+    with pytest.raises(hybridremat.InfeasibleLimitError) as caught:
+        hybridremat.plan(model, kwargs=batch, memory_limit=1000, **HOW, **how)
+    return caught.value.least
+
+
+def test_a_plan_that_takes_more_host_memory_than_there_is_is_refused(tmp_path):
+    model, batch = broken()
+    how = {"graph_breaks": "plan", "offload": f"file:{tmp_path}"}
+    plan = hybridremat.plan(model, kwargs=batch, memory_limit="60%", **HOW, **how)
+    less = plan.host_bytes - 1
+    assert max(part.host_bytes for part in plan.parts) < less
+    with pytest.raises(hybridremat.OffloadError, match="host_memory_limit= is"):
+        hybridremat.wrap(model, kwargs=batch, plan=plan, host_memory_limit=less, progress=False, **how)

@@ -47,6 +47,7 @@ def test_values_move_at_every_size_of_one_capture(tmp_path, make):
             assert (plan.overhead, bool(plan.schedule.moves)) == (0.0, plan.plain_peak > plan.memory_limit)
     assert sum(bool(plan.schedule.moves) for plan in plans) >= 3
     assert captured(model)[0] == 1
+    assert all(each.lifted.fixed == () for each in portfolio(model).emitted.values())
     assert stores(model).size == max(plan.host_bytes for plan in plans) > plans[0].host_bytes
 
 
@@ -57,6 +58,15 @@ def test_a_known_schedule_gets_moves_for_other_sizes_without_a_search(tmp_path, 
     for sizes in ((4, 64), (8, 60)):
         plan = require_exact(model, plain, tokens(*sizes))
         assert plan.schedule.moves and plan.overhead == 0.0
+
+
+def test_host_memory_is_bounded_at_every_size(tmp_path):
+    most = 200_000
+    plain, model = wrapped(tmp_path, host_memory_limit=most)
+    plans = [require_exact(model, plain, tokens(*sizes)) for sizes in ((3, 40), (4, 50), (8, 60), (8, 57))]
+    assert all(plan.host_bytes <= most for plan in plans)
+    free = hybridremat.plan(Embedded(), kwargs=tokens(8, 60), memory_limit="75%", offload="file:/tmp", **HOW)
+    assert any(plan.host_bytes for plan in plans) and free.host_bytes > most
 
 
 @pytest.mark.filterwarnings("ignore::hybridremat.errors.OutstandingForwardWarning")

@@ -1,5 +1,6 @@
 """Schedules that take turns in real steps: the numbers of plain training, in the bytes that each predicts."""
 
+import copy
 import gc
 import weakref
 
@@ -99,6 +100,31 @@ def test_all_steps_are_those_of_plain_training_in_the_bytes_that_each_predicts(n
     assert predicted[-1].schedule == tuning.plans[tuning.record.winner].schedule
     assert predicted[-1].tuning == tuning.record
     assert planned_call(planned).captures == 1
+    if name == "mlp":  # from the winner on
+        again = tune(planned)
+        assert again.plans[0].schedule == predicted[-1].schedule
+        trained, predicted = train_noting_plans(planned, batch, STEPS)
+        assert trained.peaks == [each.predicted_peak for each in predicted]
+
+
+def test_two_forwards_at_a_time_are_those_of_plain_training(on_clock):
+    """Running statistics that the first has saved change in the second."""
+    model, batch = small("convnet")
+    plain = copy.deepcopy(model)
+    planned = hybridremat.wrap(model, kwargs=batch, memory_limit="150%", forwards=2, **HOW)
+    given = hybridremat.get_plan(planned)
+    clock = on_clock(planned, lambda plan: 1.0 if plan.schedule != given.schedule else 2.0)
+    tuning = tune(planned)
+    for step in range(STEPS):
+        for net in (plain, planned):
+            torch.manual_seed(step)
+            net.zero_grad()
+            first, second = loss_in(net(**batch)), loss_in(net(**batch))
+            first.backward()
+            second.backward()
+        grads = zip(plain.parameters(), planned.parameters(), strict=True)
+        assert all(torch.equal(one.grad, other.grad) for one, other in grads)
+    assert tuning.done and len(set(clock.ran)) == len(tuning.plans) > 1
 
 
 def test_twenty_steps_find_what_is_within_a_point_of_the_best_of_the_pool(on_clock):
@@ -157,6 +183,7 @@ def test_forwards_in_flight_are_one_step_and_those_without_backward_none(on_cloc
     second = loss_in(planned(**batch))
     schedules.append(hybridremat.get_plan(planned).schedule)
     first.backward()
+    assert sum(map(len, tuning._halving.times)) == 0
     second.backward()
     assert len({*schedules}) == 1
     assert sum(map(len, tuning._halving.times)) == 1

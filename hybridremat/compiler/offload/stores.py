@@ -75,8 +75,8 @@ class Room:
                 raise OffloadError(
                     f"host_memory_limit={format_bytes(self.limit or 0)}: forwards that wait for their "
                     f"backward hold {format_bytes(self._held())} of it, and this one takes "
-                    f"{format_bytes(size)}; it has not run. Run each backward before the next forward, wrap with forwards= as many as wait "
-                    "at one time, or raise the limit"
+                    f"{format_bytes(size)}; it has not run. Run each backward before the next forward, wrap "
+                    "with forwards= as many as wait at one time, or raise the limit"
                 )
             store = make()
             self._taken.add(store)
