@@ -59,6 +59,14 @@ class PartPoint:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """Bytes that others hold while a part runs forward and backward."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+@dataclass(frozen=True)
 class StepPart:
     """A distinct graph of the step: its points, and the bytes of the gradients that its backward leaves.
 
@@ -107,7 +115,8 @@ class MultiGraphStep:
 
     ``joined_bytes`` are needed once in the backward to add up gradients of what several parts use.
     ``forwards`` wait for their backward at a time; ``largest_gradient`` (bytes) is added to an earlier one.
-    ``host_limit``: bytes of host memory for the moves of all of them; None for any.
+    ``host_limit``: bytes of host memory for the moves of all of them; None for any. ``others``: what is
+    beside each of ``order``; empty for nothing.
     """
 
     parts: tuple[StepPart, ...]
@@ -116,6 +125,12 @@ class MultiGraphStep:
     forwards: int = 1
     largest_gradient: int = 0
     host_limit: int | None = None
+    others: tuple[Beside, ...] = ()
+
+    @property
+    def beside(self) -> tuple[Beside, ...]:
+        """Bytes of others at each of ``order``."""
+        return self.others or (Beside(),) * len(self.order)
 
     def host(self, chosen: Sequence[int]) -> int:
         """Bytes of host memory that the moves of one forward take."""
@@ -136,10 +151,10 @@ class MultiGraphStep:
         gone = [self.parts[g].dropped - point.retained for g, point in zip(self.order, points, strict=True)]
         waiting = (self.forwards - 1) * (sum(point.saved for point in points) - sum(gone))
         before, kept, earlier = waiting, waiting, self.earlier_gradients
-        for g, point, dropped in zip(self.order, points, gone, strict=True):
+        for g, point, dropped, beside in zip(self.order, points, gone, self.beside, strict=True):
             later -= self.parts[g].gradient_bytes
-            backward = kept + point.backward_peak + later + self.joined_bytes + earlier
-            highest = max(highest, before + point.forward_peak, backward)
+            backward = kept + point.backward_peak + later + self.joined_bytes + earlier + beside.backward
+            highest = max(highest, before + point.forward_peak + beside.forward, backward)
             before += point.saved
             kept += point.saved - dropped
         return highest
@@ -162,15 +177,16 @@ class MultiGraphStep:
         left -= sum(self.parts[g].dropped - point.retained for g, point in others)
         before = kept = waiting * left
         found: dict[Moment, None] = {}
-        for g, point in others:
+        for (g, point), beside in zip(others, self.beside, strict=True):
             later -= self.parts[g].gradient_bytes
-            backward = kept + later + self.joined_bytes + self.earlier_gradients
+            forward = before + beside.forward
+            backward = kept + later + self.joined_bytes + self.earlier_gradients + beside.backward
             if g == graph:
-                found[Moment("forward", saved, before)] = None
+                found[Moment("forward", saved, forward)] = None
                 found[Moment("backward", saved, backward)] = None
                 saved += 1
             else:
-                highest = max(before + point.forward_peak, point.backward_peak + backward)
+                highest = max(point.forward_peak + forward, point.backward_peak + backward)
                 found[Moment("other", saved, highest)] = None
                 before += point.saved
                 kept += point.saved
@@ -193,6 +209,7 @@ class MultiGraphStep:
             for p in part.points
         ]
         gradients = sum(part.gradient_bytes for part in used)
+        gradients += max((max(each.forward, each.backward) for each in self.beside), default=0)
         return sum(peaks) + gradients + self.joined_bytes + self.earlier_gradients
 
 
@@ -318,10 +335,10 @@ def _bound_memory(model: CpModel, step: MultiGraphStep, taken: list[list[IntVar]
     before: LinearExpr | IntVar = LinearExpr.sum(waiting)
     gone = dropped = more * step.dropped
     retained: list[LinearExpr] = []
-    for g in step.order:
+    for g, beside in zip(step.order, step.beside, strict=True):
         later -= step.parts[g].gradient_bytes
-        held = later + step.joined_bytes + step.earlier_gradients
-        model.add(before + total(g, lambda point: point.forward_peak) - gone <= memory)
+        held = later + step.joined_bytes + step.earlier_gradients + beside.backward
+        model.add(before + total(g, lambda point: point.forward_peak) + beside.forward - gone <= memory)
         backward = before + total(g, lambda point: point.backward_peak) + LinearExpr.sum(retained)
         model.add(backward + held - dropped <= memory)
         after = model.new_int_var(-most, most, "")

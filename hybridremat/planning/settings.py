@@ -47,6 +47,7 @@ class CommonSettings(TypedDict, total=False):
     outputs: Outputs
     graph_breaks: GraphBreaks
     units: str | Sequence[str]
+    fsdp_ranks: int
     strategy: StrategyName
     block_solver: BlockSolver
     planning_budget: float | str | None
@@ -147,6 +148,12 @@ class Settings(Request):
         cost_model(self.cost_model)
         require_count("forwards", self.forwards, "of forwards that wait for their backward at one time")
         require_count("max_plans", self.max_plans, "of input shapes")
+        require_count("fsdp_ranks", self.fsdp_ranks, "of ranks that fully_shard splits parameters among")
+        if self.fsdp_ranks > 1 and not self.units:
+            raise LimitError(
+                f"fsdp_ranks={self.fsdp_ranks} says how fully_shard splits the parameters of units, and none "
+                'are named: call hybridremat.wrap_each(model, "layers.*", …), for one, with what you shard'
+            )
         if self.workers is not None:
             require_count("workers", self.workers, "of processes, or None")
         if self.dynamic not in (None, True, False):

@@ -8,7 +8,7 @@ from hybridremat.graph.memory import schedule_time
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import Certificate, StepSection
 from hybridremat.sequence.bounds.joined import JoinedBounds, JoinedEffort, PartGraph
-from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart
+from hybridremat.sequence.joined_graphs import Beside, MultiGraphStep, PartPoint, StepPart
 
 
 def joined_certificate(plan: PlanData, limit: int) -> Certificate:
@@ -54,7 +54,14 @@ def joined_bounds(
         raise LimitError("a forward alone cannot be certified: nothing in it is computed again")
     parts = tuple(_part_of(plan, section) for section in composition.sections)
     order = tuple(range(len(parts)))
-    step = MultiGraphStep(parts, order, composition.joined_bytes, forwards, composition.largest_gradient)
+    step = MultiGraphStep(
+        parts,
+        order,
+        composition.joined_bytes,
+        forwards,
+        composition.largest_gradient,
+        others=tuple(Beside(each.beside_forward, each.beside_backward) for each in composition.sections),
+    )
     return JoinedBounds(step, graphs, most, effort or JoinedEffort())
 
 

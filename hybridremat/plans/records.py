@@ -293,6 +293,8 @@ class StepSection:
         Those that would be gone then, too, if its backward did not read them.
     passed
         The gradients of the graph that are gone after the next backward, as values of its joint graph.
+    beside_forward, beside_backward
+        Bytes that others hold in its phases, whatever is chosen: parameters that are gathered, for one.
     """
 
     part: int | None
@@ -304,6 +306,8 @@ class StepSection:
     dropped: int
     passed: frozenset[int] = frozenset()
     retained: int = 0
+    beside_forward: int = 0
+    beside_backward: int = 0
 
 
 @dataclass(frozen=True)

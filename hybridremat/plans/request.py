@@ -70,6 +70,7 @@ class Request:
     on_infeasible: OnInfeasible = "error"
     graph_breaks: GraphBreaks = field(default="auto", metadata=_FOLLOWS)
     units: tuple[str, ...] = field(default=(), metadata=_SAME)
+    fsdp_ranks: int = field(default=1, metadata=_SAME)
     reckoning: str = field(default="", metadata=_FOLLOWS)
     granted: int = 0
     device_spec: AnyDevice = None

@@ -377,8 +377,9 @@ class _Joined:
         levels = {}
         for number, section in enumerate(self.sections):
             later -= section.left
-            levels[number, True] = before
-            levels[number, False] = kept + later + self.composition.joined_bytes
+            levels[number, True] = before + section.beside_forward
+            beside = self.composition.joined_bytes + section.beside_backward
+            levels[number, False] = kept + later + beside
             before += section.saved
             kept += section.saved - section.dropped
         return levels

@@ -71,11 +71,11 @@ def step_moments(step: MultiGraphStep) -> Iterator[StepMoment]:
     count, waiting = len(step.order), step.forwards - 1
     later = sum(step.parts[g].gradient_bytes for g in step.order)
     gone = dropped = waiting * step.dropped
-    for section, g in enumerate(step.order):
+    for section, (g, beside) in enumerate(zip(step.order, step.beside, strict=True)):
         later -= step.parts[g].gradient_bytes
         counts = tuple(waiting + (place < section) for place in range(count))
-        yield StepMoment(section, "forward", counts, -gone)
-        held = later + step.joined_bytes + step.earlier_gradients
+        yield StepMoment(section, "forward", counts, beside.forward - gone)
+        held = later + step.joined_bytes + step.earlier_gradients + beside.backward
         yield StepMoment(section, "backward", counts, held - dropped)
         dropped += step.parts[g].dropped
 

@@ -19,7 +19,7 @@ def composed(
     """
     sections: list[StepSection] = []
     graphs = 0
-    for number in step.order:
+    for number, beside in zip(step.order, step.beside, strict=True):
         part, point = step.parts[number], step.parts[number].points[chosen[number]]
         is_graph = number < len(passing)
         sections.append(
@@ -33,6 +33,8 @@ def composed(
                 dropped=part.dropped - point.retained,
                 retained=point.retained,
                 passed=passing[number] if is_graph else frozenset(),
+                beside_forward=beside.forward,
+                beside_backward=beside.backward,
             )
         )
         graphs += is_graph

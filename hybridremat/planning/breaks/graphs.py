@@ -198,6 +198,7 @@ class StepGraphs:
             frozenset(self.variants),
             paths.units(order),
             None if (settings := self._context.settings).offload is None else settings.host_bytes(),
+            paths.sharding(order),
         )
         if self._given is None:
             return problem

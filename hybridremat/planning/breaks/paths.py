@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from hybridremat.planning.breaks.sharding import Sharding
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.plan import Plan
 from hybridremat.sequence.joined_graphs import StepPart, largest_part, most_of
@@ -27,6 +28,7 @@ class SurveyedPath:
     dropped: Mapping[str, frozenset[int]] = field(default_factory=dict)
     released_outputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
     units: tuple[str, ...] = ()
+    sharding: Sharding | None = None
 
     @staticmethod
     def of(survey: Survey) -> SurveyedPath:
@@ -41,6 +43,7 @@ class SurveyedPath:
             dict(survey.dropped),
             survey.released_outputs,
             tuple(survey.units),
+            survey.sharding,
         )
 
     def with_most_of(self, other: SurveyedPath) -> SurveyedPath:
@@ -123,6 +126,10 @@ class Paths:
     def units(self, order: GraphPath) -> tuple[str, ...]:
         """The module that each graph of a path is of; empty where none was named, or it is not known."""
         return self._surveyed(order).units or ("",) * len(order)
+
+    def sharding(self, order: GraphPath) -> Sharding | None:
+        """What FSDP2 gathers and reduces on a path; None if parameters are whole."""
+        return self._surveyed(order).sharding
 
     def dropped(self, order: GraphPath, key: str) -> frozenset[int]:
         """Outputs of a graph that are gone when the forward has returned; none if they are not known."""

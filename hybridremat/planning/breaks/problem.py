@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hybridremat.graph.joint import as_plain
+from hybridremat.planning.breaks.sharding import Entry, Sharding, with_sharding
 from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart
 from hybridremat.sequence.pool import SchedulePoint
@@ -46,6 +47,8 @@ class PathProblem:
         The module that each graph of ``order`` is of; empty where none was named.
     host_limit
         Bytes of host memory for the moves of all graphs; None for any.
+    sharding
+        What FSDP2 gathers and reduces; None where parameters are whole.
     """
 
     keys: tuple[str, ...]
@@ -61,6 +64,7 @@ class PathProblem:
     fixed: frozenset[str] = frozenset()
     units: tuple[str, ...] = ()
     host_limit: int | None = None
+    sharding: Sharding | None = None
 
     @property
     def graphs(self) -> tuple[GraphFrontier, ...]:
@@ -123,14 +127,32 @@ class PathProblem:
             )
             for part, points in enumerate(offered)
         ]
-        order = list(self.order)
-        for place, code in reversed(list(enumerate(self.eager_code[: len(order) + 1]))):
+        entries = [self._entry(place, part) for place, part in enumerate(self.order)]
+        for place, code in reversed(list(enumerate(self.eager_code[: len(self.order) + 1]))):
             if code is not None:
-                order.insert(place, len(parts))
+                entries.insert(place, Entry(len(parts)))
                 parts.append(code)
+        made, order, others = tuple(parts), tuple(each.part for each in entries), ()
+        if self.sharding is not None:
+            made, order, others = with_sharding(made, entries, self.sharding)
         largest = max(map(largest_gradient, self.frontiers))
         return MultiGraphStep(
-            tuple(parts), tuple(order), self.joined_bytes, self.forwards, largest, self.host_limit
+            made, order, self.joined_bytes, self.forwards, largest, self.host_limit, others
+        )
+
+    def _entry(self, place: int, part: int) -> Entry:
+        """A graph where it runs; the unit that it is of, if its parameters are sharded."""
+        unit = self.units[place] if self.units else ""
+        if self.sharding is None or not unit:
+            return Entry(part)
+        graph = self.frontiers[part].graph
+        made = sum(graph.values[value].bytes for value in graph.gradients)
+        return Entry(
+            part,
+            unit,
+            reduces=made > self.sharding.units[unit].gradients,
+            passes=self._bytes(part, self.passing[part]),
+            takes=self._bytes(part, graph.held_outputs | graph.released_outputs),
         )
 
     def _left(self, part: int, *, plain: bool) -> int:

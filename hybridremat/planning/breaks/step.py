@@ -24,6 +24,7 @@ from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.planning.accept import require_policy
 from hybridremat.planning.breaks.own_units import own_units
 from hybridremat.planning.breaks.planner import PathPlanner
+from hybridremat.planning.breaks.sharding import Sharding
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
@@ -115,7 +116,8 @@ class _Step:
         ------
         HybridRematError
         """
-        survey = Survey(self.context, stable=stable)
+        sharding = Sharding.of(self.model, self.units, self.context.settings.fsdp_ranks)
+        survey = Survey(self.context, stable=stable, sharding=sharding)
         backend = self.backend_for(survey.choose)
         backend.visit = survey.visit
         if self.known is not None:

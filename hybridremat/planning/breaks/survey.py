@@ -26,6 +26,7 @@ from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.graph.tracing.trace import TracedStep, gradients_at, releasing, values_of_outputs
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
+from hybridremat.planning.breaks.sharding import Sharding
 from hybridremat.planning.breaks.unread import OutputUse
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
@@ -100,6 +101,8 @@ class Survey:
         Whether graphs may break at units alone, and a run that captures nothing is waited for.
     use
         Which outputs have gradients, as found in the run that captures.
+    sharding
+        What FSDP2 is going to gather and reduce; None if parameters stay whole.
     """
 
     context: PlanContext
@@ -124,6 +127,7 @@ class Survey:
     tracing: CapturedGraph | None = None
     stable: bool = False
     use: OutputUse = field(default_factory=OutputUse)
+    sharding: Sharding | None = None
 
     def visit(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
         """Run a graph without gradients, in place of planning it."""
