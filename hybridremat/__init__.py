@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         HybridRematTrainerCallback as HybridRematTrainerCallback,
     )
     from hybridremat.planning.plan import Plan
+    from hybridremat.plans.fsdp import Fsdp
     from hybridremat.reports.size_curve import SizeCurve
     from hybridremat.runtime.auto_limit import AutoLimit, auto_limit
     from hybridremat.runtime.tune import tune
@@ -86,6 +87,7 @@ __all__ = [
     "EarlyGradientError",
     "Fit",
     "Frontier",
+    "Fsdp",
     "GeneratedCodeError",
     "GraphBreakWarning",
     "GraphSizeError",
@@ -148,6 +150,7 @@ _HOME = {
     "frontier": "hybridremat.api",
     "opaque": "hybridremat.compiler.opaque_calls",
     "Plan": "hybridremat.planning.plan",
+    "Fsdp": "hybridremat.plans.fsdp",
     "SizeCurve": "hybridremat.reports.size_curve",
     "Frontier": "hybridremat.analysis.frontier",
     "DeviceSpec": "hybridremat.graph.costs.device_specs",

@@ -42,7 +42,7 @@ ORDER = (
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOLDERS = ("graph", "blocks", "sequence", "hybridremat")
 PRIVATE_DOORS = tuple(
-    f"graph/private_{name}.py" for name in ("torch", "joint", "inductor", "inductor_code")
+    f"graph/private_{name}.py" for name in ("torch", "joint", "fsdp", "inductor", "inductor_code")
 )
 
 BLOCK = """

@@ -13,13 +13,14 @@ from hybridremat.graph.joint import JointGraph, Phase, Schedule, ops_by_parts, p
 from hybridremat.sequence.bounds.joined import JoinedBounds, JoinedEffort, PartGraph
 from hybridremat.sequence.bounds.moments import BOUNDARY, choose_moments, with_boundary
 from hybridremat.sequence.bounds.relaxation import PRICE_BITS, PhaseLimits, Prices, priced_program
-from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart
+from hybridremat.sequence.joined_graphs import Beside, MultiGraphStep, PartPoint, StepPart
 from support.examples import examples
 from support.naive_memory import naive_between, naive_profile
 from support.nets import chain
 from support.tiny_steps import in_two_ways, schedules, tiny_steps
 
 ONE = 1 << PRICE_BITS
+NOTHING = Beside()
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Section:
     figures: Way
     left: int
     dropped: int
+    others: Beside = NOTHING
 
 
 def peak_of(sections: list[Section], chosen: list[Way], joined: int, forwards: int, largest: int) -> int:
@@ -71,12 +73,14 @@ def peak_of(sections: list[Section], chosen: list[Way], joined: int, forwards: i
     waiting = (forwards - 1) * kept_all
     levels = []
     for at in range(len(sections)):
-        levels.append(waiting + sum(way.saved for way in chosen[:at]) + chosen[at].forward)
+        own = chosen[at].forward + sections[at].others.forward
+        levels.append(waiting + sum(way.saved for way in chosen[:at]) + own)
     earlier = sum(each.left for each in sections) + largest if forwards > 1 else 0
     for at in reversed(range(len(sections))):
         kept = sum(way.saved - each.dropped for way, each in zip(chosen[:at], sections[:at], strict=True))
         later = sum(each.left for each in sections[at + 1 :])
-        levels.append(waiting + kept + chosen[at].backward + later + joined + earlier)
+        own = chosen[at].backward + sections[at].others.backward
+        levels.append(waiting + kept + own + later + joined + earlier)
     return max(levels)
 
 
@@ -91,7 +95,8 @@ def steps(draw: st.DrawFn) -> tuple[list[JointGraph], list[Section], int, int]:
             saved = draw(st.integers(-2, 6))
             own = Way(max(0, saved) + draw(small), draw(small), saved, 0)
             sections.append(Section(None, own, draw(small), min(0, saved)))
-        sections.append(Section(number, Way(0, 0, 0, 0), draw(small), draw(st.integers(0, 1))))
+        beside = draw(st.just(Beside()) | st.builds(Beside, small, small))
+        sections.append(Section(number, Way(0, 0, 0, 0), draw(small), draw(st.integers(0, 1)), beside))
     return graphs, sections, draw(small), draw(st.sampled_from((1, 1, 2)))
 
 
@@ -104,7 +109,8 @@ def bounds_of(
         StepPart((PartPoint(way.forward, way.backward, way.saved, way.time),), each.left, each.dropped)
         for way, each in zip(chosen, sections, strict=True)
     )
-    step = MultiGraphStep(parts, tuple(range(len(parts))), joined, forwards, largest)
+    others = tuple(each.others for each in sections)
+    step = MultiGraphStep(parts, tuple(range(len(parts))), joined, forwards, largest, others=others)
     named = [replace(graph, fingerprint=f"graph {n}") for n, graph in enumerate(graphs)]
     run = {
         place: PartGraph(named[each.graph], plain_schedule(named[each.graph]))

@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 
 from hybridremat.graph.joint import PAGE
 from hybridremat.sequence import joined_graphs
-from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart, choose_points
+from hybridremat.sequence.joined_graphs import Beside, MultiGraphStep, PartPoint, StepPart, choose_points
 from hybridremat.sequence.outside_memory import PhasePeaks
 from support.examples import examples
 
@@ -27,22 +27,26 @@ def steps(draw):
     parts = draw(st.lists(part, min_size=1, max_size=3))
     rest = draw(st.lists(st.integers(0, len(parts) - 1), max_size=3))
     order = draw(st.permutations([*range(len(parts)), *rest]))
-    return MultiGraphStep(tuple(parts), tuple(order), draw(st.integers(0, 3)))
+    beside = st.lists(st.builds(Beside, BYTES, BYTES), min_size=len(order), max_size=len(order)).map(tuple)
+    return MultiGraphStep(
+        tuple(parts), tuple(order), draw(st.integers(0, 3)), others=draw(st.just(()) | beside)
+    )
 
 
 def replayed_peak(step, chosen):
     """Walk through the step in time, adding and taking away what is there."""
     level, levels = 0, []
-    for g in step.order:
+    others = step.others or [Beside()] * len(step.order)
+    for g, beside in zip(step.order, others, strict=True):
         point = step.parts[g].points[chosen[g]]
-        levels.append(level + point.forward_peak)
+        levels.append(level + point.forward_peak + beside.forward)
         level += point.saved
     gone = {g: step.parts[g].dropped - step.parts[g].points[chosen[g]].retained for g in step.order}
     level -= sum(gone[g] for g in step.order)
-    for g in reversed(step.order):
+    for g, beside in zip(reversed(step.order), reversed(others), strict=True):
         point = step.parts[g].points[chosen[g]]
         level -= point.saved - gone[g]
-        levels.append(level + point.backward_peak + step.joined_bytes)
+        levels.append(level + point.backward_peak + step.joined_bytes + beside.backward)
         level += step.parts[g].gradient_bytes
     return max(levels)
 

@@ -20,7 +20,7 @@ from hybridremat.plans.records import StepComposition, StepSection
 from hybridremat.reports.html_data import report_data
 from hybridremat.reports.plain_step import plain_plan
 from hybridremat.reports.whole_step import BETWEEN, section_names, whole_step
-from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart
+from hybridremat.sequence.joined_graphs import Beside, MultiGraphStep, PartPoint, StepPart
 from support.broken_nets import HOW as BREAKS
 from support.broken_nets import Inside, Reader, batch
 from support.examples import examples
@@ -149,7 +149,8 @@ def compositions(draw: st.DrawFn) -> StepComposition:
             freed = draw(st.sampled_from((0, 0, min(50_000, sum(each.saved for each in sections)))))
             saved = -freed or draw(small)
             figures = max(0, saved) + draw(small), draw(small), saved
-            sections.append(StepSection(None, "", *figures, draw(small), -freed))
+            code = StepSection(None, "", *figures, draw(small), -freed)
+            sections.append(replace(code, beside_forward=draw(small), beside_backward=draw(small)))
             continue
         details = PARTS[number].details
         split = PARTS[number].schedule.num_forward
@@ -157,7 +158,10 @@ def compositions(draw: st.DrawFn) -> StepComposition:
         gradients = frozenset(draw(st.sets(st.sampled_from(sorted(details.graph.gradients)))))
         left = sum(v.bytes for v in details.graph.values if v.id in details.graph.gradients - gradients)
         figures = max(memory.profile[:split]), max(memory.profile[split:]), memory.saved + memory.released
-        sections.append(StepSection(number, "", *figures, left + draw(small), 0, gradients))
+        beside = draw(small), draw(small)
+        sections.append(
+            StepSection(number, "", *figures, left + draw(small), 0, gradients, 0, *beside)
+        )
     return StepComposition(tuple(sections), draw(small), 0)
 
 
@@ -168,7 +172,12 @@ def test_any_composition_peaks_as_the_sum_of_its_graphs_says(composition: StepCo
         StepPart((PartPoint(each.forward_peak, each.backward_peak, each.saved, 0),), each.left, each.dropped)
         for each in composition.sections
     )
-    step = MultiGraphStep(parts, tuple(range(len(parts))), composition.joined_bytes)
+    step = MultiGraphStep(
+        parts,
+        tuple(range(len(parts))),
+        composition.joined_bytes,
+        others=tuple(Beside(each.beside_forward, each.beside_backward) for each in composition.sections),
+    )
     whole = replace(PARTS[0], parts=tuple(PARTS), composition=composition, details=None)
     assert max(whole_step(whole).totals()) == step.peak((0,) * len(parts))
     assert all(held.size >= 0 for held in whole_step(whole).holdings)

@@ -122,9 +122,9 @@ def require_local(model: nn.Module) -> None:
             )
         if isinstance(module, sharded):
             raise ModelError(
-                f"{where} is sharded by FSDP, which gathers parameters while a step runs; such steps are "
-                "not planned. Use DistributedDataParallel(hybridremat.wrap(module, …)), or FSDP with its own "
-                "activation checkpointing and without hybridremat."
+                f"{where} is sharded by FSDP already, which gathers parameters while a step runs. Plan the "
+                'units first, and shard them then: hybridremat.wrap_each(model, "layers.*", …, fsdp=ranks), '
+                "fully_shard of each unit and of the model. FullyShardedDataParallel (FSDP1) is not planned."
             )
 
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,17 +34,18 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def preserve_state_and_parameters(model: nn.Module) -> Iterator[None]:
+def preserve_state_and_parameters(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
     """As :func:`preserve_state`, and restore parameters too.
 
-    Inside, other parameters of the same memory take their places, so that no backward reaches them.
+    Inside, other parameters of the same memory take their places, so that no backward reaches them; or
+    copies in another ``dtype``, as a sharded model gathers them.
 
     Raises
     ------
     ModelError
         If a parameter that was not copied has changed (see :func:`_parameter_snapshots`).
     """
-    with preserve_state(model), _parameters_restored(model), _stand_ins(model):
+    with preserve_state(model), _parameters_restored(model), _stand_ins(model, dtype):
         yield
 
 
@@ -157,24 +159,32 @@ def _not_restored(model: nn.Module, names: Sequence[str]) -> ModelError:
 
 
 @contextmanager
-def _stand_ins(model: nn.Module) -> Iterator[None]:
+def _stand_ins(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Put parameters of the same memory into the modules, away from gradients and DDP's hooks.
 
-    Parameters of a subclass stay.
+    Parameters of a subclass stay. With a ``dtype``, those of others are copies in it.
     """
     shadows: dict[int, nn.Parameter] = {}
     with ExitStack() as back:
         for module in model.modules():
             for name, parameter in module._parameters.items():
-                if type(parameter) is nn.Parameter and parameter.requires_grad:
+                if type(parameter) is nn.Parameter and (parameter.requires_grad or dtype is not None):
                     shadow = shadows.get(id(parameter))
                     if shadow is None:
-                        shadow = shadows[id(parameter)] = nn.Parameter(parameter.detach())
+                        stored = parameter.detach() if dtype is None else in_dtype(parameter.detach(), dtype)
+                        shadow = nn.Parameter(stored, requires_grad=parameter.requires_grad)
+                        shadows[id(parameter)] = shadow
                         shadow.__dict__.update(parameter.__dict__)
                         setattr(shadow, STANDS_FOR, weakref.ref(parameter))
                     back.callback(module._parameters.__setitem__, name, parameter)
                     module._parameters[name] = shadow
         yield
+
+
+def in_dtype(item: Any, dtype: torch.dtype | None) -> Any:
+    """A tensor of floating-point numbers in another dtype; anything else as it is."""
+    floats = dtype is not None and isinstance(item, Tensor) and item.is_floating_point()
+    return item.to(dtype) if floats else item
 
 
 def change_check(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:

@@ -15,17 +15,20 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
 
 from hybridremat.compiler.backend import UNIT, Backend
 from hybridremat.compiler.capture import compile_step, forget_with
+from hybridremat.compiler.model_state import in_dtype
 from hybridremat.errors import CaptureError, ModelError
-from hybridremat.graph.private_torch import saved_tensor_hooks_are_set
+from hybridremat.graph.private_torch import saved_tensor_hooks_are_set, tree_map
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _FORWARD: Final = "forward"
 _SHOWN: Final = 5  # names that an error shows
@@ -93,7 +96,13 @@ def _near(pattern: str, names: dict[str, nn.Module]) -> str:
 
 
 def compile_units(
-    model: nn.Module, units: dict[str, nn.Module], backend: Backend, *, shared: bool, rest: bool
+    model: nn.Module,
+    units: dict[str, nn.Module],
+    backend: Backend,
+    *,
+    shared: bool,
+    rest: bool,
+    dtype: torch.dtype | None = None,
 ) -> Callable[..., Any]:
     """The model's call with its units compiled by ``backend``, which takes several graphs.
 
@@ -103,10 +112,12 @@ def compile_units(
         Whether those that are alike share a capture, in which modules have the names of the first.
     rest
         Whether what runs between the units is captured as well, as far as Dynamo can; else it runs as it is.
+    dtype
+        Of what the model and its units are called with, as FSDP2 makes it; None for what it is.
     """
     one, ran, told = _compiled(model, backend), set[str](), set[str]()
     alike = one if shared else None
-    made = [_Unit(name, unit, model, backend, ran, alike) for name, unit in units.items()]
+    made = [_Unit(name, unit, model, backend, ran, alike, dtype) for name, unit in units.items()]
     calls = [(unit, _opaque(unit)) for unit in made]
     backend.captures_rest = rest
     call = compile_step(model, backend) if rest else model._call_impl
@@ -114,7 +125,7 @@ def compile_units(
     def run(*args: Any, **kwargs: Any) -> Any:
         ran.clear()
         with _installed(calls):
-            output = call(*args, **kwargs)
+            output = call(*_in_dtype(args, dtype), **_in_dtype(kwargs, dtype))
         _notice(model, units, ran, told)
         return output
 
@@ -148,6 +159,8 @@ class _Unit:
         The names of the units that have run.
     alike
         Runs the class's forward of all units, which share captures; None: the unit has captures of its own.
+    dtype
+        Of its inputs; None for theirs.
     running
         In a forward of the model: what ``own`` was when it began.
     """
@@ -158,6 +171,7 @@ class _Unit:
     backend: Backend
     ran: set[str]
     alike: Callable[..., Any] | None
+    dtype: torch.dtype | None = None
     running: Callable[..., Any] | None = None
 
     @property
@@ -181,6 +195,7 @@ class _Unit:
                 "saved for the backward, which would run it again or move what it saves. Turn that off "
                 "(model.gradient_checkpointing_disable(), for one): the plan decides what is recomputed."
             )
+        args, kwargs = _in_dtype((args, kwargs), self.dtype)
         self.ran.add(self.name)
         self.backend.unit = self.name
         try:
@@ -207,6 +222,11 @@ def _opaque(unit: _Unit) -> Callable[..., Any]:
 
     opaque: Callable[..., Any] = torch.compiler.disable(forward, reason=UNIT)
     return opaque
+
+
+def _in_dtype(inputs: T, dtype: torch.dtype | None) -> T:
+    """Inputs as FSDP2 casts them before it calls a module."""
+    return inputs if dtype is None else tree_map(lambda item: in_dtype(item, dtype), inputs)
 
 
 @contextmanager

@@ -13,12 +13,14 @@ from hybridremat.errors import LimitError, OffloadError
 from hybridremat.graph.costs.cost_models import CostModel, cost_model
 from hybridremat.graph.costs.device_specs import DeviceSpec, device_spec
 from hybridremat.graph.costs.untried import Untried
+from hybridremat.plans.fsdp import Fsdp
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import Policy, validated_policy
 from hybridremat.plans.request import (
     MOVING,
     AnyCostModel,
     AnyDevice,
+    AnyFsdp,
     Compiler,
     Gradients,
     GradOutputs,
@@ -47,7 +49,7 @@ class CommonSettings(TypedDict, total=False):
     outputs: Outputs
     graph_breaks: GraphBreaks
     units: str | Sequence[str]
-    fsdp_ranks: int
+    fsdp: AnyFsdp
     strategy: StrategyName
     block_solver: BlockSolver
     planning_budget: float | str | None
@@ -148,12 +150,6 @@ class Settings(Request):
         cost_model(self.cost_model)
         require_count("forwards", self.forwards, "of forwards that wait for their backward at one time")
         require_count("max_plans", self.max_plans, "of input shapes")
-        require_count("fsdp_ranks", self.fsdp_ranks, "of ranks that fully_shard splits parameters among")
-        if self.fsdp_ranks > 1 and not self.units:
-            raise LimitError(
-                f"fsdp_ranks={self.fsdp_ranks} says how fully_shard splits the parameters of units, and none "
-                'are named: call hybridremat.wrap_each(model, "layers.*", …), for one, with what you shard'
-            )
         if self.workers is not None:
             require_count("workers", self.workers, "of processes, or None")
         if self.dynamic not in (None, True, False):
@@ -168,7 +164,7 @@ class Settings(Request):
                     f"{name}={getattr(self, name)!r} is not known; use {' or '.join(map(repr, known))}"
                 )
         self.budget_seconds()
-        checked = replace(self, device_spec=self._device(), offload=self._away())
+        checked = replace(self, device_spec=self._device(), offload=self._away(), fsdp=self.sharding)
         for first, second, why in REFUSED_PAIRS:
             if (one := checked._given(first)) and (other := checked._given(second)):
                 raise LimitError(f"{one} and {other} cannot be combined: {why}")
@@ -202,6 +198,25 @@ class Settings(Request):
         shown = value.name if isinstance(value, DeviceSpec) else value
         return f"{name}={shown!r}" if value != _DEFAULTS[name] else ""
 
+    @property
+    def sharding(self) -> Fsdp | None:
+        """``fsdp`` as a record; None where parameters are whole.
+
+        Raises
+        ------
+        LimitError
+            If ``fully_shard`` cannot be called so.
+        """
+        found = Fsdp.of(self.fsdp)
+        if found is None or found.validated().ranks == 1:
+            return None
+        if not self.units:
+            raise LimitError(
+                f"fsdp={found.ranks} says how fully_shard splits parameters of units, and none are named: "
+                'call hybridremat.wrap_each(model, "layers.*", …), for one, with what you shard'
+            )
+        return found
+
     def _device(self) -> DeviceSpec | None:
         return None if self.device_spec is None else device_spec(self.device_spec)
 
@@ -222,7 +237,7 @@ class Settings(Request):
         """All that a plan depends on, as it is stored with one and compared."""
         stored: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(Request)}
         stored["cost_model"] = cost_model(self.cost_model).name
-        stored["device_spec"] = self._device()
+        stored["device_spec"], stored["fsdp"] = self._device(), self.sharding
         stored["reserve"] = self.reserve_bytes()
         if self.offload is not None:
             stored["host_memory_limit"] = self.host_bytes()
@@ -295,6 +310,12 @@ REFUSED_PAIRS: Final = (
         "moves are written between ops, and Inductor makes kernels of several. Leave one of them out",
     ),
     ("device_spec", "units", "what runs between units is measured here. Plan on that device"),
+    (
+        "fsdp",
+        'gradients="in_backward"',
+        "fully_shard takes all gradients of a unit together when they are there, and an optimizer has those "
+        "of its rank once they are reduced. Leave gradients= out",
+    ),
 )
 """Settings that cannot be combined, and what to do instead; without a value: any but the default."""
 

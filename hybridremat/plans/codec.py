@@ -24,10 +24,11 @@ from hybridremat.files import write_atomic
 from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.joint import Delivery, Op, Value
 from hybridremat.graph.sizes import Size, Term, as_data, from_data
+from hybridremat.plans.fsdp import Fsdp
 from hybridremat.plans.migrations import migrated
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.recount import recounted
-from hybridremat.plans.request import AnyCostModel, AnyDevice
+from hybridremat.plans.request import AnyCostModel, AnyDevice, AnyFsdp
 from hybridremat.plans.validate import require_sound
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
 
@@ -133,6 +134,7 @@ def _converter(columns: tuple[tuple[str, tuple[str, ...]], ...] = tuple(_columns
     converter.register_unstructure_hook(Term, as_data)
     converter.register_structure_hook_func(lambda kind: kind == Size, lambda item, _: from_data(item))
     _read_as(converter, AnyDevice, DeviceSpec | None)
+    _read_as(converter, AnyFsdp, Fsdp | None)
     converter.register_unstructure_hook(Decision, _written_decision)
     converter.register_structure_hook(Decision, _read_decision)
     return converter

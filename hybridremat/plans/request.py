@@ -12,6 +12,7 @@ from hybridremat.blocks.types import BlockSolver
 from hybridremat.graph.costs.cost_models import CostModel
 from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.costs.untried import Untried
+from hybridremat.plans.fsdp import Fsdp
 from hybridremat.plans.policy import Policy
 from hybridremat.sequence.outside_memory import OutsideMemory
 from hybridremat.units import parse_bytes
@@ -42,6 +43,7 @@ MOVING: Final[Sequence[StrategyName]] = ("offload-all", "offload-inputs")
 
 AnyCostModel = str | CostModel
 AnyDevice = str | Path | DeviceSpec | None
+AnyFsdp = int | Fsdp | None
 
 # ``follows``: a plan that is given brings it, for later input shapes too; ``same``: and another one beside
 # ``plan=`` is an error. ``option``: the parsed option of the command line, if it has another name.
@@ -70,7 +72,7 @@ class Request:
     on_infeasible: OnInfeasible = "error"
     graph_breaks: GraphBreaks = field(default="auto", metadata=_FOLLOWS)
     units: tuple[str, ...] = field(default=(), metadata=_SAME)
-    fsdp_ranks: int = field(default=1, metadata=_SAME)
+    fsdp: AnyFsdp = field(default=None, metadata=_SAME)
     reckoning: str = field(default="", metadata=_FOLLOWS)
     granted: int = 0
     device_spec: AnyDevice = None

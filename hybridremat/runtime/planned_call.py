@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +20,10 @@ from hybridremat.compiler.capture import SLOT, no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
+from hybridremat.compiler.units import find_units
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, LimitError, ModelError
 from hybridremat.graph.memory import step_memory
+from hybridremat.graph.private_fsdp import is_sharded
 from hybridremat.graph.private_torch import inside_transform, tree_leaves
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.auto_breaks import with_breaks
@@ -34,6 +36,7 @@ from hybridremat.planning.settings import Settings
 from hybridremat.plans.sizes import require_several
 from hybridremat.runtime.in_flight import ForwardsInFlight
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
+from hybridremat.runtime.sharded import require_sharded_as_planned
 from hybridremat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -158,7 +161,12 @@ class PlannedCall:
             format_bytes(reserve),
         )
 
+    @cached_property
+    def _units(self) -> dict[str, nn.Module]:
+        return find_units(self.model, self.context.settings.units)
+
     def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any], held: int) -> Any:
+        require_sharded_as_planned(self.model, self._units, self.context.settings.sharding)
         with self._one_path:
             step = self._step(args, kwargs)
             if held:
@@ -309,6 +317,7 @@ class PlannedCall:
         started = time.perf_counter()
         asked = key, conditions(self.model), self.context.store.granted
         self._require_not_refused(asked)
+        self._require_whole(args, kwargs)
         try:
             sized = None if self.sizes is None else self.sizes.step(args, kwargs, self.context)
             if sized is not None:
@@ -332,6 +341,16 @@ class PlannedCall:
         if len(self._steps) > 1:
             self._say_new_shape(args, kwargs, time.perf_counter() - started)
         return step
+
+    def _require_whole(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse to plan a step whose parameters are sharded by now: ranks would wait for one another."""
+        if is_sharded(self.model):
+            raise ModelError(
+                f"a step of the shape {shape_text(args, kwargs)} has not been planned, and the parameters of "
+                f"this {type(self.model).__name__} are sharded by now; it has not run. Call "
+                "hybridremat.prepare(model, …) with inputs of each shape before fully_shard, or pad inputs "
+                "to the shapes that are planned"
+            )
 
     def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any], settings: Settings) -> Step:
         """The step with these settings, which are those of the model from then on."""

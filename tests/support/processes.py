@@ -19,13 +19,15 @@ from pathlib import Path
 
 
 def run_ranks(
-    target: str, folder: Path, *, size: int = 2, timeout: float = 120.0, port: bool = False
+    target: str, folder: Path, *, size: int = 2, timeout: float = 120.0, port: bool = False, fake: int = 0
 ) -> list[dict]:
     """What the function returned on each rank (as JSON); it is called with the rank.
 
-    ``timeout`` in seconds is for all ranks together. They meet at a file, or at a free ``port``.
+    ``timeout`` in seconds is for all ranks together. They meet at a file, or at a free ``port``. With
+    ``fake``, one process is the first of so many ranks, and collectives do nothing: for bytes.
     """
     method = f"tcp://127.0.0.1:{_free_port()}" if port else f"file://{folder / 'rendezvous'}"
+    size, method = (1, f"fake:{fake}") if fake else (size, method)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     started = [_start([target, rank, size, folder, timeout, method], environment) for rank in range(size)]
     deadline = time.monotonic() + timeout
@@ -65,13 +67,19 @@ def main(target: str, rank: int, size: int, folder: Path, timeout: float, method
     import torch
 
     torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=method,
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout),
-    )
+    kind, _, ranks = method.partition(":")
+    if kind == "fake":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=int(ranks))
+    else:
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=method,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+        )
     module, _, name = target.partition(":")
     result = getattr(import_module(module), name)(rank)
     (folder / f"{rank}.json").write_text(json.dumps(result))

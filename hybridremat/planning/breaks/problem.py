@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hybridremat.graph.joint import as_plain
 from hybridremat.planning.breaks.sharding import Entry, Sharding, with_sharding
 from hybridremat.planning.graph_frontier import GraphFrontier
-from hybridremat.sequence.joined_graphs import MultiGraphStep, PartPoint, StepPart
+from hybridremat.sequence.joined_graphs import Beside, MultiGraphStep, PartPoint, StepPart
 from hybridremat.sequence.pool import SchedulePoint
 
 
@@ -132,7 +132,8 @@ class PathProblem:
             if code is not None:
                 entries.insert(place, Entry(len(parts)))
                 parts.append(code)
-        made, order, others = tuple(parts), tuple(each.part for each in entries), ()
+        made, order = tuple(parts), tuple(each.part for each in entries)
+        others: tuple[Beside, ...] = ()
         if self.sharding is not None:
             made, order, others = with_sharding(made, entries, self.sharding)
         largest = max(map(largest_gradient, self.frontiers))

@@ -25,8 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
+from hybridremat.plans.fsdp import Fsdp
 from hybridremat.sequence.joined_graphs import Beside, PartPoint, StepPart
 
 
@@ -45,7 +47,11 @@ class Shard:
     copied
         Of copies of gradients, with padding, from which that buffer is filled.
     kept
-        Of the part of it that stays on each rank.
+        Of the gradients that stay on each rank.
+    cast
+        Of this rank's part of the parameters in the dtype in which they are gathered, if it is another.
+    scattered
+        Of this rank's part of the gradients as they are reduced, if that is not what stays.
     """
 
     gathered: int = 0
@@ -53,26 +59,33 @@ class Shard:
     reduced: int = 0
     copied: int = 0
     kept: int = 0
+    cast: int = 0
+    scattered: int = 0
 
     @staticmethod
-    def of(parameters: Iterable[nn.Parameter], ranks: int) -> Shard:
-        """These parameters, split among ``ranks``."""
+    def of(parameters: Iterable[nn.Parameter], fsdp: Fsdp) -> Shard:
+        """These parameters, as they are split."""
         every = list(dict.fromkeys(parameters))
         trained = [each for each in every if each.requires_grad]
-        reduced = sum(_padded(each, ranks) for each in trained)
-        uneven = [each for each in trained if each.device.type == "cpu" and _padded(each, ranks) > each.nbytes]
+        ranks, gathers, reduces = fsdp.ranks, gathered_dtype(fsdp), _dtype(fsdp.reduce_dtype)
+        uneven = [each for each in trained if each.device.type == "cpu" and _padding(each, ranks)]
+        gathered = sum(_padded(each, ranks, gathers) for each in every)
+        reduced = sum(_padded(each, ranks, reduces or gathers) for each in trained)
+        own = sum(_padded(each, ranks, None) for each in trained)
         return Shard(
-            sum(_padded(each, ranks) for each in every),
-            sum(each.nbytes for each in trained),
+            gathered,
+            sum(each.numel() * _itemsize(each, gathers) for each in trained),
             reduced,
-            sum(_padded(each, ranks) for each in uneven),
-            reduced // ranks,
+            sum(_padded(each, ranks, gathers) for each in uneven),
+            own // ranks,
+            0 if gathers is None else gathered // ranks,
+            0 if own == reduced else reduced // ranks,
         )
 
     @property
     def reducing(self) -> int:
         """Most bytes while gradients are reduced, beside those that stay."""
-        return max(self.gradients + self.filling - self.kept, self.reduced)
+        return max(self.gradients + self.filling - self.kept, self.reduced + self.scattered)
 
     @property
     def filling(self) -> int:
@@ -80,29 +93,52 @@ class Shard:
         return self.reduced + self.copied
 
 
-def _padded(parameter: nn.Parameter, ranks: int) -> int:
-    """Bytes of a parameter whose first dimension is split evenly."""
+def gathered_dtype(fsdp: Fsdp | None) -> torch.dtype | None:
+    """The dtype in which parameters are gathered; None for their own."""
+    return None if fsdp is None else _dtype(fsdp.param_dtype)
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    found: torch.dtype | None = None if name is None else getattr(torch, name)
+    return found
+
+
+def _itemsize(parameter: nn.Parameter, dtype: torch.dtype | None) -> int:
+    return (dtype or parameter.dtype).itemsize
+
+
+def _padding(parameter: nn.Parameter, ranks: int) -> int:
+    """Rows that are added to a parameter, so that its first dimension is split evenly."""
+    return -(parameter.shape[0] if parameter.ndim else 1) % ranks
+
+
+def _padded(parameter: nn.Parameter, ranks: int, dtype: torch.dtype | None) -> int:
+    """Bytes of a parameter with these rows."""
     rows = parameter.shape[0] if parameter.ndim else 1
-    return -(-rows // ranks) * ranks * (parameter.nbytes // max(1, rows))
+    numbers = parameter.numel() // max(1, rows) * (rows + _padding(parameter, ranks))
+    return numbers * _itemsize(parameter, dtype)
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """What is gathered for each unit by name, and for the rest of the model."""
+    """What is gathered for each unit by name, and for the rest of the model.
+
+    ``reshards``: units are gathered again for their backward.
+    """
 
     units: Mapping[str, Shard]
     rest: Shard
+    reshards: bool = True
 
     @staticmethod
-    def of(model: nn.Module, units: Mapping[str, nn.Module], ranks: int) -> Sharding | None:
-        """What ``fully_shard`` of the units and of the model makes of it; None on one rank."""
-        if ranks == 1:
+    def of(model: nn.Module, units: Mapping[str, nn.Module], fsdp: Fsdp | None) -> Sharding | None:
+        """What ``fully_shard`` of the units and of the model makes of it; None if nothing is sharded."""
+        if fsdp is None:
             return None
         own = {id(parameter) for unit in units.values() for parameter in unit.parameters()}
         rest = [each for each in model.parameters() if id(each) not in own]
-        return Sharding(
-            {name: Shard.of(unit.parameters(), ranks) for name, unit in units.items()}, Shard.of(rest, ranks)
-        )
+        made = {name: Shard.of(unit.parameters(), fsdp) for name, unit in units.items()}
+        return Sharding(made, Shard.of(rest, fsdp), fsdp.reshard_after_forward)
 
 
 @dataclass(frozen=True)
@@ -163,13 +199,14 @@ def with_sharding(
     walk = _Walk(sharding, [_with_shards_left(part, n, entries, sharding) for n, part in enumerate(parts)])
     for late in reversed([each for each in entries if each.unit and not each.reduces]):
         walk.add_peaks(0, sharding.units[late.unit].filling)
-    walk.add_peaks(2 * rest, sharding.rest.filling)
+    walk.add_peaks(rest + max(rest, sharding.rest.cast), sharding.rest.filling)
     for entry, (before, during), (after, inside, reducing) in zip(entries, forward, backward, strict=True):
         if entry.unit:
             walk.add_peaks(before, reducing)
         walk.add(entry.part, Beside(during, inside))
         if entry.unit:
             walk.add_peaks(0, after)
+    walk.add_peaks(0, _first_gather(sharding, [sharding.units[each.unit] for each in entries if each.unit]))
     order, beside = zip(*walk.sections, strict=True)
     return tuple(walk.parts), order, beside
 
@@ -185,6 +222,14 @@ def _with_shards_left(
     return replace(part, gradient_bytes=part.gradient_bytes - own.gradients + own.kept)
 
 
+def _first_gather(sharding: Sharding, units: Sequence[Shard]) -> int:
+    """Bytes while the last unit is gathered ahead, as the backward begins."""
+    rest = sharding.rest.gathered
+    if not sharding.reshards:
+        return rest + sum(each.gathered for each in units)
+    return rest + units[-1].gathered + units[-1].cast if rest and units else rest
+
+
 def _forward_levels(entries: Sequence[Entry], sharding: Sharding) -> list[tuple[int, int]]:
     """For each entry, what FSDP2 holds at most while its unit is gathered, and while it runs."""
     rest = held = sharding.rest.gathered
@@ -193,30 +238,37 @@ def _forward_levels(entries: Sequence[Entry], sharding: Sharding) -> list[tuple[
         if not entry.unit:
             found.append((0, rest + held))
             continue
-        own = sharding.units[entry.unit].gathered
-        found.append((rest + own + max(held, own), rest + own + own))
-        held = own
+        own = sharding.units[entry.unit]
+        gathering = max(held + own.gathered + own.cast, 2 * own.gathered)
+        found.append((rest + gathering, rest + 2 * own.gathered))
+        held = own.gathered
+        rest += 0 if sharding.reshards else own.gathered
     return found
 
 
 def _backward_levels(entries: Sequence[Entry], sharding: Sharding) -> list[tuple[int, int, int]]:
     """For each entry, what FSDP2 holds while its unit is gathered, while it runs, and while it reduces."""
     rest, reducing = sharding.rest.gathered, 0
-    ahead = [sharding.units[each.unit].gathered for each in entries if each.unit]
-    found, after = [], ahead[-1] if rest and ahead else 0
+    own = [sharding.units[each.unit] for each in entries if each.unit]
+    if not sharding.reshards:
+        rest += sum(each.gathered for each in own)
+        own = [replace(each, gathered=0, cast=0) for each in own]
+    freed = {name: 0 if sharding.reshards else each.gathered for name, each in sharding.units.items()}
+    found, after = [], own[-1].gathered if sharding.rest.gathered and own else 0
     for entry in reversed(entries):
         if not entry.unit:
             found.append((0, rest + reducing + after, 0))
             continue
-        own = sharding.units[entry.unit]
-        ahead.pop()
-        after = ahead[-1] if ahead else 0
-        gathering = rest + reducing + own.gathered + max(own.gathered, after) + entry.takes
-        running = rest + reducing + own.gathered + after
+        unit = own.pop()
+        after = own[-1].gathered if own else 0
+        ahead = after + own[-1].cast if own else 0
+        gathering = rest + reducing + unit.gathered + max(unit.gathered, ahead, unit.cast) + entry.takes
+        running = rest + reducing + unit.gathered + after
         if entry.reduces:
-            found.append((gathering, running, rest + after + own.reducing + entry.passes))
-            reducing = own.reduced
+            rest -= freed[entry.unit]
+            found.append((gathering, running, rest + after + unit.reducing + entry.passes))
+            reducing = unit.reduced
         else:
             found.append((gathering, running, 0))
-            rest += own.gathered
+            rest += unit.gathered
     return found[::-1]

@@ -24,7 +24,7 @@ from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.planning.accept import require_policy
 from hybridremat.planning.breaks.own_units import own_units
 from hybridremat.planning.breaks.planner import PathPlanner
-from hybridremat.planning.breaks.sharding import Sharding
+from hybridremat.planning.breaks.sharding import Sharding, gathered_dtype
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
@@ -55,7 +55,7 @@ def plan_path(
     backend.partitioner, backend.select = backend_for(breaks.choose).partitioner, breaks.select
     if context.build:
         breaks.begin()
-        with preserve_state_and_parameters(model):
+        with preserve_state_and_parameters(model, gathered_dtype(context.settings.sharding)):
             given, named = copied((args, kwargs), model)
             run_once(model, compiled, backend, given, named)
         breaks.ended()
@@ -82,7 +82,8 @@ def survey_step(
     surveyed = _Step(model, args, kwargs, context, backend_for, units, known)
     if not units:
         return surveyed.survey(lambda backend: compile_step(model, backend))
-    compiled = partial(compile_units, model, units, shared=not context.settings.policy)
+    dtype = gathered_dtype(context.settings.sharding)
+    compiled = partial(compile_units, model, units, shared=not context.settings.policy, dtype=dtype)
     if known is None or known.captures_rest:
         try:
             return surveyed.survey(partial(compiled, rest=True), stable=known is None)
@@ -116,7 +117,7 @@ class _Step:
         ------
         HybridRematError
         """
-        sharding = Sharding.of(self.model, self.units, self.context.settings.fsdp_ranks)
+        sharding = Sharding.of(self.model, self.units, self.context.settings.sharding)
         survey = Survey(self.context, stable=stable, sharding=sharding)
         backend = self.backend_for(survey.choose)
         backend.visit = survey.visit
@@ -146,7 +147,7 @@ class _Step:
 
     @contextmanager
     def _trial(self, backend: Backend, compiled: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-        with preserve_state_and_parameters(self.model):
+        with preserve_state_and_parameters(self.model, gathered_dtype(self.context.settings.sharding)):
             given, named = copied((self.args, self.kwargs), self.model)
             yield lambda: run_once(self.model, compiled, backend, given, named)
 

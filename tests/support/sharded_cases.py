@@ -1,0 +1,254 @@
+"""What each rank does in tests of units that FSDP2 shards; see processes.py. Results are plain JSON types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
+
+import hybridremat
+from hybridremat import Fsdp
+from hybridremat.compiler.units import find_units
+from hybridremat.graph.costs.allocations import record
+from hybridremat.graph.garbage import without_collection
+
+HOW = {"cost_model": "flops", "workers": 1, "progress": False, "cache": False}
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward net, with dropout."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.mixed = nn.Linear(width, 3 * width, bias=False)
+        self.out, self.up, self.down = (nn.Linear(*s) for s in ((width,) * 2, (width, 99), (99, width)))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = self.mixed(self.norms[0](x)).chunk(3, -1)
+        q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in mixed)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.dropout(self.out(mixed))
+        return x + self.dropout(self.down(functional.gelu(self.up(self.norms[1](x)))))
+
+
+class Tokens(nn.Module):
+    """A small language model; ``between``: code that breaks the graph between its layers."""
+
+    def __init__(self, dropout: float = 0.1, *, between: bool = False) -> None:
+        super().__init__()
+        self.embed, self.between = nn.Embedding(101, 34), between
+        self.layers = nn.ModuleList(Layer(34, dropout) for _ in range(4))
+        self.norm, self.head = nn.LayerNorm(34), nn.Linear(34, 101)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+            if self.between:
+                torch._dynamo.graph_break()
+                x = 1.5 * torch.tanh(x)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), tokens.flatten())
+
+
+class Images(nn.Module):
+    """Stages of convolutions with BatchNorm, of odd widths, which no two ranks share evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(map(self._stage, (3, 9, 17), (9, 17, 33)))
+        self.head = nn.Linear(33, 10)
+
+    @staticmethod
+    def _stage(before: int, after: int) -> nn.Module:
+        first = nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False)
+        norms = (nn.BatchNorm2d(after), nn.BatchNorm2d(after))
+        second = nn.Conv2d(after, after, 3, padding=1)
+        return nn.Sequential(first, norms[0], nn.ReLU(), second, norms[1], nn.ReLU())
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            images = stage(images)
+        return functional.log_softmax(self.head(images.mean((2, 3))), -1)[:, 0].neg().mean()
+
+
+def frozen() -> nn.Module:
+    model = Tokens()
+    model.layers[1].requires_grad_(requires_grad=False)
+    model.embed.requires_grad_(requires_grad=False)
+    return model
+
+
+def tied() -> nn.Module:
+    model = Tokens()
+    model.head.weight = model.embed.weight
+    return model
+
+
+def texts(rank: int, step: int) -> dict[str, torch.Tensor]:
+    return {"tokens": torch.randint(101, (4, 48), generator=torch.Generator().manual_seed(10 * rank + step))}
+
+
+def pictures(rank: int, step: int) -> dict[str, torch.Tensor]:
+    return {"images": torch.randn(8, 3, 48, 48, generator=torch.Generator().manual_seed(10 * rank + step))}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, what it is fed, its units, and how they are sharded, under some limits."""
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[int, int], dict[str, torch.Tensor]] = texts
+    units: Sequence[str] = ("layers.*",)
+    options: tuple[tuple[str, Any], ...] = ()
+    limits: Sequence[str] = ("100%", "60%")
+
+    def planned(self, limit: str, *, alone: bool) -> nn.Module:
+        """The model with its units planned."""
+        ranks = distributed.get_world_size()
+        fsdp = Fsdp(ranks, **dict(self.options)) if self.options else ranks
+        how = {**HOW, "fsdp": fsdp, "across_ranks": not alone, "memory_limit": limit}
+        return hybridremat.wrap_each(self.model(), self.units, kwargs=self.batch(0, 0), **how)
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return self.make()
+
+    def sharded(self, model: nn.Module) -> nn.Module:
+        options = dict(self.options)
+        again = {} if options.pop("reshard_after_forward", True) else {"reshard_after_forward": False}
+        policy = {"mp_policy": MixedPrecisionPolicy(**options)} if options else {}
+        for unit in find_units(model, self.units).values():
+            fully_shard(unit, **policy, **again)
+        return fully_shard(model, **policy)
+
+
+QUICK = {
+    "tokens": Case(Tokens, limits=("60%",)),
+    "every module a unit": Case(Tokens, units=("embed", "layers.*", "norm", "head"), limits=("70%",)),
+}
+MORE = {
+    "plain tokens": Case(Tokens, limits=("100%", "45%")),
+    "tied": Case(tied, limits=("60%",)),
+    "frozen": Case(frozen, limits=("60%",)),
+    "breaks": Case(lambda: Tokens(between=True), limits=("70%",)),
+    "images": Case(Images, pictures, ("stages.*",), limits=("100%",)),
+    "bfloat16": Case(
+        lambda: Tokens(0.0), options=(("param_dtype", torch.bfloat16), ("reduce_dtype", torch.float32))
+    ),
+    "all in bfloat16": Case(lambda: Tokens(0.0), options=(("param_dtype", torch.bfloat16),), limits=("60%",)),
+    "kept after the forward": Case(Tokens, options=(("reshard_after_forward", False),), limits=("60%",)),
+}
+
+
+def trained(case: Case, model: nn.Module, rank: int) -> tuple[list[torch.Tensor], list[int]]:
+    """Losses, gradients, parameters and buffers of three steps, and their peaks in bytes."""
+    torch.manual_seed(1 + rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    made: list[torch.Tensor] = []
+    peaks = []
+    for number in range(3):
+        batch = case.batch(rank, number)
+
+        with without_collection():
+            peaks.append(record("cpu", partial(_step, model, batch, made)).peak)
+        made += [_local(each.grad).clone() for each in model.parameters() if each.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+    made += [_local(each.detach()).clone() for each in (*model.parameters(), *model.buffers())]
+    return made, peaks
+
+
+def _step(
+    model: nn.Module, batch: dict[str, torch.Tensor], made: list[torch.Tensor], _: object
+) -> None:
+    loss = model(**batch)
+    made.append(loss.detach())
+    loss.backward()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return getattr(tensor, "to_local", lambda: tensor)()
+
+
+def quick(rank: int) -> dict[str, Any]:
+    """The first cases, with what is refused."""
+    return {**_run(QUICK, rank), "refused": refused()}
+
+
+def more(rank: int) -> dict[str, Any]:
+    """All others."""
+    return _run(MORE, rank)
+
+
+def _run(cases: dict[str, Case], rank: int) -> dict[str, Any]:
+    alone = distributed.get_backend() == "fake"
+    found = {}
+    for name, case in cases.items():
+        plain, _ = trained(case, case.sharded(case.model()), rank)
+        for limit in case.limits:
+            model = case.planned(limit, alone=alone)
+            plan = hybridremat.get_plan(model)
+            made, peaks = trained(case, case.sharded(model), rank)
+            found[f"{name}, {limit}"] = {
+                "equal": len(made) == len(plain) and all(map(torch.equal, made, plain)),
+                "peaks": peaks,
+                "predicted": plan.predicted_peak,
+                "limit": plan.memory_limit,
+                "same plan": hybridremat.get_plan(model) is plan,
+            }
+    return found
+
+
+def refused() -> dict[str, str]:
+    """What the first step says of a model that is sharded in another way than was planned."""
+    case, batch = QUICK["tokens"], texts(0, 0)
+    ranks = distributed.get_world_size()
+
+    def planned(**changes: Any) -> nn.Module:
+        how = {**HOW, "across_ranks": False, "memory_limit": "100%", "fsdp": ranks, **changes}
+        return hybridremat.wrap_each(case.model(), case.units, kwargs=batch, **how)
+
+    def told(
+        model: nn.Module, shard: Callable[[nn.Module], object], inputs: dict[str, torch.Tensor] = batch
+    ) -> str:
+        shard(model)
+        try:
+            model(**inputs)
+        except hybridremat.ModelError as error:
+            return str(error)
+        return "it ran"
+
+    def layers(**options: Any) -> Callable[[nn.Module], None]:
+        def shard(model: nn.Module) -> None:
+            for layer in model.layers:
+                fully_shard(layer, **options)
+            fully_shard(model)
+
+        return shard
+
+    def unsynchronized(model: nn.Module) -> None:
+        case.sharded(model)
+        model.set_requires_gradient_sync(False)
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    return {
+        "not said": told(planned(fsdp=None), case.sharded),
+        "not sharded": told(planned(), lambda _: None),
+        "other ranks": told(planned(fsdp=3), case.sharded),
+        "the model is whole": told(planned(), lambda model: [fully_shard(each) for each in model.layers]),
+        "a unit is whole": told(planned(), lambda model: [fully_shard(model.layers[0]), fully_shard(model)]),
+        "no unit": told(planned(), lambda model: [fully_shard(model.head), case.sharded(model)]),
+        "other dtypes": told(planned(), layers(mp_policy=policy)),
+        "kept": told(planned(), layers(reshard_after_forward=False)),
+        "parameters away": told(planned(), layers(offload_policy=CPUOffloadPolicy(pin_memory=False))),
+        "gradients not reduced": told(planned(), unsynchronized),
+        "other shape": told(planned(), case.sharded, {"tokens": batch["tokens"][:, :24]}),
+    }

@@ -1,0 +1,124 @@
+"""Units that FSDP2 shards: bytes to the byte, bits of plain FSDP2, and how they must have been sharded.
+
+Bytes are those of one process whose collectives do nothing; bits are those of two processes.
+"""
+
+import pytest
+
+import hybridremat
+from hybridremat import Fsdp
+from support.processes import run_ranks
+from support.sharded_cases import MORE, QUICK, Tokens, texts
+from support.training import small
+
+COUNTED = ("images, 100%",)  # outputs of convolutions are counted to the end of the step: nothing passes
+
+
+def names(cases):
+    return [f"{name}, {limit}" for name, case in cases.items() for limit in case.limits]
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    return run_ranks("support.sharded_cases:quick", tmp_path_factory.mktemp("quick"), fake=2)[0]
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory):
+    return run_ranks("support.sharded_cases:more", tmp_path_factory.mktemp("more"), fake=3, timeout=300)[0]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return [
+        run_ranks(f"support.sharded_cases:{name}", tmp_path_factory.mktemp(name), timeout=400)
+        for name in ("quick", "more")
+    ]
+
+
+def require_exact(name, made):
+    if name not in COUNTED:
+        assert set(made["peaks"]) == {made["predicted"]}
+    assert max(made["peaks"]) <= made["predicted"] <= made["limit"]
+    assert made["same plan"]
+
+
+@pytest.mark.parametrize("name", names(QUICK))
+def test_peaks_are_those_predicted_and_bits_those_of_fsdp(name, quick):
+    require_exact(name, quick[name])
+    assert quick[name]["equal"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names(MORE))
+def test_peaks_are_those_predicted_in_other_nets(name, more):
+    require_exact(name, more[name])
+    assert more[name]["equal"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*names(QUICK), *names(MORE)])
+def test_two_processes_train_as_plain_fsdp(name, ranks):
+    for rank in (0, 1):
+        made = {**ranks[0][rank], **ranks[1][rank]}[name]
+        assert made["equal"]
+        assert made["same plan"]
+        assert max(made["peaks"]) <= made["limit"] * 1.001  # bytes of gloo's threads may be seen late
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("not said", "planned with whole parameters.*fsdp=2"),
+        ("not sharded", "fully_shard was not called"),
+        ("other ranks", "over 2 ranks, and was planned with fsdp=3: plan it with fsdp=2"),
+        ("the model is whole", r"call fully_shard\(model\) at last"),
+        ("a unit is whole", "the unit 'layers.1' is not sharded"),
+        ("no unit", "'head' is sharded by itself, and is no unit"),
+        ("other dtypes", r"param_dtype=bfloat16.*Fsdp\(2, param_dtype='bfloat16'"),
+        ("kept", "reshard_after_forward=False, and was planned with True: plan it with False"),
+        ("parameters away", "CPUOffloadPolicy.*not counted: leave it out"),
+        ("gradients not reduced", r"set_requires_gradient_sync\(False\)"),
+        ("other shape", "has not been planned.*prepare.*before fully_shard"),
+    ],
+)
+def test_other_sharding_than_planned_is_refused_before_the_step(name, says, quick):
+    import re
+
+    assert re.search(says, quick["refused"][name])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"fsdp": 0}, "fsdp"),
+        ({"fsdp": Fsdp(2, param_dtype="int8")}, "param_dtype='int8' is no dtype"),
+        ({"fsdp": Fsdp(2, reshard_after_forward=2)}, "reshard_after_forward=2"),
+        ({"fsdp": 2, "gradients": "in_backward"}, "cannot be combined"),
+    ],
+)
+def test_what_cannot_be_sharded_is_a_limit_error(given, says):
+    model = Tokens()
+    with pytest.raises(hybridremat.LimitError, match=says):
+        hybridremat.wrap_each(model, "layers.*", kwargs=texts(0, 0), memory_limit="90%", **given)
+
+
+def test_sharding_is_said_with_units():
+    model, batch = small("mlp")
+    with pytest.raises(hybridremat.LimitError, match="none are named"):
+        hybridremat.wrap(model, kwargs=batch, memory_limit="90%", fsdp=2)
+
+
+def test_plans_keep_how_parameters_are_sharded(tmp_path):
+    how = {"cost_model": "flops", "workers": 1, "progress": False}
+    fsdp = Fsdp(4, param_dtype="bfloat16", reduce_dtype="float32")
+    plan = hybridremat.plan(
+        Tokens(0.0), kwargs=texts(0, 0), units="layers.*", memory_limit="70%", fsdp=fsdp, **how
+    )
+    plan.save(tmp_path / "plan.json")
+    read = hybridremat.Plan.load(tmp_path / "plan.json")
+    assert read.request.fsdp == fsdp
+    assert read.composition == plan.composition
+    assert any(each.beside_backward for each in read.composition.sections)
+    with pytest.raises(hybridremat.LimitError, match="fsdp"):
+        hybridremat.wrap_each(Tokens(0.0), "layers.*", kwargs=texts(0, 0), plan=read, fsdp=2, **how)
