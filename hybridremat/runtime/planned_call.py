@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -20,10 +21,8 @@ from hybridremat.compiler.capture import SLOT, no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
-from hybridremat.compiler.units import find_units
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, LimitError, ModelError
 from hybridremat.graph.memory import step_memory
-from hybridremat.graph.private_fsdp import is_sharded
 from hybridremat.graph.private_torch import inside_transform, tree_leaves
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.auto_breaks import with_breaks
@@ -36,7 +35,6 @@ from hybridremat.planning.settings import Settings
 from hybridremat.plans.sizes import require_several
 from hybridremat.runtime.in_flight import ForwardsInFlight
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
-from hybridremat.runtime.sharded import require_sharded_as_planned
 from hybridremat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -163,10 +161,25 @@ class PlannedCall:
 
     @cached_property
     def _units(self) -> dict[str, nn.Module]:
+        if not self.context.settings.units:
+            return {}
+        from hybridremat.compiler.units import find_units
+
         return find_units(self.model, self.context.settings.units)
 
+    @property
+    def _may_be_sharded(self) -> bool:
+        """Whether parameters were planned to be sharded by FSDP2, or are in a module that it has taken."""
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        kind = getattr(fsdp, "FSDPModule", type(None))
+        taken = (self.model, *self._units.values())
+        return self.context.settings.sharding is not None or any(isinstance(each, kind) for each in taken)
+
     def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any], held: int) -> Any:
-        require_sharded_as_planned(self.model, self._units, self.context.settings.sharding)
+        if self._may_be_sharded:
+            from hybridremat.runtime.sharded import require_sharded_as_planned
+
+            require_sharded_as_planned(self.model, self._units, self.context.settings.sharding)
         with self._one_path:
             step = self._step(args, kwargs)
             if held:
@@ -344,6 +357,10 @@ class PlannedCall:
 
     def _require_whole(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse to plan a step whose parameters are sharded by now: ranks would wait for one another."""
+        if not self._may_be_sharded:
+            return
+        from hybridremat.graph.private_fsdp import is_sharded
+
         if is_sharded(self.model):
             raise ModelError(
                 f"a step of the shape {shape_text(args, kwargs)} has not been planned, and the parameters of "
