@@ -1,4 +1,7 @@
-"""Kernels whose workspace is not known: they take no inputs that can be made up, or have effects."""
+"""Kernels whose workspace is not known: they take no inputs that can be made up, or have effects.
+
+Collectives are never tried either. In PyTorch's own memory they take what they return.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from hybridremat.errors import UntriedKernelError
-from hybridremat.graph.tracing.fx_nodes import has_effects, source_line
+from hybridremat.graph.tracing.fx_nodes import has_effects, is_collective, source_line
 from hybridremat.graph.tracing.signature import target_text
 from hybridremat.graph.tracing.trace import TracedStep
 
@@ -30,7 +33,7 @@ def untried_texts(step: TracedStep, refused: Mapping[int, str]) -> Iterator[str]
     for op, node in enumerate(step.op_nodes):
         if op in refused:
             yield _text(step, op, refused[op])
-        elif has_effects(node):
+        elif has_effects(node) and not is_collective(node):  # these take what they return
             yield _text(step, op, "it has effects, and is never run to be measured")
 
 

@@ -151,6 +151,11 @@ def has_effects(node: fx.Node) -> bool:
     """Whether a run of the node shows outside the step: an op registered with an effect, or a collective."""
     if node.target is with_effects:
         return str(node.args[1]) not in _CHECKS
+    return is_collective(node)
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether the node is an op in which all ranks take part, or waits for one."""
     return isinstance(node.target, OpOverload) and node.target.namespace == "_c10d_functional"
 
 

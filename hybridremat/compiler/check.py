@@ -7,6 +7,7 @@ the step it is. The emitted graphs are read the same way, and must
 - make every forward output, every gradient, every in-place update and every assert as the same term, updates
   and asserts once and in the forward only;
 - draw random numbers in the joint graph's order, and otherwise only replay them;
+- run each collective once, in the joint graph's order: so all ranks meet, whatever their plans are;
 - read no buffer after it has been overwritten (:mod:`hybridremat.compiler.buffer_hazards`);
 - hand out early exactly the gradients that the joint graph says, once, and read neither these nor their
   parameters afterwards (:mod:`hybridremat.compiler.deliveries`);
@@ -38,7 +39,7 @@ from hybridremat.graph.joint import Phase
 from hybridremat.graph.private_torch import OpOverload, run_and_save_rng_state
 from hybridremat.graph.rewrites import stands_for
 from hybridremat.graph.rewrites.rewrite import Call
-from hybridremat.graph.tracing.fx_nodes import is_check, is_mutation, is_random, joint_outputs
+from hybridremat.graph.tracing.fx_nodes import is_check, is_collective, is_mutation, is_random, joint_outputs
 from hybridremat.graph.tracing.size_expressions import size_of
 from hybridremat.graph.tracing.symbolic_calls import Symbol
 from hybridremat.graph.tracing.trace import TracedStep
@@ -72,6 +73,7 @@ class _Reader:
         self.state_of: dict[Term, Term] = {}  # generator state -> result of the draw that it precedes
         self.pairs: dict[fx.Node, Term] = {}  # run_and_save node -> result of its draw
         self.updates: Counter[Term] = Counter()
+        self.collectives: list[Term] = []
         self.away = Away()
 
     def read(self, node: fx.Node) -> None:
@@ -100,6 +102,8 @@ class _Reader:
             self.term[node] = self._draw(self._key(call)) if draws else self.terms.of(*self._key(call))
             if call.target is node.target and (is_mutation(node) or is_check(node)):
                 self.updates[self.term[node]] += 1
+            if is_collective(node):
+                self.collectives.append(self.term[node])
 
     def _drawn_call(self, target: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Key:
         """What a call draws that saves or reads the generator's state; ATen's stands for itself alone."""
@@ -254,6 +258,8 @@ def proven(step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule) 
         if before.outputs(original, 0, None) != joint.outputs(step.module, 0, None):
             raise check_error("ops were made one that do not compute the same")
     second = _read_backward(backward, first, first.outputs(forward, count, None))
+    if first.collectives + second.collectives != joint.collectives:
+        raise check_error("collectives do not run once each, in the joint graph's order")
     if first.outputs(forward, 0, count) != joint.outputs(step.module, 0, count):
         raise check_error("a forward output is not computed as in the joint graph")
     _check_distinct_outputs(step, forward)
