@@ -11,7 +11,8 @@ from support.processes import run_ranks
 from support.sharded_cases import MORE, QUICK, Tokens, texts
 from support.training import small
 
-COUNTED = ("images, 100%",)  # outputs of convolutions are counted to the end of the step: nothing passes
+COUNTED = ("images, 100%", "breaks, 70%")
+"""Where more is counted than there is: outputs of convolutions, and gradients that code between takes."""
 
 
 def names(cases):
@@ -63,7 +64,8 @@ def test_two_processes_train_as_plain_fsdp(name, ranks):
         made = {**ranks[0][rank], **ranks[1][rank]}[name]
         assert made["equal"]
         assert made["same plan"]
-        assert max(made["peaks"]) <= made["limit"] * 1.001  # bytes of gloo's threads may be seen late
+        late = made["buffer"]  # gloo's thread lets go of a buffer some time after the collective has returned
+        assert max(made["peaks"]) <= made["limit"] + late
 
 
 @pytest.mark.parametrize(

@@ -208,14 +208,14 @@ class Settings(Request):
             If ``fully_shard`` cannot be called so.
         """
         found = Fsdp.of(self.fsdp)
-        if found is None or found.validated().ranks == 1:
+        if found is None:
             return None
         if not self.units:
             raise LimitError(
                 f"fsdp={found.ranks} says how fully_shard splits parameters of units, and none are named: "
                 'call hybridremat.wrap_each(model, "layers.*", …), for one, with what you shard'
             )
-        return found
+        return found.validated()
 
     def _device(self) -> DeviceSpec | None:
         return None if self.device_spec is None else device_spec(self.device_spec)

@@ -203,8 +203,17 @@ def _run(cases: dict[str, Case], rank: int) -> dict[str, Any]:
                 "predicted": plan.predicted_peak,
                 "limit": plan.memory_limit,
                 "same plan": hybridremat.get_plan(model) is plan,
+                "buffer": largest_buffer(case),
             }
     return found
+
+
+def largest_buffer(case: Case) -> int:
+    """Bytes of the largest collective's buffer, padded rows and all."""
+    model = case.model()
+    units = find_units(model, case.units).values()
+    every = [sum(each.nbytes for each in unit.parameters()) for unit in units]
+    return max(*every, sum(each.nbytes for each in model.parameters()) - sum(every)) * 11 // 10
 
 
 def refused() -> dict[str, str]:

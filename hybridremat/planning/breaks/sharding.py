@@ -40,6 +40,8 @@ class Shard:
     ----------
     gathered
         Of all of them, with padding.
+    buffer
+        Of the buffer into which they are gathered first; none on one rank.
     gradients
         Of the gradients that a backward makes.
     reduced
@@ -55,6 +57,7 @@ class Shard:
     """
 
     gathered: int = 0
+    buffer: int = 0
     gradients: int = 0
     reduced: int = 0
     copied: int = 0
@@ -74,6 +77,7 @@ class Shard:
         own = sum(_padded(each, ranks, None) for each in trained)
         return Shard(
             gathered,
+            gathered if ranks > 1 else 0,
             sum(each.numel() * _itemsize(each, gathers) for each in trained),
             reduced,
             sum(_padded(each, ranks, gathers) for each in uneven),
@@ -168,7 +172,6 @@ class Entry:
 class _Walk:
     """The sections of a step as they are met, with what is gathered and reduced between them."""
 
-    sharding: Sharding
     parts: list[StepPart]
     sections: list[tuple[int, Beside]] = field(default_factory=list)
 
@@ -196,10 +199,10 @@ def with_sharding(
     rest = sharding.rest.gathered
     forward = _forward_levels(entries, sharding)
     backward = _backward_levels(entries, sharding)
-    walk = _Walk(sharding, [_with_shards_left(part, n, entries, sharding) for n, part in enumerate(parts)])
+    walk = _Walk([_with_shards_left(part, n, entries, sharding) for n, part in enumerate(parts)])
     for late in reversed([each for each in entries if each.unit and not each.reduces]):
         walk.add_peaks(0, sharding.units[late.unit].filling)
-    walk.add_peaks(rest + max(rest, sharding.rest.cast), sharding.rest.filling)
+    walk.add_peaks(sharding.rest.buffer + max(rest, sharding.rest.cast), sharding.rest.filling)
     for entry, (before, during), (after, inside, reducing) in zip(entries, forward, backward, strict=True):
         if entry.unit:
             walk.add_peaks(before, reducing)
@@ -227,21 +230,21 @@ def _first_gather(sharding: Sharding, units: Sequence[Shard]) -> int:
     rest = sharding.rest.gathered
     if not sharding.reshards:
         return rest + sum(each.gathered for each in units)
-    return rest + units[-1].gathered + units[-1].cast if rest and units else rest
+    return rest + units[-1].buffer + units[-1].cast if rest and units else rest
 
 
 def _forward_levels(entries: Sequence[Entry], sharding: Sharding) -> list[tuple[int, int]]:
     """For each entry, what FSDP2 holds at most while its unit is gathered, and while it runs."""
-    rest = held = sharding.rest.gathered
+    rest, held = sharding.rest.gathered, sharding.rest.buffer
     found = []
     for entry in entries:
         if not entry.unit:
             found.append((0, rest + held))
             continue
         own = sharding.units[entry.unit]
-        gathering = max(held + own.gathered + own.cast, 2 * own.gathered)
-        found.append((rest + gathering, rest + 2 * own.gathered))
-        held = own.gathered
+        gathering = own.buffer + max(held + own.cast, own.gathered)
+        found.append((rest + gathering, rest + own.buffer + own.gathered))
+        held = own.buffer
         rest += 0 if sharding.reshards else own.gathered
     return found
 
@@ -252,18 +255,19 @@ def _backward_levels(entries: Sequence[Entry], sharding: Sharding) -> list[tuple
     own = [sharding.units[each.unit] for each in entries if each.unit]
     if not sharding.reshards:
         rest += sum(each.gathered for each in own)
-        own = [replace(each, gathered=0, cast=0) for each in own]
+        own = [replace(each, gathered=0, buffer=0, cast=0) for each in own]
     freed = {name: 0 if sharding.reshards else each.gathered for name, each in sharding.units.items()}
-    found, after = [], own[-1].gathered if sharding.rest.gathered and own else 0
+    found, after = [], own[-1].buffer if sharding.rest.gathered and own else 0
     for entry in reversed(entries):
         if not entry.unit:
             found.append((0, rest + reducing + after, 0))
             continue
         unit = own.pop()
-        after = own[-1].gathered if own else 0
+        after = own[-1].buffer if own else 0
         ahead = after + own[-1].cast if own else 0
-        gathering = rest + reducing + unit.gathered + max(unit.gathered, ahead, unit.cast) + entry.takes
+        gathering = max(unit.gathered + max(unit.buffer, ahead), unit.buffer + unit.cast)
         running = rest + reducing + unit.gathered + after
+        gathering += rest + reducing + entry.takes
         if entry.reduces:
             rest -= freed[entry.unit]
             found.append((gathering, running, rest + after + unit.reducing + entry.passes))
