@@ -66,11 +66,11 @@ def test_ranks_with_equal_inputs_share_a_plan(tmp_path, line):
 def test_sharded_models(tmp_path, line):
     for rank in run_ranks("support.compat.ddp_cases:sharded", tmp_path):
         assert rank["FSDP inside"][0] == rank["fully_shard inside"][0] == "ModelError"
-        assert rank["fully_shard around"][0] == "CaptureError"
+        assert rank["fully_shard around"][0] == "ModelError"
         assert rank["SyncBatchNorm"][0] == "InputError"
         assert rank["FSDP around equal"]
     line(GROUP, "wrap of an FSDP or fully_shard module", "ModelError")
-    line(GROUP, "fully_shard of a wrapped module", "CaptureError at the first step")
+    line(GROUP, "fully_shard of a wrapped module", "ModelError at the first step", remark="it is planned with fsdp= of wrap_each")
     line(
         GROUP,
         "FullyShardedDataParallel around a wrapped model",
