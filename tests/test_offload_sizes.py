@@ -12,6 +12,7 @@ from hybridremat.compiler.offload.stores import Room, Stores
 from hybridremat.compiler.offload.targets import Target
 from hybridremat.planning import planner
 from hybridremat.sequence.offload.link import Link
+from support.setting_pairs import Net
 from support.sized_steps import HOW, Embedded, captured, portfolio, require_exact, tokens
 from support.training import Transformer, loss_in
 
@@ -22,13 +23,22 @@ def link(monkeypatch):
     monkeypatch.setattr("hybridremat.planning.moving.NOMINAL", Link(1e15, 1e15, latency=0))
 
 
-def wrapped(tmp_path, make=Embedded, **how):
+def wrapped(tmp_path, make=Embedded, batch=None, **how):
     """A plain model, and a wrapped one whose values wait in a file, at a share of each largest size."""
     torch.manual_seed(0)
     model = make()
     plain = copy.deepcopy(model)
     how = {"memory_limit": "75%", "offload": f"file:{tmp_path}", **HOW, **how}
-    return plain, hybridremat.wrap(model, kwargs=tokens(4, 30), **how)
+    return plain, hybridremat.wrap(model, kwargs=batch or tokens(4, 30), **how)
+
+
+def scored(rows):
+    """A batch of the net whose loss can run by rows."""
+    drawn = torch.Generator().manual_seed(rows)
+    return {
+        "x": torch.randn(rows, 16, generator=drawn),
+        "labels": torch.randint(0, 96, (rows,), generator=drawn),
+    }
 
 
 def stores(model):
@@ -58,6 +68,13 @@ def test_a_known_schedule_gets_moves_for_other_sizes_without_a_search(tmp_path, 
     for sizes in ((4, 64), (8, 60)):
         plan = require_exact(model, plain, tokens(*sizes))
         assert plan.schedule.moves and plan.overhead == 0.0
+
+
+def test_a_loss_by_rows_stays_so_where_moves_are_placed_anew(tmp_path):
+    how = {"batch": scored(200), "memory_limit": 334_888, "dynamic": True}
+    plain, model = wrapped(tmp_path, lambda: Net(breaks=False, loss_alone=False), **how)
+    plan = require_exact(model, plain, scored(333))
+    assert plan.schedule.moves and plan.overhead == 0.0
 
 
 def test_host_memory_is_bounded_at_every_size(tmp_path):

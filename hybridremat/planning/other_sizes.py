@@ -16,7 +16,7 @@ from hybridremat.graph.tracing.symbolic import Instance
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.plans.coverage import KnownSchedule
 from hybridremat.sequence.judge import Judge
-from hybridremat.sequence.pool import Pool, SchedulePoint
+from hybridremat.sequence.pool import SchedulePoint
 
 PLACED: Final = 16
 """Known schedules that moves are placed in at new sizes."""
@@ -152,7 +152,8 @@ def placed_elsewhere(
     few = list(fast)[:: max(1, -(-len(fast) // PLACED))]
     for parted in dict.fromkeys(parted for _, parted in few):
         judge = judge_of(parted)
-        pool = Pool.of(judge(bare) for bare, its in few if its == parted)
+        runs = frozenset(op.id for op in judge.graph.ops if op.variant)
+        pool = judge.pool(replace(judge(bare), parted=runs) for bare, its in few if its == parted)
         for found in fastest_placed(judge, pool, limit, 1):
             if found.time < (most if best is None else best[1]):
                 origin = fast[replace(found.schedule, moves=()), parted]
