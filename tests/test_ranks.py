@@ -49,6 +49,16 @@ def test_calls_that_stay_one_op_train_in_ddp_too(tmp_path):
         assert sum(peak > made["limit"] + OWN for peak in made["peaks"]) <= 1
 
 
+@pytest.mark.slow
+def test_what_moves_trains_in_ddp_too(tmp_path):
+    for rank in run_ranks("support.rank_cases:moved", tmp_path):
+        for made in rank.values():
+            assert made["moves"] > 0 and made["different"] == []
+        made = rank["units"]
+        assert sum(peak > made["limit"] + OWN for peak in made["peaks"]) <= 1
+        assert max(made["peaks"]) <= made["limit"] + made["buckets"] + OWN
+
+
 def test_new_shapes_come_inside_ddp_on_each_rank_alone(ranks):
     for rank in ranks:
         made = rank["training"]["shapes"]

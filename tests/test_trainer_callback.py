@@ -12,6 +12,7 @@ import torch
 
 import hybridremat
 from hybridremat.runtime.planned_call import PlannedCall
+from hybridremat.sequence.offload.link import Link
 from support.loop_cases import (
     BAD,
     HOW,
@@ -82,6 +83,22 @@ def entries(trainer, key):
 
 def assert_plain(model):
     assert model._compiled_call_impl is None and "_compiled_call_impl" not in vars(model)
+
+
+@pytest.mark.slow
+def test_values_move_in_a_training_loop(tmp_path, monkeypatch):
+    """Batches of eight, for which some have to, and of four; as fast a link as there could be."""
+    monkeypatch.setattr("hybridremat.planning.moving.NOMINAL", Link(1e15, 1e15, latency=0))
+    plain, model = language_model(), language_model()
+    first = make_trainer(plain, tmp_path / "plain", per_device_train_batch_size=8)
+    first.train()
+    callback = planned("75%", offload=f"file:{tmp_path}", measure_every=1)
+    second = make_trainer(model, tmp_path / "moved", callback, per_device_train_batch_size=8)
+    second.train()
+    assert len(callback.plans) == 2 and max(plan.host_bytes for plan in callback.plans) > 0
+    assert all(torch.equal(*pair) for pair in zip(plain.parameters(), model.parameters(), strict=True))
+    assert [e["loss"] for e in entries(first, "loss")] == [e["loss"] for e in entries(second, "loss")]
+    assert entries(second, MEASURED) and all(map(agree, entries(second, MEASURED)))
 
 
 class Seen(transformers.TrainerCallback):

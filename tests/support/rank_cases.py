@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from tempfile import gettempdir
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from hybridremat.planning import planner
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.runtime.planned_call import planned_call
 from support.planned_steps import planned_forwards, plans_made
-from support.training import Trained, allocated_peak
+from support.training import Trained, Transformer, allocated_peak
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
 MORE = 4096  # bytes that each kernel takes more on the second rank's machine
@@ -319,3 +320,29 @@ SLOW = ((3.0, 1.0, 2.0, 4.0), (3.0, 4.0, 2.0, 1.0))
 def plan_hash(plan) -> int:
     """Tells one schedule from another."""
     return sum(n * op for n, op in enumerate(plan.schedule.steps))
+
+
+def moved(rank: int) -> dict:
+    """Values that wait in a file: at lengths of each rank's own, and in two units."""
+    from hybridremat.planning import moving
+    from hybridremat.sequence.offload.link import Link
+
+    def towers():
+        torch.manual_seed(0)
+        return Transformer(2, 16)
+
+    moving.NOMINAL = Link(1e15, 1e15, latency=0)
+    drawn = torch.Generator().manual_seed(100 + rank)
+    tokens = [torch.randint(0, 50, (4, 40), generator=drawn) for _ in range(3)]
+    cases = {
+        "sizes": (net, lengths(rank), lengths(0)[0], "65%", {}),
+        "units": (towers, tokens, tokens[0], "60%", {"units": "blocks.*"}),
+    }
+    result = {}
+    for name, (make, given, first, limit, more) in cases.items():
+        model = wrap(make(), first, limit, offload=f"file:{gettempdir()}", **more)
+        plan = hybridremat.get_plan(model)
+        made = compare(model, given, make, measure=name == "units")
+        parts = [plan.parts[number] for number in plan.places] or [plan]
+        result[name] = made | {"moves": sum(len(each.schedule.moves) for each in parts)}
+    return result
