@@ -21,6 +21,7 @@ import torch
 
 from hybridremat.errors import CostModelError
 from hybridremat.graph.costs.cache_misses import with_misses
+from hybridremat.graph.costs.collectives import collective_workspace
 from hybridremat.graph.costs.copies import copy_rate, miss_price
 from hybridremat.graph.costs.footprints import measure_footprints
 from hybridremat.graph.costs.kernel_benchmarks import measure_times
@@ -201,8 +202,8 @@ def with_footprints(
     if refused and untried == "error":
         raise untried_error(step, refused)
     ops = tuple(
-        replace(op, temp=store.temporaries.get(key) or 0 if key else 0)
-        for op, key in zip(step.graph.ops, kernels.key_of, strict=True)
+        replace(op, temp=store.temporaries.get(key) or 0 if key else collective_workspace(node))
+        for op, key, node in zip(step.graph.ops, kernels.key_of, step.op_nodes, strict=True)
     )
     values, shared = list(step.graph.values), set[int]()
     for op, key in zip(ops, kernels.key_of, strict=True):

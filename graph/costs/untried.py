@@ -1,6 +1,6 @@
 """Kernels whose workspace is not known: they take no inputs that can be made up, or have effects.
 
-Collectives are never tried either. In PyTorch's own memory they take what they return.
+Collectives are never tried either: what they take is known (:mod:`hybridremat.graph.costs.collectives`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def untried_texts(step: TracedStep, refused: Mapping[int, str]) -> Iterator[str]
     for op, node in enumerate(step.op_nodes):
         if op in refused:
             yield _text(step, op, refused[op])
-        elif has_effects(node) and not is_collective(node):  # these take what they return
+        elif has_effects(node) and not is_collective(node):  # what these take is known
             yield _text(step, op, "it has effects, and is never run to be measured")
 
 

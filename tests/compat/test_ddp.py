@@ -70,7 +70,8 @@ def test_sharded_models(tmp_path, line):
         assert rank["SyncBatchNorm"][0] == "InputError"
         assert rank["FSDP around equal"]
     line(GROUP, "wrap of an FSDP or fully_shard module", "ModelError")
-    line(GROUP, "fully_shard of a wrapped module", "ModelError at the first step", remark="it is planned with fsdp= of wrap_each")
+    remark = "it is planned with fsdp= of wrap_each"
+    line(GROUP, "fully_shard of a wrapped module", "ModelError at the first step", remark=remark)
     line(
         GROUP,
         "FullyShardedDataParallel around a wrapped model",

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from hybridremat.graph.costs.collectives import scatters_a_copy
 from hybridremat.plans.fsdp import Fsdp
 from hybridremat.sequence.joined_graphs import Beside, PartPoint, StepPart
 
@@ -54,6 +55,8 @@ class Shard:
         Of this rank's part of the parameters in the dtype in which they are gathered, if it is another.
     scattered
         Of this rank's part of the gradients as they are reduced, if that is not what stays.
+    again
+        Of a copy of the reduced buffer that the backend makes while it reduces.
     """
 
     gathered: int = 0
@@ -64,6 +67,7 @@ class Shard:
     kept: int = 0
     cast: int = 0
     scattered: int = 0
+    again: int = 0
 
     @staticmethod
     def of(parameters: Iterable[nn.Parameter], fsdp: Fsdp) -> Shard:
@@ -84,12 +88,18 @@ class Shard:
             own // ranks,
             0 if gathers is None else gathered // ranks,
             0 if own == reduced else reduced // ranks,
+            reduced if ranks > 1 and any(scatters_a_copy(each.device.type) for each in trained) else 0,
         )
 
     @property
     def reducing(self) -> int:
         """Most bytes while gradients are reduced, beside those that stay."""
-        return max(self.gradients + self.filling - self.kept, self.reduced + self.scattered)
+        return max(self.gradients + self.filling - self.kept, self.reduced + self.scattered + self.again)
+
+    @property
+    def ending(self) -> int:
+        """Most bytes while gradients are reduced that count in full to the end."""
+        return self.reducing + self.kept - self.gradients
 
     @property
     def filling(self) -> int:
@@ -201,8 +211,8 @@ def with_sharding(
     backward = _backward_levels(entries, sharding)
     walk = _Walk([_with_shards_left(part, n, entries, sharding) for n, part in enumerate(parts)])
     for late in reversed([each for each in entries if each.unit and not each.reduces]):
-        walk.add_peaks(0, sharding.units[late.unit].filling)
-    walk.add_peaks(sharding.rest.buffer + max(rest, sharding.rest.cast), sharding.rest.filling)
+        walk.add_peaks(0, sharding.units[late.unit].ending)
+    walk.add_peaks(sharding.rest.buffer + max(rest, sharding.rest.cast), sharding.rest.ending)
     for entry, (before, during), (after, inside, reducing) in zip(entries, forward, backward, strict=True):
         if entry.unit:
             walk.add_peaks(before, reducing)
