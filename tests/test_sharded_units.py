@@ -3,6 +3,8 @@
 Bytes are those of one process whose collectives do nothing; bits are those of two processes.
 """
 
+import re
+
 import pytest
 
 import hybridremat
@@ -85,8 +87,6 @@ def test_two_processes_train_as_plain_fsdp(name, ranks):
     ],
 )
 def test_other_sharding_than_planned_is_refused_before_the_step(name, says, quick):
-    import re
-
     assert re.search(says, quick["refused"][name])
 
 
@@ -124,3 +124,36 @@ def test_plans_keep_how_parameters_are_sharded(tmp_path):
     assert any(each.beside_backward for each in read.composition.sections)
     with pytest.raises(hybridremat.LimitError, match="fsdp"):
         hybridremat.wrap_each(Tokens(0.0), "layers.*", kwargs=texts(0, 0), plan=read, fsdp=2, **how)
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    return run_ranks("support.sharded_cases:by_tensors", tmp_path_factory.mktemp("split"), fake=2)[0]
+
+
+SPLIT = [f"{name}, {limit}" for name in ("tensors", "sequence") for limit in ("100%", "60%")]
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_models_split_by_tensors_are_planned_to_the_byte(name, split):
+    made = split[name]
+    assert set(made["peaks"]) == {made["predicted"]}
+    assert made["predicted"] <= made["limit"]
+    assert made["equal"] and made["untried"] == []
+
+
+def test_a_collective_that_runs_twice_is_refused(split):
+    as_it_is, twice = split["twice"]
+    assert as_it_is == ""
+    assert "collectives do not run once each" in twice
+
+
+@pytest.fixture(scope="module")
+def split_ranks(tmp_path_factory):
+    return run_ranks("support.sharded_cases:by_tensors", tmp_path_factory.mktemp("two"), timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPLIT)
+def test_two_processes_train_models_split_by_tensors(name, split_ranks):
+    assert all(rank[name]["equal"] for rank in split_ranks)

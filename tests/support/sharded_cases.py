@@ -9,14 +9,26 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 
 import hybridremat
 from hybridremat import Fsdp
+from hybridremat.compiler.check import check
+from hybridremat.compiler.emit import emit
 from hybridremat.compiler.units import find_units
 from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.garbage import without_collection
+from hybridremat.graph.joint import plain_schedule
+from support.training import traced
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False, "cache": False}
 
@@ -261,3 +273,94 @@ def refused() -> dict[str, str]:
         "gradients not reduced": told(planned(), unsynchronized),
         "other shape": told(planned(), case.sharded, {"tokens": batch["tokens"][:, :24]}),
     }
+
+
+class FeedForward(nn.Module):
+    """A feed-forward net that is split over ranks, by tensors or along the sequence."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class Split(nn.Module):
+    """Three of them with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(101, 32)
+        self.layers = nn.ModuleList(FeedForward() for _ in range(3))
+        self.head = nn.Linear(32, 101)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def split(*, sequence: bool) -> nn.Module:
+    """The model with its layers split over all ranks."""
+    torch.manual_seed(0)
+    model = Split()
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    along = Shard(1) if sequence else Replicate()
+    how = {
+        "up": ColwiseParallel(input_layouts=along),
+        "down": RowwiseParallel(output_layouts=along, use_local_output=True),
+    }
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {**({"norm": SequenceParallel()} if sequence else {}), **how})
+    if sequence:
+        outer = {
+            "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=along),
+            "head": ColwiseParallel(input_layouts=along, output_layouts=Replicate()),
+        }
+        parallelize_module(model, mesh, outer)
+    return model
+
+
+def by_tensors(rank: int) -> dict[str, Any]:
+    """Models that are split, planned as a whole; and what the checker says of a collective too many."""
+    alone = distributed.get_backend() == "fake"
+    case, found = Case(Split), {}
+    for name in ("tensors", "sequence"):
+        plain, _ = trained(case, split(sequence=name == "sequence"), 0)
+        for limit in ("100%", "60%"):
+            model = split(sequence=name == "sequence")
+            how = {**HOW, "across_ranks": not alone, "memory_limit": limit}
+            hybridremat.wrap(model, kwargs=texts(0, 0), **how)
+            plan = hybridremat.get_plan(model)
+            made, peaks = trained(case, model, 0)
+            found[f"{name}, {limit}"] = {
+                "equal": all(map(torch.equal, made, plain)),
+                "peaks": peaks,
+                "predicted": plan.predicted_peak,
+                "limit": plan.memory_limit,
+                "untried": list(plan.details.graph.untried),
+            }
+    return {**found, "twice": twice()}
+
+
+def twice() -> list[str]:
+    """What the checker says of emitted graphs: as they are, and with a collective that runs twice."""
+    step = traced(split(sequence=False), **texts(0, 0))
+    said = []
+    for again in (False, True):
+        forward, backward = emit(step, plain_schedule(step.graph))
+        nodes = forward.graph.nodes
+        first = next(node for node in nodes if getattr(node.target, "namespace", "") == "_c10d_functional")
+        if again:
+            with forward.graph.inserting_after(first):
+                copy = forward.graph.call_function(first.target, first.args, first.kwargs)
+                copy.meta.update(first.meta)
+        try:
+            check(step, forward, backward)
+            said.append("")
+        except hybridremat.PlanError as error:
+            said.append(str(error))
+    return said
