@@ -73,7 +73,8 @@ def test_two_processes_train_as_plain_fsdp(name, ranks):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("not said", "planned with whole parameters.*fsdp=2"),
+        ("not said", "Tokens or a part of it, which was planned with whole parameters.*fsdp=2"),
+        ("a part alone", "or a part of it, which was planned with whole parameters.*fsdp=2"),
         ("not sharded", "fully_shard was not called"),
         ("other ranks", "over 2 ranks, and was planned with fsdp=3: plan it with fsdp=2"),
         ("the model is whole", r"call fully_shard\(model\) at last"),

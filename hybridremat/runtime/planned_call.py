@@ -85,7 +85,7 @@ class PlannedCall:
 
             self.sizes = AllSizes(model, show=show)
         self._caching = caching_configs(model)
-        self._warned_of_shapes = self._warned_of_captures = False
+        self._warned_of_shapes = self._warned_of_captures = self._sharded_as_planned = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
         self._held = HeldOutputs(expected=context.settings.hold_outputs)
         self.tuning: Tuning | None = None
@@ -172,14 +172,16 @@ class PlannedCall:
         """Whether parameters were planned to be sharded by FSDP2, or are in a module that it has taken."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
         kind = getattr(fsdp, "FSDPModule", type(None))
-        taken = (self.model, *self._units.values())
+        taken = (self.model,) if self._sharded_as_planned else self.model.modules()
         return self.context.settings.sharding is not None or any(isinstance(each, kind) for each in taken)
 
     def _planned_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any], held: int) -> Any:
         if self._may_be_sharded:
             from hybridremat.runtime.sharded import require_sharded_as_planned
 
-            require_sharded_as_planned(self.model, self._units, self.context.settings.sharding)
+            planned, again = self.context.settings.sharding, self._sharded_as_planned
+            require_sharded_as_planned(self.model, self._units, planned, again=again)
+        self._sharded_as_planned = True
         with self._one_path:
             step = self._step(args, kwargs)
             if held:
@@ -361,7 +363,7 @@ class PlannedCall:
             return
         from hybridremat.graph.private_fsdp import is_sharded
 
-        if is_sharded(self.model):
+        if any(map(is_sharded, self.model.modules())):
             raise ModelError(
                 f"a step of the shape {shape_text(args, kwargs)} has not been planned, and the parameters of "
                 f"this {type(self.model).__name__} are sharded by now; it has not run. Call "

@@ -12,33 +12,36 @@ from hybridremat.plans.fsdp import Fsdp
 
 
 def require_sharded_as_planned(
-    model: nn.Module, units: Mapping[str, nn.Module], planned: Fsdp | None
+    model: nn.Module, units: Mapping[str, nn.Module], planned: Fsdp | None, *, again: bool = False
 ) -> None:
     """Refuse a step whose parameters are gathered and reduced in another way than was counted.
+
+    ``again``: other modules than the units were looked at before a step that has run.
 
     Raises
     ------
     ModelError
         It says what is different, and what to do.
     """
-    if planned is None and not is_sharded(model) and not any(map(is_sharded, units.values())):
+    if planned is None and not any(map(is_sharded, model.modules())):
         return
-    if (why := next(_differences(model, units, planned), "")):
+    if (why := next(_differences(model, units, planned, again=again), "")):
         raise ModelError(f"nothing of this step has run: {why}")
 
 
 def _differences(
-    model: nn.Module, units: Mapping[str, nn.Module], planned: Fsdp | None
+    model: nn.Module, units: Mapping[str, nn.Module], planned: Fsdp | None, *, again: bool
 ) -> Iterator[str]:
     name = type(model).__name__
     found = {unit: sharded_module(module) for unit, module in units.items()}
     root = sharded_module(model)
     sharded = next((each for each in (*found.values(), root) if each is not None), None)
     if planned is None:
-        ranks = sharded.ranks if sharded is not None else 2
+        every = (sharded, *map(sharded_module, model.modules()))
+        ranks = next((each.ranks for each in every if each is not None), 1)
         yield (
-            f"fully_shard was called for {name}, which was planned with whole parameters. Say so when it is "
-            f"planned: hybridremat.wrap_each(model, …, fsdp={ranks}), and then fully_shard"
+            f"fully_shard was called for {name} or a part of it, which was planned with whole parameters. "
+            f"Say so when it is planned: hybridremat.wrap_each(model, …, fsdp={ranks}), and then fully_shard"
         )
         return
     usual = f"for unit in units: fully_shard(unit), and then fully_shard(model), on a mesh of {planned.ranks}"
@@ -52,7 +55,7 @@ def _differences(
     if missing:
         yield f"the unit {missing[0]!r} is not sharded. Call fully_shard for each unit: {usual}"
         return
-    rest = (name for name, module in model.named_modules() if is_sharded(module))
+    rest = (name for name, module in (() if again else model.named_modules()) if is_sharded(module))
     others = [other for other in rest if other and other not in units]
     if others:
         yield (

@@ -247,6 +247,9 @@ def refused() -> dict[str, str]:
             return str(error)
         return "it ran"
 
+    def whole() -> nn.Module:
+        return hybridremat.wrap(case.model(), kwargs=batch, memory_limit="100%", across_ranks=False, **HOW)
+
     def layers(**options: Any) -> Callable[[nn.Module], None]:
         def shard(model: nn.Module) -> None:
             for layer in model.layers:
@@ -262,6 +265,7 @@ def refused() -> dict[str, str]:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     return {
         "not said": told(planned(fsdp=None), case.sharded),
+        "a part alone": told(whole(), lambda model: fully_shard(model.layers[0])),
         "not sharded": told(planned(), lambda _: None),
         "other ranks": told(planned(fsdp=3), case.sharded),
         "the model is whole": told(planned(), lambda model: [fully_shard(each) for each in model.layers]),

@@ -72,7 +72,7 @@ class Shard:
     @staticmethod
     def of(parameters: Iterable[nn.Parameter], fsdp: Fsdp) -> Shard:
         """These parameters, as they are split."""
-        every = list(dict.fromkeys(parameters))
+        every = [_local(each) for each in dict.fromkeys(parameters)]
         trained = [each for each in every if each.requires_grad]
         ranks, gathers, reduces = fsdp.ranks, gathered_dtype(fsdp), _dtype(fsdp.reduce_dtype)
         uneven = [each for each in trained if each.device.type == "cpu" and _padding(each, ranks)]
@@ -107,6 +107,12 @@ class Shard:
         return self.reduced + self.copied
 
 
+def _local(parameter: nn.Parameter) -> torch.Tensor:
+    """What this rank has of a parameter that is split by tensors, or the whole one."""
+    local = getattr(parameter, "to_local", None)
+    return parameter if local is None else local().detach().requires_grad_(parameter.requires_grad)
+
+
 def gathered_dtype(fsdp: Fsdp | None) -> torch.dtype | None:
     """The dtype in which parameters are gathered; None for their own."""
     return None if fsdp is None else _dtype(fsdp.param_dtype)
@@ -117,16 +123,16 @@ def _dtype(name: str | None) -> torch.dtype | None:
     return found
 
 
-def _itemsize(parameter: nn.Parameter, dtype: torch.dtype | None) -> int:
+def _itemsize(parameter: torch.Tensor, dtype: torch.dtype | None) -> int:
     return (dtype or parameter.dtype).itemsize
 
 
-def _padding(parameter: nn.Parameter, ranks: int) -> int:
+def _padding(parameter: torch.Tensor, ranks: int) -> int:
     """Rows that are added to a parameter, so that its first dimension is split evenly."""
     return -(parameter.shape[0] if parameter.ndim else 1) % ranks
 
 
-def _padded(parameter: nn.Parameter, ranks: int, dtype: torch.dtype | None) -> int:
+def _padded(parameter: torch.Tensor, ranks: int, dtype: torch.dtype | None) -> int:
     """Bytes of a parameter with these rows."""
     rows = parameter.shape[0] if parameter.ndim else 1
     numbers = parameter.numel() // max(1, rows) * (rows + _padding(parameter, ranks))
