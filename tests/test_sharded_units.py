@@ -158,3 +158,12 @@ def split_ranks(tmp_path_factory):
 @pytest.mark.parametrize("name", SPLIT)
 def test_two_processes_train_models_split_by_tensors(name, split_ranks):
     assert all(rank[name]["equal"] for rank in split_ranks)
+
+
+@pytest.mark.slow
+def test_fsdp_over_tensor_parallel(tmp_path):
+    made = run_ranks("support.sharded_cases:both_ways", tmp_path, fake=4)[0]
+    assert made["equal"]
+    assert made["peaks"][1:] == [made["predicted"]] * 2
+    assert made["peaks"][0] - made["predicted"] <= 256  # small tensors of DTensor's own, once
+    assert max(made["peaks"][1:]) <= made["limit"]

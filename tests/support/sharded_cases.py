@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -307,11 +307,11 @@ class Split(nn.Module):
         return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
 
 
-def split(*, sequence: bool) -> nn.Module:
-    """The model with its layers split over all ranks."""
+def split(*, sequence: bool, mesh: DeviceMesh | None = None) -> nn.Module:
+    """The model with its layers split over the ranks of a mesh, or all."""
     torch.manual_seed(0)
     model = Split()
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    mesh = mesh or init_device_mesh("cpu", (distributed.get_world_size(),))
     along = Shard(1) if sequence else Replicate()
     how = {
         "up": ColwiseParallel(input_layouts=along),
@@ -348,6 +348,26 @@ def by_tensors(rank: int) -> dict[str, Any]:
                 "untried": list(plan.details.graph.untried),
             }
     return {**found, "twice": twice()}
+
+
+def both_ways(_: int) -> dict[str, Any]:
+    """A model that is split by tensors over two ranks, and sharded over two."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sharded", "split"))
+
+    def sharded(model: nn.Module) -> nn.Module:
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh["sharded"])
+        return fully_shard(model, mesh=mesh["sharded"])
+
+    case = Case(Split)
+    plain, _ = trained(case, sharded(split(sequence=False, mesh=mesh["split"])), 0)
+    model = split(sequence=False, mesh=mesh["split"])
+    how = {**HOW, "across_ranks": False, "memory_limit": "60%", "fsdp": 2}
+    hybridremat.wrap_each(model, "layers.*", kwargs=texts(0, 0), **how)
+    plan = hybridremat.get_plan(model)
+    made, peaks = trained(case, sharded(model), 0)
+    equal = all(map(torch.equal, made, plain))
+    return {"equal": equal, "peaks": peaks, "predicted": plan.predicted_peak, "limit": plan.memory_limit}
 
 
 def twice() -> list[str]:
