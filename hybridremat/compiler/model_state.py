@@ -33,19 +33,23 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
         yield
 
 
+Gathered = Callable[[Tensor], Tensor]
+"""Makes of a parameter what a sharded model gathers, perhaps the same memory."""
+
+
 @contextmanager
-def preserve_state_and_parameters(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
+def preserve_state_and_parameters(model: nn.Module, gathered: Gathered | None = None) -> Iterator[None]:
     """As :func:`preserve_state`, and restore parameters too.
 
     Inside, other parameters of the same memory take their places, so that no backward reaches them; or
-    copies in another ``dtype``, as a sharded model gathers them.
+    what ``gathered`` makes of them, as a sharded model gathers them.
 
     Raises
     ------
     ModelError
         If a parameter that was not copied has changed (see :func:`_parameter_snapshots`).
     """
-    with preserve_state(model), _parameters_restored(model), _stand_ins(model, dtype):
+    with preserve_state(model), _parameters_restored(model), _stand_ins(model, gathered):
         yield
 
 
@@ -159,19 +163,19 @@ def _not_restored(model: nn.Module, names: Sequence[str]) -> ModelError:
 
 
 @contextmanager
-def _stand_ins(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+def _stand_ins(model: nn.Module, gathered: Gathered | None) -> Iterator[None]:
     """Put parameters of the same memory into the modules, away from gradients and DDP's hooks.
 
-    Parameters of a subclass stay. With a ``dtype``, those of others are copies in it.
+    Parameters of a subclass stay.
     """
     shadows: dict[int, nn.Parameter] = {}
     with ExitStack() as back:
         for module in model.modules():
             for name, parameter in module._parameters.items():
-                if type(parameter) is nn.Parameter and (parameter.requires_grad or dtype is not None):
+                if type(parameter) is nn.Parameter and (parameter.requires_grad or gathered is not None):
                     shadow = shadows.get(id(parameter))
                     if shadow is None:
-                        stored = parameter.detach() if dtype is None else in_dtype(parameter.detach(), dtype)
+                        stored = parameter.detach() if gathered is None else gathered(parameter.detach())
                         shadow = nn.Parameter(stored, requires_grad=parameter.requires_grad)
                         shadows[id(parameter)] = shadow
                         shadow.__dict__.update(parameter.__dict__)

@@ -262,6 +262,7 @@ class PlannedCall:
 
     def _surveyed_again(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """The step with the path of these inputs added, or a new one if that does not fit."""
+        self._require_whole(args, kwargs)
         if step.breaks is not None:
             with suppress(InfeasibleLimitError):
                 survey = self._path(step, args, kwargs)
@@ -365,10 +366,10 @@ class PlannedCall:
 
         if any(map(is_sharded, self.model.modules())):
             raise ModelError(
-                f"a step of the shape {shape_text(args, kwargs)} has not been planned, and the parameters of "
-                f"this {type(self.model).__name__} are sharded by now; it has not run. Call "
-                "hybridremat.prepare(model, …) with inputs of each shape before fully_shard, or pad inputs "
-                "to the shapes that are planned"
+                f"a step on {shape_text(args, kwargs)} has not been planned (its shape, or the graphs that "
+                f"it takes), and the parameters of this {type(self.model).__name__} are sharded by now; it "
+                "has not run. Call hybridremat.prepare(model, …) with inputs of each shape before "
+                "fully_shard, or pad inputs to the shapes that are planned"
             )
 
     def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any], settings: Settings) -> Step:

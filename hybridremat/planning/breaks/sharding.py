@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from hybridremat.compiler.model_state import Gathered, in_dtype
 from hybridremat.graph.costs.collectives import scatters_a_copy
 from hybridremat.plans.fsdp import Fsdp
 from hybridremat.sequence.joined_graphs import Beside, PartPoint, StepPart
@@ -111,6 +112,24 @@ def _local(parameter: nn.Parameter) -> torch.Tensor:
     """What this rank has of a parameter that is split by tensors, or the whole one."""
     local = getattr(parameter, "to_local", None)
     return parameter if local is None else local().detach().requires_grad_(parameter.requires_grad)
+
+
+def as_gathered(fsdp: Fsdp | None) -> Gathered | None:
+    """What FSDP2 makes of a parameter: in its dtype, at the beginning of memory with the padding."""
+    if fsdp is None:
+        return None
+    dtype, ranks = gathered_dtype(fsdp), fsdp.ranks
+
+    def gathered(parameter: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = in_dtype(parameter, dtype)
+        more = _padding(found, ranks)
+        if not more or not found.is_contiguous():
+            return found
+        padded = found.new_empty(_padded(found, ranks, None) // found.itemsize)
+        padded[: found.numel()].copy_(found.flatten())
+        return padded.as_strided(found.size(), found.stride())
+
+    return gathered
 
 
 def gathered_dtype(fsdp: Fsdp | None) -> torch.dtype | None:

@@ -24,7 +24,7 @@ from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.planning.accept import require_policy
 from hybridremat.planning.breaks.own_units import own_units
 from hybridremat.planning.breaks.planner import PathPlanner
-from hybridremat.planning.breaks.sharding import Sharding, gathered_dtype
+from hybridremat.planning.breaks.sharding import Sharding, as_gathered, gathered_dtype
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
@@ -55,7 +55,7 @@ def plan_path(
     backend.partitioner, backend.select = backend_for(breaks.choose).partitioner, breaks.select
     if context.build:
         breaks.begin()
-        with preserve_state_and_parameters(model, gathered_dtype(context.settings.sharding)):
+        with preserve_state_and_parameters(model, as_gathered(context.settings.sharding)):
             given, named = copied((args, kwargs), model)
             run_once(model, compiled, backend, given, named)
         breaks.ended()
@@ -147,7 +147,7 @@ class _Step:
 
     @contextmanager
     def _trial(self, backend: Backend, compiled: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-        with preserve_state_and_parameters(self.model, gathered_dtype(self.context.settings.sharding)):
+        with preserve_state_and_parameters(self.model, as_gathered(self.context.settings.sharding)):
             given, named = copied((self.args, self.kwargs), self.model)
             yield lambda: run_once(self.model, compiled, backend, given, named)
 
