@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from hybridremat.analysis.frontier import Frontier
     from hybridremat.analysis.frontier_data import MeasuredPoint
     from hybridremat.analysis.measure import Measurement, measure
+    from hybridremat.analysis.pipelines.plan import PipelinePlan, PlannedStage
+    from hybridremat.analysis.pipelines.planning import pipeline_plan
     from hybridremat.api import frontier, get_plan, plan, prepare, unwrap, wrap
     from hybridremat.compiler.opaque_calls import opaque
     from hybridremat.graph.costs.device_specs import DeviceSpec
@@ -107,10 +109,12 @@ __all__ = [
     "OptionsError",
     "OutputError",
     "OutstandingForwardWarning",
+    "PipelinePlan",
     "Plan",
     "PlanError",
     "PlanFormatError",
     "PlanMismatchError",
+    "PlannedStage",
     "PlotError",
     "PolicyError",
     "PredictionWarning",
@@ -131,6 +135,7 @@ __all__ = [
     "measure",
     "opaque",
     "optimizer_in_backward",
+    "pipeline_plan",
     "plan",
     "prepare",
     "tune",
@@ -165,6 +170,9 @@ _HOME = {
     "fit": "hybridremat.analysis.fit",
     "Fit": "hybridremat.analysis.fit",
     "Measurement": "hybridremat.analysis.measure",
+    "pipeline_plan": "hybridremat.analysis.pipelines.planning",
+    "PipelinePlan": "hybridremat.analysis.pipelines.plan",
+    "PlannedStage": "hybridremat.analysis.pipelines.plan",
     "optimizer_in_backward": "hybridremat.integrations.optimizer_in_backward",
     # Not in __all__ nor in dir(): these need packages that may not be there, and must not be read unasked.
     "HybridRematTrainerCallback": "hybridremat.integrations.transformers_trainer",

@@ -92,6 +92,20 @@ class PlanSettings(WrapSettings, _Elsewhere, total=False):
     """Keywords of :func:`hybridremat.plan`: what runs nowhere can be planned for any device."""
 
 
+class PipelineSettings(TypedDict, total=False):
+    """Keywords of :func:`hybridremat.pipeline_plan` that say how its stages are planned."""
+
+    cost_model: AnyCostModel
+    device_spec: AnyDevice
+    rewrites: Rewrites
+    strategy: StrategyName
+    block_solver: BlockSolver
+    planning_budget: float | str | None
+    untried: Untried
+    workers: int | None
+    cache: bool
+
+
 class FrontierSettings(CommonSettings, _Elsewhere, total=False):
     """Keywords of :func:`hybridremat.frontier`."""
 

@@ -90,6 +90,14 @@ class Pieces:
         sent = sum(self._bytes_of(each) for each in leaving)
         return StageModule(fx.GraphModule(parts, made), tuple(inputs), sent)
 
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """The tensors without values that the model returns."""
+        module = self.modules[-1]
+        assert isinstance(module, fx.GraphModule)
+        (output,) = (node for node in module.graph.nodes if node.op == "output")
+        values = (node.meta.get("val") for node in output.all_input_nodes)
+        return tuple(value for value in values if isinstance(value, torch.Tensor))
+
     def _piece(self, node: fx.Node) -> int | None:
         """Which piece makes a value; None for inputs of the model."""
         while node.op == "call_function" and node.target is operator.getitem:

@@ -38,8 +38,8 @@ class StagePlan:
     ----------
     times
         Of its plan.
-    plain
-        Nanoseconds of its plain step, for one microbatch.
+    plain, extra
+        Nanoseconds of its plain step, for one microbatch, and what its plan takes more.
     limit
         ``memory_limit`` of its plan.
     resident
@@ -54,6 +54,7 @@ class StagePlan:
 
     times: StageTimes
     plain: int
+    extra: int
     limit: int
     resident: int
     peak: int
@@ -178,7 +179,7 @@ class Stages:
             guess = least_time(ways, self.waiting[stage], gradients, self._room(stage, first, last))
             if plan.least is None and guess is not None:
                 estimated += guess - ways[0].time
-                found += plan.times.forward + plan.times.backward - self._loss_time(last) - plan.plain
+                found += plan.extra
         if estimated > 0:
             self.slower = min(4.0, max(0.25, found / estimated))
 
@@ -192,7 +193,7 @@ class Stages:
         beside, room = sizes.beside_step(shape, forwards), self.request.memory_of(stage) - resident
         limit = room - beside
         settings = replace(self._settings(made, last), forwards=forwards)
-        none = StagePlan(StageTimes(0, 0), 0, 0, resident, 0, made.inputs)
+        none = StagePlan(StageTimes(0, 0), 0, 0, 0, resident, 0, made.inputs)
         for _ in range(_TRIES):
             try:
                 plan = self._planned_under(made, replace(settings, memory_limit=max(1, limit)))
@@ -202,8 +203,8 @@ class Stages:
             peak = sizes.peak(_phases(plan), shape, forwards)
             if peak <= room:
                 sent = self.request.send_time(sizes.sent)
-                times, plain = self._times(plan, sent, last)
-                return StagePlan(times, plain, limit, resident, resident + peak, made.inputs)
+                times, plain, extra = self._times(plan, sent, last)
+                return StagePlan(times, plain, extra, limit, resident, resident + peak, made.inputs)
             limit = min(limit, plan.needed) - (peak - room)
         return replace(none, least=resident + peak)
 
@@ -212,14 +213,16 @@ class Stages:
         assert call.plan is not None
         return call.plan
 
-    def _times(self, plan: Plan, sent: int, last: int) -> tuple[StageTimes, int]:
+    def _times(self, plan: Plan, sent: int, last: int) -> tuple[StageTimes, int, int]:
+        """With the loss; nanoseconds of the plain step and of recomputation, without it."""
         assert plan.details is not None
         graph, schedule = plan.details.graph, plan.schedule
         forward = sum(graph.op_times[op] for op in schedule.steps[: schedule.num_forward])
         total = plan_judge(plan, plan.details).time(schedule)
         loss = self.loss if self._is_last(last) else LossCosts()
         times = StageTimes(forward + loss.forward, total - forward + loss.backward, sent)
-        return times, schedule_time(graph, plain_schedule(graph))
+        plain = schedule_time(graph, plain_schedule(graph))
+        return times, plain, total - plain
 
     def _sizes(self, made: StageModule, last: int) -> StageBytes:
         parameters, trained = self._state(made.module)
