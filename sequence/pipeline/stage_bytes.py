@@ -43,13 +43,15 @@ class StageBytes:
 
         PyTorch allocates one buffer for each microbatch, of what is received (n·x) and of gradients that come
         back (n·y), and keeps the outputs of the last stage. Gradients that go to the stage before stay until
-        they are sent: one set with 1F1B, all with schedules that wait for what they sent at their end.
+        they are sent: one set with 1F1B; all, and outputs as well, with interleaved 1F1B, which waits at its
+        end for what it sent. With GPipe, which does so too, they come as what forwards hold goes (:meth:`peak`).
         """
         count = shape.microbatches
-        one_by_one = shape.schedule == "1f1b"
+        unsent = {"1f1b": 1, "gpipe": 0, "interleaved1f1b": count}[shape.schedule]
+        outputs = count - forwards if shape.schedule == "interleaved1f1b" else 0
         kept = (
-            self.received * (count + (1 if one_by_one else count))
-            + self.sent * (count if shape.schedule != "interleaved1f1b" else 2 * count - forwards)
+            self.received * (count + unsent)
+            + self.sent * (count + outputs)
             + self.given * count
             + self.returned * (count - forwards)
             + self.loss_held * (forwards - 1)
@@ -64,8 +66,13 @@ class StageBytes:
         """Of these, what a plan for so many ``forwards`` does not count itself: it does for two and more."""
         return self.accumulated(shape) if forwards == 1 else 0
 
-    def peak(self, step: PhasePeaks, shape: PipelineShape, forwards: int) -> int:
-        """Most bytes above what is resident, for the phases of a step with other forwards in flight."""
+    def peak(self, step: PhasePeaks, held: int, shape: PipelineShape, forwards: int) -> int:
+        """Most bytes above what is resident, for the phases of a step with other forwards in flight.
+
+        ``held``: what each forward holds for its backward.
+        """
         added = self.accumulated(shape)
         backward = step.backward + self.beside_step(shape, forwards)
+        if shape.schedule == "gpipe":  # the last backward: nothing of the others is held but what they sent
+            backward += (forwards - 1) * max(0, self.received + self.sent - held)
         return max(step.forward + added, step.between + added, backward)

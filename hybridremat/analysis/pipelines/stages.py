@@ -200,7 +200,7 @@ class Stages:
             except InfeasibleLimitError as error:
                 least = resident + beside + error.least + max(0, room - beside - limit)
                 return replace(none, least=least)
-            peak = sizes.peak(_phases(plan), shape, forwards)
+            peak = sizes.peak(*_phases(plan), shape, forwards)
             if peak <= room:
                 sent = self.request.send_time(sizes.sent)
                 times, plain, extra = self._times(plan, sent, last)
@@ -260,15 +260,16 @@ def _above(phases: PhasePeaks) -> int:
     return max(0, phases.peak - phases.between)
 
 
-def _phases(plan: Plan) -> PhasePeaks:
-    """Bytes of each phase of a plan, with what is alive around it."""
+def _phases(plan: Plan) -> tuple[PhasePeaks, int]:
+    """Bytes of each phase of a plan, with what is alive around it; and what a forward holds."""
     assert plan.details is not None
     judge = plan_judge(plan, plan.details)
     own = judge.phases(plan.schedule)
     beside = outside_phases(judge.graph, own.between, judge.outside)
-    return PhasePeaks(
+    phases = PhasePeaks(
         own.forward + beside.forward, own.backward + beside.backward, own.between + beside.between
     )
+    return phases, own.between
 
 
 def _received(inputs: Iterable[StageInput]) -> int:
