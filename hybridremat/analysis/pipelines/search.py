@@ -37,7 +37,7 @@ def find_pipeline(stages: Stages, names: Sequence[str]) -> FoundPipeline:
         If no cuts were found with which every stage fits its device.
     """
     best: FoundPipeline | None = None
-    failed: tuple[tuple[int, int, int], StagePlan] | None = None
+    failed: list[tuple[int, tuple[int, int, int]]] = []
     seen: set[tuple[int, ...]] = set()
     for _ in range(ROUNDS):
         at = _promising(stages)
@@ -47,16 +47,15 @@ def find_pipeline(stages: Stages, names: Sequence[str]) -> FoundPipeline:
         every = [*_ranges(at)]
         plans = tuple(stages.planned(*each) for each in every)
         stages.correct(every)
-        misfits = [(each, plan) for each, plan in zip(every, plans, strict=True) if plan.least is not None]
-        if misfits:
-            failed = misfits[0]
+        if any(plan.least is not None for plan in plans):
+            failed.append(max((stages.overshoot(*each), each) for each in every))
             continue
         step = replay(stages.request.shape.orders(), [plan.times for plan in plans])
         if best is None or step.time < best.step.time:
             best = FoundPipeline(at, plans, step)
     if best is None:
-        assert failed is not None
-        raise _infeasible(stages.request, names, *failed)
+        _, nearest = min(failed)
+        raise _infeasible(stages.request, names, nearest, stages.planned(*nearest))
     return best
 
 
@@ -90,12 +89,13 @@ def _infeasible(
     assert least is not None
     share = f" (its share of {request.shape.per_device} stages)" if request.shape.per_device > 1 else ""
     waiting = request.shape.in_flight()[stage]
+    fewer = "" if request.shape.schedule == "1f1b" else 'fewer forwards in flight (schedule="1f1b"), '
     return InfeasibleLimitError(
         f"no cuts were found with which every stage fits its device: stage {stage} ({names[first]} to "
         f"{names[last - 1]}, {waiting} forwards in flight) needs at least {format_bytes(least)} ({least} bytes), "
         f"{format_bytes(plan.resident)} of which are parameters, optimizer state and buffers of the pipeline, "
-        f"and device_memory is {format_bytes(memory)}{share}. Use more stages, a smaller microbatch, fewer "
-        'microbatches in flight (schedule="1f1b"), or devices with more memory.',
+        f"and device_memory is {format_bytes(memory)}{share}. Use more stages, a smaller microbatch, "
+        f"{fewer}or devices with more memory.",
         limit=memory,
         least=least,
     )

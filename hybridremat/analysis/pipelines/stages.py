@@ -104,7 +104,10 @@ class Stages:
         return sent + self._loss_time(last) + ways[0].time + round(self.slower * (found - ways[0].time))
 
     def overshoot(self, stage: int, first: int, last: int) -> int:
-        """Bytes that are missing for the way of least memory; 0 if it fits."""
+        """Bytes that are missing for the least that is known; 0 if it fits."""
+        planned = self._plans.get(self._key(stage, first, last))
+        if planned is not None:
+            return max(0, (planned.least or 0) - self.request.memory_of(stage))
         ways, gradients = self._ways_of(first, last), self._trained[last] - self._trained[first]
         least = least_needed(ways, self.waiting[stage], gradients)
         return max(0, least - self._room(stage, first, last))
