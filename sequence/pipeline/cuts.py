@@ -54,11 +54,11 @@ def pareto_cuts(layers: int, stages: int, time: StageTime, *, most: int = 200) -
     }
     bound: int | None = None
     for _ in range(most):
-        found = _least_sum(layers, stages, table, bound)
-        if found is None:
+        cuts = _least_sum(layers, stages, table, bound)
+        if cuts is None:
             return
-        yield found
-        bound = found.slowest - 1
+        yield cuts
+        bound = cuts.slowest - 1
 
 
 def best_cuts(layers: int, stages: int, time: StageTime, max_weight: int) -> Cuts | None:
@@ -70,7 +70,7 @@ def best_cuts(layers: int, stages: int, time: StageTime, max_weight: int) -> Cut
 def _least_sum(
     layers: int, stages: int, table: dict[tuple[int, int, int], int], bound: int | None
 ) -> Cuts | None:
-    """The cuts of least sum with no stage slower than the bound; of equal sums, of the fastest slowest stage."""
+    """The cuts of least sum with no stage slower than the bound; of equal sums, the fastest slowest stage."""
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {layers: (0, 0, (layers,))}
     for stage in reversed(range(stages)):
         ways: dict[int, tuple[int, int, tuple[int, ...]]] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def stage_ways(layers: Sequence[Sequence[LayerWay]]) -> tuple[LayerWay, ...]:
     steps = sorted(
         ((after.time - before.time) / max(1, before.held - after.held), layer, number)
         for layer, ways in enumerate(layers)
-        for number, (before, after) in enumerate(zip(ways, ways[1:], strict=False))
+        for number, (before, after) in enumerate(pairwise(ways))
     )
     chosen = [ways[0] for ways in layers]
     made = [_together(chosen)]

@@ -1,7 +1,7 @@
 """What each device of a pipeline runs, in order: the schedules of ``torch.distributed.pipelining``.
 
-GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019: PipeDream) and interleaved 1F1B (Narayanan et al. 2021,
-arXiv:2104.04473), as PyTorch runs them.
+GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019: PipeDream) and interleaved 1F1B (Narayanan et al.
+2021, arXiv:2104.04473), as PyTorch runs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a stage keeps on its device beside its step: state, buffers of ``torch.distributed.pipelining``, inputs."""
+"""What a stage keeps on its device beside its step: state, inputs, PyTorch's buffers of the pipeline."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class StageBytes:
 
         PyTorch allocates one buffer for each microbatch, of what is received (n·x) and of gradients that come
         back (n·y), and keeps the outputs of the last stage. Gradients that go to the stage before stay until
-        they are sent: one set with 1F1B; all, and outputs as well, with interleaved 1F1B, which waits at its
-        end for what it sent. With GPipe, which does so too, they come as what forwards hold goes (:meth:`peak`).
+        they are sent: one set with 1F1B; all, and outputs as well, with interleaved 1F1B, which waits at
+        its end for what it sent. With GPipe, which does so too, they come as what forwards hold goes
+        (:meth:`peak`).
         """
         count = shape.microbatches
         unsent = {"1f1b": 1, "gpipe": 0, "interleaved1f1b": count}[shape.schedule]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import distributed, nn
 from torch.distributed import pipelining
@@ -22,7 +23,7 @@ SCHEDULES = {
 class Tower(nn.Module):
     """A small language model; its loss is outside."""
 
-    def __init__(self, depth: int = 6, width: int = 32, words: int = 100) -> None:
+    def __init__(self, depth: int = 4, width: int = 32, words: int = 100) -> None:
         super().__init__()
         self.embed = nn.Embedding(words, width)
         self.layers = nn.ModuleList(
@@ -42,7 +43,7 @@ def loss_of(logits, target):
     return nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
-def tower(depth: int = 6, width: int = 32) -> Tower:
+def tower(depth: int = 4, width: int = 32) -> Tower:
     torch.manual_seed(0)
     return Tower(depth, width)
 
@@ -79,7 +80,8 @@ class Trainer:
         for stage in plan.stages_of(rank):
             module = pipe.get_stage_module(stage.index)
             if wrap:
-                hybridremat.wrap(module, plan.args(stage.index), progress=False, **plan.wrap_kwargs(stage.index))
+                how = plan.wrap_kwargs(stage.index)
+                hybridremat.wrap(module, plan.args(stage.index), progress=False, **how)
                 self.peaks.append(hybridremat.get_plan(module).needed)
             self.modules.append(module)
             stages.append(pipe.build_stage(stage.index, torch.device("cpu")))
@@ -92,40 +94,34 @@ class Trainer:
         given = [self.tokens] * (rank == 0) + [self.target] * (rank == distributed.get_world_size() - 1)
         self.resident += sum(each.numel() * each.element_size() for each in given)
 
-    def step(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def step(self) -> list[np.ndarray]:
+        """Losses, gradients and parameters of a step, copied where no recorder of tensors sees it."""
         losses: list = []
         given = (self.tokens,) if self.rank == 0 else ()
         last = self.rank == distributed.get_world_size() - 1
         more = {"target": self.target, "losses": losses} if last else {}
         self.schedule.step(*given, **more)
         every = [each for module in self.modules for each in module.parameters()]
-        gradients = [each.grad for each in every]
+        seen = [*losses, *(each.grad for each in every if each.grad is not None)]
+        copies = [each.detach().numpy().copy() for each in seen]
+        del seen, losses
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return [each.detach() for each in losses], [each for each in gradients if each is not None]
+        return copies + [each.detach().numpy().copy() for each in every]
 
 
-def trained(plan, rank: int, *, wrap: bool) -> tuple[list[torch.Tensor], Trainer]:
-    """All losses, gradients and parameters of three steps."""
+def trained(plan, rank: int, *, wrap: bool) -> tuple[list[np.ndarray], int, Trainer]:
+    """What three steps came to, and the most bytes, all that stays from step to step among them."""
     trainer = Trainer(plan, tower(), rank, wrap=wrap)
     torch.manual_seed(7)
-    seen: list[torch.Tensor] = []
-    for _ in range(3):
-        losses, gradients = trainer.step()
-        seen += losses + gradients
-        seen += [each.detach().clone() for module in trainer.modules for each in module.parameters()]
-    return seen, trainer
-
-
-def measured(plan, rank: int, *, wrap: bool) -> int:
-    """Most bytes of two steps, all that stays from step to step among them."""
-    trainer = Trainer(plan, tower(), rank, wrap=wrap)
+    seen: list[np.ndarray] = []
 
     def run() -> None:
-        for _ in range(2):
-            trainer.step()
+        for _ in range(3):
+            seen.extend(trainer.step())
 
-    return trainer.resident + allocated_peak(run)
+    peak = allocated_peak(run)
+    return seen, trainer.resident + peak, trainer
 
 
 def whole(rank: int) -> dict:
@@ -137,17 +133,18 @@ def whole(rank: int) -> dict:
 def _whole(rank: int) -> dict:
     """Each schedule under a limit that makes it recompute, against the same pipeline without plans."""
     found = {}
-    memory = {"1f1b": "2MiB", "gpipe": "4MiB", "interleaved1f1b": "4MiB"}
+    memory = {"1f1b": "1450KiB", "gpipe": "3MiB", "interleaved1f1b": "2900KiB"}
     for schedule in SCHEDULES:
         plan = planned(schedule, memory[schedule])
-        plain, _ = trained(plan, rank, wrap=False)
-        ours, trainer = trained(plan, rank, wrap=True)
+        plain, plain_peak, _ = trained(plan, rank, wrap=False)
+        ours, peak, trainer = trained(plan, rank, wrap=True)
         mine = plan.stages_of(rank)
+        same = [np.array_equal(a, b) for a, b in zip(plain, ours, strict=True)]
         found[schedule] = {
-            "different": [n for n, (a, b) in enumerate(zip(plain, ours, strict=True)) if not torch.equal(a, b)],
+            "different": [number for number, equal in enumerate(same) if not equal],
             "compared": len(plain),
-            "peak": measured(plan, rank, wrap=True),
-            "plain peak": measured(plan, rank, wrap=False),
+            "peak": peak,
+            "plain peak": plain_peak,
             "predicted": sum(each.predicted_peak for each in mine),
             "limit": sum(each.device_memory for each in mine),
             "needed": trainer.peaks,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hybridremat.analysis.pipelines.frontiers import phase_times, piece_frontier
 from hybridremat.analysis.pipelines.request import LossFunction, PipelineRequest
 from hybridremat.graph.private_torch import tree_leaves
-from hybridremat.planning.graph_frontier import GraphFrontier
-from hybridremat.runtime.prepare import model_frontier
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,8 @@ def loss_costs(outputs: list[Tensor], request: PipelineRequest) -> LossCosts:
     """
     if request.loss is None:
         return LossCosts()
-    settings = replace(request.settings, forwards=1, reserve=0, hold_outputs=False, strategy="plain")
     module = _Loss([each.detach().requires_grad_() for each in outputs], request.loss)
-    frontier, *_ = model_frontier(module, (request.target,), None, settings, progress=False)
-    assert isinstance(frontier, GraphFrontier)
+    frontier = piece_frontier(module, (request.target,), request.settings, searched=False)
     forward, backward = phase_times(frontier)
     tensors = [each for each in tree_leaves(request.target) if isinstance(each, Tensor)]
     return LossCosts(
@@ -73,13 +70,6 @@ def loss_costs(outputs: list[Tensor], request: PipelineRequest) -> LossCosts:
         frontier.plain.phases.peak,
         sum(each.numel() * each.element_size() for each in tensors),
     )
-
-
-def phase_times(frontier: GraphFrontier) -> tuple[int, int]:
-    """Nanoseconds of forward and backward of the plain step."""
-    schedule, times = frontier.plain.schedule, frontier.graph.op_times
-    forward = sum(times[op] for op in schedule.steps[: schedule.num_forward])
-    return forward, frontier.plain.time - forward
 
 
 def without_values(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

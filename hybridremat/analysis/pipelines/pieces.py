@@ -1,9 +1,9 @@
-"""A model in pieces, one for each layer, as ``torch.distributed.pipelining`` cuts it; stages of such pieces."""
+"""A model in pieces, one for each layer, as ``torch.distributed.pipelining`` cuts it; stages of them."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,7 @@ class Pieces:
         What is received requires a gradient if it is of floats, as in ``Pipe.build_stage``.
         """
         made, places, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[StageInput]()
-        inside = [node for node in self.graph.nodes if self._piece(node) in range(first, last)]
+        inside = [node for node in self.graph.nodes if _piece(node) in range(first, last)]
         for node in inside:
             for source in node.all_input_nodes:
                 if source not in places:
@@ -98,20 +98,14 @@ class Pieces:
         values = (node.meta.get("val") for node in output.all_input_nodes)
         return tuple(value for value in values if isinstance(value, torch.Tensor))
 
-    def _piece(self, node: fx.Node) -> int | None:
-        """Which piece makes a value; None for inputs of the model."""
-        while node.op == "call_function" and node.target is operator.getitem:
-            (node, _) = node.args  # type: ignore[assignment]
-        return int(str(node.target).rpartition("_")[2]) if node.op == "call_module" else None
-
     def _input(self, source: fx.Node, reader: fx.Node) -> StageInput:
-        received = self._piece(source) is not None
+        received = _piece(source) is not None
         value = self._value(source, reader)
         return StageInput(tuple(value.shape), value.dtype, received and value.is_floating_point(), received)
 
     def _value(self, source: fx.Node, reader: fx.Node) -> torch.Tensor:
         """The tensor without values that one piece is called with."""
-        piece = self._piece(reader)
+        piece = _piece(reader)
         assert piece is not None
         module = self.modules[piece]
         assert isinstance(module, fx.GraphModule)
@@ -125,7 +119,7 @@ class Pieces:
             if user.op == "call_module":
                 value = self._value(node, user)
                 return value.numel() * value.element_size()
-        piece = self._piece(node)
+        piece = _piece(node)
         assert piece is not None
         module = self.modules[piece]
         assert isinstance(module, fx.GraphModule)
@@ -158,12 +152,32 @@ def cut_in_pieces(
     modules = _modules(pipe)
     if len(modules) != len(layers):
         raise CaptureError(
-            f"this {type(model).__name__} does not run its layers {layers[0]!r} … {layers[-1]!r} once each, one "
-            f"after the other: cut before each, it has {len(modules)} pieces for {len(layers)} layers. Name "
-            "another container by layers="
+            f"this {type(model).__name__} does not run its layers {layers[0]!r} … {layers[-1]!r} once each, "
+            f"one after the other: cut before each, it has {len(modules)} pieces for {len(layers)} layers. "
+            "Name another container by layers="
         )
-    device = next(model.parameters()).device
-    return Pieces(pipe.split_gm.graph, modules, tuple(map(likeness, modules)), device)
+    device, graph = next(model.parameters()).device, pipe.split_gm.graph
+    kinds = tuple((*likeness(each), *_place(graph, number)) for number, each in enumerate(modules))
+    return Pieces(graph, modules, kinds, device)
+
+
+def _place(graph: fx.Graph, number: int) -> tuple[Hashable, ...]:
+    """How a piece is joined to others: which inputs it is sent, and whether its outputs go on or return."""
+    (call,) = (node for node in graph.nodes if node.op == "call_module" and _piece(node) == number)
+    made = [call, *(user for user in call.users if user.op == "call_function")]
+    readers = [user for each in made for user in each.users if user not in made]
+    far = any(user.op == "call_module" and _piece(user) != number + 1 for user in readers)
+    sent = tuple(_piece(source) is not None for source in call.all_input_nodes)
+    return sent, far, any(user.op == "output" for user in readers)
+
+
+def _piece(node: fx.Node) -> int | None:
+    """Which piece makes a value; None for inputs of the model."""
+    while node.op == "call_function" and node.target is operator.getitem:
+        (source, *_) = node.args
+        assert isinstance(source, fx.Node)
+        node = source
+    return int(str(node.target).rpartition("_")[2]) if node.op == "call_module" else None
 
 
 def _modules(pipe: Pipe) -> tuple[nn.Module, ...]:

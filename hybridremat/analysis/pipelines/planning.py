@@ -51,16 +51,16 @@ def pipeline_plan(
     across_ranks: bool = True,
     **settings: Unpack[PipelineSettings],
 ) -> PipelinePlan:
-    """Cut a model into the stages of a pipeline, each under the memory of its device. The model does not change.
+    """Cut a model into the stages of a pipeline, each under the memory of its device.
 
     Where the model is cut and what each stage recomputes are chosen together, for the shortest step of
-    ``torch.distributed.pipelining``'s schedule.
+    ``torch.distributed.pipelining``'s schedule. The model does not change.
 
     Parameters
     ----------
     model, args, kwargs
-        As of :func:`hybridremat.plan`; the inputs are those of **one microbatch**. The model has to be one that
-        ``torch.export`` takes.
+        As of :func:`hybridremat.plan`; the inputs are those of **one microbatch**. The model has to be one
+        that ``torch.export`` takes.
     stages
         How many devices there are; each has one stage, or ``stages_per_device``.
     microbatches
@@ -93,8 +93,8 @@ def pipeline_plan(
     Raises
     ------
     LimitError
-        If a number is out of range, ``device_memory`` is a share, or the schedule is none of these: those that
-        split the backward of a stage are not.
+        If a number is out of range, ``device_memory`` is a share, or the schedule is none of these: those
+        that split the backward of a stage are not.
     ModelError
         If the model has no ModuleList and no Sequential, or that has fewer children than there are stages.
     CaptureError

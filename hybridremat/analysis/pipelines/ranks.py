@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def on_first_rank(make: Callable[[], T], *, across_ranks: bool) -> T:
-    """What the first rank of the default group makes; without a group, or without ``across_ranks``, made here.
+    """What the first rank of the default group makes; without a group or ``across_ranks`` it is made here.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def on_first_rank(make: Callable[[], T], *, across_ranks: bool) -> T:
     if distributed.get_rank() == 0:
         try:
             told = [make()]
-        except BaseException as error:  # the others wait
+        except BaseException as error:  # noqa: BLE001 - the others wait
             failure = error
             told = [error if isinstance(error, HybridRematError) else RankError(f"rank 0 failed: {error!r}")]
     distributed.broadcast_object_list(told, src=0)

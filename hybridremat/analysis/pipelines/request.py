@@ -62,11 +62,11 @@ def pipeline_shape(schedule: str, devices: int, microbatches: int, per_device: i
     """
     require_count("stages", devices, "of devices, each with a stage")
     require_count("microbatches", microbatches, "of microbatches in a step")
-    name = schedule.lower().removeprefix("schedule") if isinstance(schedule, str) else ""
+    name: Any = schedule.lower().removeprefix("schedule") if isinstance(schedule, str) else ""
     if name in SPLIT_BACKWARD:
         raise LimitError(
-            f"schedule={schedule!r} runs the backward of a stage in two parts, for inputs and for weights, and "
-            'a planned backward is one: use "1f1b", "gpipe" or "interleaved1f1b"'
+            f"schedule={schedule!r} runs the backward of a stage in two parts, for inputs and for weights, "
+            'and a planned backward is one: use "1f1b", "gpipe" or "interleaved1f1b"'
         )
     known = get_args(ScheduleName)
     if name not in known:
@@ -83,8 +83,8 @@ def pipeline_shape(schedule: str, devices: int, microbatches: int, per_device: i
     shape = PipelineShape(name, devices, microbatches, several)
     if name == "1f1b" and microbatches < devices:
         raise LimitError(
-            f"microbatches={microbatches} for {devices} stages: PyTorch's Schedule1F1B takes at least one for "
-            f'each stage. Use {devices} or more, or schedule="gpipe"'
+            f"microbatches={microbatches} for {devices} stages: PyTorch's Schedule1F1B takes at least one "
+            f'for each stage. Use {devices} or more, or schedule="gpipe"'
         )
     if several > 1 and microbatches % shape.rounds:
         raise LimitError(
@@ -109,7 +109,7 @@ def device_bytes(memory: int | str | Sequence[int | str], devices: int) -> tuple
     for each in given:
         if is_share(each):
             raise LimitError(
-                f"device_memory={memory if one else each!r} is a share, and there is no step that it could be "
-                'of: it is what a device has for all of training. Give bytes, or a size: "40GiB"'
+                f"device_memory={memory if one else each!r} is a share, and there is no step that it could "
+                'be of: it is what a device has for all of training. Give bytes, or a size: "40GiB"'
             )
     return tuple(parse_bytes(each, name="device_memory") for each in given)

@@ -64,7 +64,7 @@ def _ranges(at: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _promising(stages: Stages) -> tuple[int, ...]:
-    """The cuts with the fastest replay of estimates; where nothing seems to fit, those that miss the least."""
+    """The cuts with the fastest replay of estimates; if nothing seems to fit, those that miss the least."""
     shape, layers = stages.request.shape, len(stages.pieces.modules)
     found = [*pareto_cuts(layers, shape.stages, stages.estimated)]
     if not found:
@@ -92,10 +92,10 @@ def _infeasible(
     fewer = "" if request.shape.schedule == "1f1b" else 'fewer forwards in flight (schedule="1f1b"), '
     return InfeasibleLimitError(
         f"no cuts were found with which every stage fits its device: stage {stage} ({names[first]} to "
-        f"{names[last - 1]}, {waiting} forwards in flight) needs at least {format_bytes(least)} ({least} bytes), "
-        f"{format_bytes(plan.resident)} of which are parameters, optimizer state and buffers of the pipeline, "
-        f"and device_memory is {format_bytes(memory)}{share}. Use more stages, a smaller microbatch, "
-        f"{fewer}or devices with more memory.",
+        f"{names[last - 1]}, {waiting} forwards in flight) needs at least {format_bytes(least)} ({least} "
+        f"bytes), {format_bytes(plan.resident)} of which are parameters, optimizer state and buffers of the "
+        f"pipeline, and device_memory is {format_bytes(memory)}{share}. Use more stages, a smaller "
+        f"microbatch, {fewer}or devices with more memory.",
         limit=memory,
         least=least,
     )

@@ -9,8 +9,9 @@ from itertools import accumulate
 import torch
 from torch import nn
 
+from hybridremat.analysis.pipelines.frontiers import phase_times, piece_frontier
 from hybridremat.analysis.pipelines.likeness import Likeness
-from hybridremat.analysis.pipelines.loss import LossCosts, phase_times
+from hybridremat.analysis.pipelines.loss import LossCosts
 from hybridremat.analysis.pipelines.pieces import Pieces, StageInput, StageModule
 from hybridremat.analysis.pipelines.request import PipelineRequest
 from hybridremat.analysis.resident import resident_bytes, rounding
@@ -21,7 +22,7 @@ from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.judging import plan_judge
-from hybridremat.runtime.prepare import make_planned_call, model_frontier
+from hybridremat.runtime.prepare import make_planned_call
 from hybridremat.sequence.outside_memory import PhasePeaks, outside_phases
 from hybridremat.sequence.pipeline.layer_ways import LayerWay, least_needed, least_time, on_hull, stage_ways
 from hybridremat.sequence.pipeline.replay import StageTimes
@@ -96,7 +97,8 @@ class Stages:
         planned = self._plans.get(self._key(stage, first, last))
         sent = 2 * self.request.send_time(_received(self._inputs[first]))
         if planned is not None:
-            return None if planned.least is not None else planned.times.forward + planned.times.backward + sent
+            taken = planned.times.forward + planned.times.backward + sent
+            return None if planned.least is not None else taken
         ways, gradients = self._ways_of(first, last), self._trained[last] - self._trained[first]
         found = least_time(ways, self.waiting[stage], gradients, self._room(stage, first, last))
         if found is None:
@@ -159,9 +161,7 @@ class Stages:
         if kind not in self._frontiers:
             made = self.pieces.stage(piece, piece + 1)
             settings = replace(self._settings(made, piece + 1), forwards=max(2, *self.waiting))
-            frontier, *_ = model_frontier(made.module, self._args(made), None, settings, progress=False)
-            assert isinstance(frontier, GraphFrontier)
-            self._frontiers[kind] = frontier
+            self._frontiers[kind] = piece_frontier(made.module, self._args(made), settings)
         return self._frontiers[kind]
 
     # --- exact plans
@@ -241,7 +241,7 @@ class Stages:
         )
 
     def _settings(self, made: StageModule, last: int) -> Settings:
-        """Of a stage: its outputs are held by PyTorch, and gradients come for all that another stage reads."""
+        """Of a stage: PyTorch holds its outputs, and gradients come for all that another stage reads."""
         is_last = self._is_last(last)
         return replace(
             self.request.settings,
