@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from hybridremat.analysis.frontier import Frontier
     from hybridremat.analysis.frontier_data import MeasuredPoint
     from hybridremat.analysis.measure import Measurement, measure
-    from hybridremat.analysis.pipelines.plan import PipelinePlan, PlannedStage
+    from hybridremat.analysis.pipelines.plan import PipelinePlan
+    from hybridremat.analysis.pipelines.plan_data import PlannedStage
     from hybridremat.analysis.pipelines.planning import pipeline_plan
     from hybridremat.api import frontier, get_plan, plan, prepare, unwrap, wrap
     from hybridremat.compiler.opaque_calls import opaque
@@ -172,7 +173,7 @@ _HOME = {
     "Measurement": "hybridremat.analysis.measure",
     "pipeline_plan": "hybridremat.analysis.pipelines.planning",
     "PipelinePlan": "hybridremat.analysis.pipelines.plan",
-    "PlannedStage": "hybridremat.analysis.pipelines.plan",
+    "PlannedStage": "hybridremat.analysis.pipelines.plan_data",
     "optimizer_in_backward": "hybridremat.integrations.optimizer_in_backward",
     # Not in __all__ nor in dir(): these need packages that may not be there, and must not be read unasked.
     "HybridRematTrainerCallback": "hybridremat.integrations.transformers_trainer",

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import pipelining
 
 import hybridremat
-from hybridremat.analysis.pipelines import planning, stages
+from hybridremat.analysis.pipelines import estimates, planning, stages
 from hybridremat.analysis.pipelines.pieces import cut_in_pieces
 from hybridremat.sequence.pipeline.orders import PipelineShape
 from hybridremat.sequence.pipeline.replay import replay
@@ -75,10 +75,10 @@ def made():
 
 @pytest.fixture(scope="module")
 def plan(net, made):
-    whole, each = stages.make_planned_call, stages.piece_frontier
+    whole, each = stages.make_planned_call, estimates.piece_frontier
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "make_planned_call", lambda *a, **k: made.append("stage") or whole(*a, **k))
-        patch.setattr(stages, "piece_frontier", lambda *a, **k: made.append("layer") or each(*a, **k))
+        patch.setattr(estimates, "piece_frontier", lambda *a, **k: made.append("layer") or each(*a, **k))
         return planned(net, link=LINK)
 
 

@@ -124,33 +124,38 @@ def trained(plan, rank: int, *, wrap: bool) -> tuple[list[np.ndarray], int, Trai
     return seen, trainer.resident + peak, trainer
 
 
-def whole(rank: int) -> dict:
-    """See :func:`_whole`; with little effort of planning."""
+MEMORY = {"1f1b": "1450KiB", "gpipe": "3MiB", "interleaved1f1b": "2900KiB"}
+
+
+def one_by_one(rank: int) -> dict:
+    return compared("1f1b", rank)
+
+
+def gpipe(rank: int) -> dict:
+    return compared("gpipe", rank)
+
+
+def interleaved(rank: int) -> dict:
+    return compared("interleaved1f1b", rank)
+
+
+def compared(schedule: str, rank: int) -> dict:
+    """A pipeline under a limit that makes it recompute, against the same without plans; planned quickly."""
     with quick_planning():
-        return _whole(rank)
-
-
-def _whole(rank: int) -> dict:
-    """Each schedule under a limit that makes it recompute, against the same pipeline without plans."""
-    found = {}
-    memory = {"1f1b": "1450KiB", "gpipe": "3MiB", "interleaved1f1b": "2900KiB"}
-    for schedule in SCHEDULES:
-        plan = planned(schedule, memory[schedule])
+        plan = planned(schedule, MEMORY[schedule])
         plain, plain_peak, _ = trained(plan, rank, wrap=False)
         ours, peak, trainer = trained(plan, rank, wrap=True)
-        mine = plan.stages_of(rank)
-        same = [np.array_equal(a, b) for a, b in zip(plain, ours, strict=True)]
-        found[schedule] = {
-            "different": [number for number, equal in enumerate(same) if not equal],
-            "compared": len(plain),
-            "peak": peak,
-            "plain peak": plain_peak,
-            "predicted": sum(each.predicted_peak for each in mine),
-            "limit": sum(each.device_memory for each in mine),
-            "needed": trainer.peaks,
-            "limits": [each.memory_limit for each in mine],
-            "extra": sum(each.extra_time for each in plan.stages),
-            "cuts": [each.layers for each in plan.stages],
-            "text": str(plan),
-        }
-    return found
+    mine = plan.stages_of(rank)
+    same = [np.array_equal(a, b) for a, b in zip(plain, ours, strict=True)]
+    return {
+        "different": [number for number, equal in enumerate(same) if not equal],
+        "compared": len(plain),
+        "peak": peak,
+        "plain peak": plain_peak,
+        "predicted": sum(each.predicted_peak for each in mine),
+        "limit": sum(each.device_memory for each in mine),
+        "needed": trainer.peaks,
+        "limits": [each.memory_limit for each in mine],
+        "extra": sum(each.extra_time for each in mine),
+        "text": str(plan),
+    }

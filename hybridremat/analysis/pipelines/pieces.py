@@ -43,6 +43,10 @@ class StageModule:
     inputs: tuple[StageInput, ...]
     sent: int
 
+    def args(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Tensors of zeros to call it with."""
+        return tuple(each.made(device) for each in self.inputs)
+
 
 @dataclass(frozen=True)
 class Pieces:

@@ -1,70 +1,22 @@
-"""The plan of a pipeline: its stages, what to pass to PyTorch and to ``wrap``, and the step on clocks."""
+"""The public :class:`PipelinePlan`: what to pass to PyTorch and to ``wrap``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hybridremat.analysis.pipelines.pieces import StageInput
+from hybridremat.analysis.pipelines.plan_data import PipelineData, PlannedStage
 from hybridremat.analysis.pipelines.text import pipeline_text
 from hybridremat.errors import LimitError
-from hybridremat.sequence.pipeline.orders import ScheduleName
-from hybridremat.sequence.pipeline.replay import Span
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import SplitPoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedStage:
-    """One stage of a pipeline; bytes, and nanoseconds for one microbatch.
-
-    Attributes
-    ----------
-    index, device
-        Its number, and that of the device that it is on.
-    layers
-        The children that it has. The first stage also has all that runs before them, the last all behind.
-    forwards
-        The most forwards that wait for their backward at one time.
-    forward_time, backward_time
-        Of its plan, recomputation in them; of the last one with the loss.
-    plain_time
-        Of both, without recomputation and loss.
-    extra_time
-        What recomputation adds.
-    memory_limit
-        For ``wrap``: the stage's own step, with all forwards in flight.
-    device_memory
-        What the stage may take of its device, all in all.
-    resident
-        Parameters, buffers, optimizer state, inputs, and PyTorch's buffers for what is sent.
-    predicted_peak
-        The most that the stage takes of its device, all in all: at most ``device_memory``.
-    inputs
-        What it is called with.
-    """
-
-    index: int
-    device: int
-    layers: tuple[str, ...]
-    forwards: int
-    forward_time: int
-    backward_time: int
-    plain_time: int
-    extra_time: int
-    memory_limit: int
-    device_memory: int
-    resident: int
-    predicted_peak: int
-    inputs: tuple[StageInput, ...] = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelinePlan:
+class PipelinePlan(PipelineData):
     """Where a model is cut into the stages of a pipeline, and what each of them may take.
 
     It holds figures and names alone: ranks may send it to each other.
@@ -83,17 +35,6 @@ class PipelinePlan:
     timeline
         Every action on its device's clock: device, start, end, stage, microbatch, kind.
     """
-
-    schedule: ScheduleName
-    devices: int
-    stages_per_device: int
-    microbatches: int
-    stages: tuple[PlannedStage, ...]
-    step_time: int
-    bubble: float
-    timeline: tuple[Span, ...] = field(repr=False)
-    _wrap: Mapping[str, Any] = field(repr=False)
-    _last: Mapping[str, Any] = field(repr=False)
 
     @property
     def split_spec(self) -> dict[str, SplitPoint]:

@@ -11,10 +11,12 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
+from hybridremat.analysis.pipelines.estimates import Estimates
 from hybridremat.analysis.pipelines.layers import layers_of
 from hybridremat.analysis.pipelines.loss import loss_costs, without_values
 from hybridremat.analysis.pipelines.pieces import cut_in_pieces
-from hybridremat.analysis.pipelines.plan import PipelinePlan, PlannedStage
+from hybridremat.analysis.pipelines.plan import PipelinePlan
+from hybridremat.analysis.pipelines.plan_data import PlannedStage
 from hybridremat.analysis.pipelines.ranks import on_first_rank
 from hybridremat.analysis.pipelines.request import (
     LossFunction,
@@ -143,9 +145,9 @@ def _made(
         pieces = cut_in_pieces(model, args, kwargs, names)
         last = pieces.outputs() if request.loss is not None else ()
         outputs = [without_values(tuple(each.shape), each.dtype, pieces.device) for each in last]
-        costs = Stages(pieces, request, loss_costs(outputs, request))
-        found = find_pipeline(costs, names)
-    return _plan(found, request, names, reserve=costs.loss.peak)
+        loss = loss_costs(outputs, request)
+        found = find_pipeline(Stages(Estimates(pieces, request, loss)), names)
+    return _plan(found, request, names, reserve=loss.peak)
 
 
 def _plan(

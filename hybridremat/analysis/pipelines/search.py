@@ -48,14 +48,14 @@ def find_pipeline(stages: Stages, names: Sequence[str]) -> FoundPipeline:
         plans = tuple(stages.planned(*each) for each in every)
         stages.correct(every)
         if any(plan.least is not None for plan in plans):
-            failed.append(max((stages.overshoot(*each), each) for each in every))
+            failed.append(max((stages.missing(*each), each) for each in every))
             continue
-        step = replay(stages.request.shape.orders(), [plan.times for plan in plans])
+        step = replay(stages.guess.request.shape.orders(), [plan.times for plan in plans])
         if best is None or step.time < best.step.time:
             best = FoundPipeline(at, plans, step)
     if best is None:
         _, nearest = min(failed)
-        raise _infeasible(stages.request, names, nearest, stages.planned(*nearest))
+        raise _infeasible(stages.guess.request, names, nearest, stages.planned(*nearest))
     return best
 
 
@@ -65,10 +65,10 @@ def _ranges(at: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 def _promising(stages: Stages) -> tuple[int, ...]:
     """The cuts with the fastest replay of estimates; if nothing seems to fit, those that miss the least."""
-    shape, layers = stages.request.shape, len(stages.pieces.modules)
-    found = [*pareto_cuts(layers, shape.stages, stages.estimated)]
+    shape, layers = stages.guess.request.shape, len(stages.guess.pieces.modules)
+    found = [*pareto_cuts(layers, shape.stages, stages.time)]
     if not found:
-        nearest = best_cuts(layers, shape.stages, stages.overshoot, layers)
+        nearest = best_cuts(layers, shape.stages, stages.missing, layers)
         assert nearest is not None, "there are as many layers as stages"
         return nearest.at
     least = min(each.cost(shape.max_weight) for each in found)
@@ -76,7 +76,7 @@ def _promising(stages: Stages) -> tuple[int, ...]:
     orders = shape.orders()
 
     def step_time(at: tuple[int, ...]) -> int:
-        return replay(orders, [stages.estimated_times(*each) for each in _ranges(at)]).time
+        return replay(orders, [stages.phase_times(*each) for each in _ranges(at)]).time
 
     return min(near, key=lambda at: (step_time(at), at))
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from hybridremat.analysis.pipelines.plan_data import PipelineData, PlannedStage
 from hybridremat.units import format_bytes, format_time
-
-if TYPE_CHECKING:
-    from hybridremat.analysis.pipelines.plan import PipelinePlan, PlannedStage
 
 _HEAD = ("stage", "device", "layers", "in flight", "forward", "backward", "recomputed", "peak", "of")
 
 
-def pipeline_text(plan: PipelinePlan) -> str:
+def pipeline_text(plan: PipelineData) -> str:
     """One line for the step, and a table of its stages."""
     rows = [_HEAD, *map(_row, plan.stages)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(_HEAD))]
@@ -21,7 +18,7 @@ def pipeline_text(plan: PipelinePlan) -> str:
     return "\n".join([_first_line(plan), *lines])
 
 
-def _first_line(plan: PipelinePlan) -> str:
+def _first_line(plan: PipelineData) -> str:
     each = f", {plan.stages_per_device} stages on each" if plan.stages_per_device > 1 else ""
     return (
         f"{plan.schedule}: {plan.microbatches} microbatches on {plan.devices} devices{each}, "
