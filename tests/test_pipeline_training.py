@@ -19,3 +19,10 @@ def test_two_processes_train_as_plain_in_their_memory(schedule, tmp_path):
         assert all(needed <= limit for needed, limit in zip(made["needed"], made["limits"], strict=True))
         assert made["extra"] > 0
         assert made["plain peak"] > made["limit"]
+
+
+@pytest.mark.slow
+def test_an_error_on_the_first_rank_is_raised_on_all(tmp_path):
+    first, second = run_ranks("support.pipeline_cases:refused", tmp_path)
+    assert first["least"] == second["least"] > first["limit"] == 100 * 1024
+    assert second["text"].startswith(first["text"])

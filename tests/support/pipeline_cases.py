@@ -139,6 +139,15 @@ def interleaved(rank: int) -> dict:
     return compared("interleaved1f1b", rank)
 
 
+def refused(rank: int) -> dict:
+    """What each rank hears where nothing fits."""
+    try:
+        planned("1f1b", "100KiB", tower(depth=2, width=8))
+    except hybridremat.InfeasibleLimitError as error:
+        return {"text": str(error), "least": error.least, "limit": error.limit}
+    return {}
+
+
 def compared(schedule: str, rank: int) -> dict:
     """A pipeline under a limit that makes it recompute, against the same without plans; planned quickly."""
     with quick_planning():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -17,7 +19,6 @@ from hybridremat.analysis.pipelines.loss import loss_costs, without_values
 from hybridremat.analysis.pipelines.pieces import cut_in_pieces
 from hybridremat.analysis.pipelines.plan import PipelinePlan
 from hybridremat.analysis.pipelines.plan_data import PlannedStage
-from hybridremat.analysis.pipelines.ranks import on_first_rank
 from hybridremat.analysis.pipelines.request import (
     LossFunction,
     PipelineRequest,
@@ -29,6 +30,7 @@ from hybridremat.analysis.pipelines.stages import StagePlan, Stages
 from hybridremat.compiler.model_checks import require_matching_inputs
 from hybridremat.errors import LimitError
 from hybridremat.interrupts import prompt_interrupts
+from hybridremat.planning.ranks import rendezvous
 from hybridremat.planning.settings import PipelineSettings, Settings, settings_of
 from hybridremat.runtime.prepare import with_memory
 from hybridremat.units import is_count
@@ -104,7 +106,7 @@ def pipeline_plan(
     InfeasibleLimitError
         If no cuts are found with which every stage fits; it says which one does not, and what that needs.
     HybridRematError
-        As :func:`hybridremat.plan`, of a stage.
+        As :func:`hybridremat.plan`, of a stage. What one rank raises, all do.
 
     Examples
     --------
@@ -128,7 +130,20 @@ def pipeline_plan(
         raise LimitError(f"link={link!r} is no rate: give bytes in a second, 25e9 for one, or None")
     memory = device_bytes(device_memory, shape.devices)
     request = PipelineRequest(shape, memory, optimizer_slots, link, asked, loss_fn, target)
-    return on_first_rank(lambda: _made(model, args, kwargs or {}, request, layers), across_ranks=across_ranks)
+    with rendezvous(across_ranks, "pipeline_plan") as ranks:
+        group = ranks.group("pipeline", "")
+        made = group.from_leader(lambda: _made(model, args, kwargs or {}, request, layers), _written, _read)
+        ranks.finish(lambda: str(made))
+    return made
+
+
+def _written(plan: PipelinePlan) -> str:
+    return b64encode(pickle.dumps(plan)).decode()
+
+
+def _read(text: str) -> PipelinePlan:
+    plan: PipelinePlan = pickle.loads(b64decode(text))  # noqa: S301 - from a rank of the same job
+    return plan
 
 
 def _made(
