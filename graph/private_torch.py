@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, _neg_view
 from torch._C import (
     DispatchKey,
+    _current_autograd_node,
     _current_graph_task_id,
+    _DisableAutocast,
     _dispatch_tls_local_exclude_set,
     _dispatch_tls_local_include_set,
     _ForceDispatchKeyGuard,
@@ -176,6 +178,7 @@ __all__ = [
     "code_unwritten",
     "detect_fake_mode",
     "dynamo_config",
+    "exchanges_gradients",
     "expression",
     "failures_unlogged",
     "fake_on_meta",
@@ -200,6 +203,7 @@ __all__ = [
     "let_saved_vary",
     "mark_static",
     "new_node_number",
+    "next_nodes_in_backward",
     "node_number",
     "not_traced",
     "noting_code",
@@ -221,6 +225,7 @@ __all__ = [
     "unwritten_module",
     "will_run_in_this_backward",
     "with_effects",
+    "without_autocast",
 ]
 
 
@@ -282,6 +287,25 @@ def will_run_in_this_backward(leaf: Tensor) -> bool:
 def inside_distributed_data_parallel() -> bool:
     """Whether the forward of a DistributedDataParallel is running."""
     return DistributedDataParallel._active_ddp_module is not None
+
+
+def exchanges_gradients() -> bool:
+    """Whether the forward of a DistributedDataParallel runs whose backward is to exchange gradients."""
+    active = DistributedDataParallel._active_ddp_module
+    return active is not None and active.require_backward_grad_sync and torch.is_grad_enabled()
+
+
+def next_nodes_in_backward() -> Iterator[Any]:
+    """Called in a backward: the nodes that take what the one that runs returns."""
+    return (after for after, _ in _current_autograd_node().next_functions)
+
+
+def without_autocast() -> AbstractContextManager[None]:
+    """A context in which nothing is cast."""
+    if not torch._C._is_any_autocast_enabled():
+        return nullcontext()
+    disabled: AbstractContextManager[None] = _DisableAutocast()
+    return disabled
 
 
 def inside_transform() -> bool:

@@ -23,6 +23,7 @@ from torch.profiler import record_function
 from hybridremat.compiler.dispatch import Dispatch
 from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs, original
 from hybridremat.compiler.emit import unwatched
+from hybridremat.compiler.handing_over import HandingOver
 from hybridremat.compiler.inner import Captured, Finish, InnerCompiler, op_by_op
 from hybridremat.compiler.model_checks import require_current_device
 from hybridremat.compiler.opaque_calls import note_leaves
@@ -259,7 +260,7 @@ class Backend:
             differentiable = tuple(_requires_grad(node) for node in joint_outputs(module))
             text = graph_text(module, example_inputs) if self.several_graphs else ""
             detach_outputs(module, self.unread.get(text, ()))
-            leaving = leaving_inputs(example_inputs, self.workspaces) if self.early_gradients else {}
+            leaving = leaving_inputs(example_inputs, self.workspaces)
             with collected_seldom():
                 graph = CapturedGraph(self, self.inner(module, example_inputs), roles, leaving)
             graph.around = without_alias_check if any(map(is_other_subclass, example_inputs)) else nullcontext
@@ -338,13 +339,14 @@ class CapturedGraph:
     def __init__(
         self, backend: Backend, captured: Captured, roles: OutputRoles, leaving: Mapping[int, int]
     ) -> None:
-        """``leaving``: the inputs whose gradients may leave early."""
+        """``leaving``: the inputs whose gradients may leave early, with workspace of whoever takes them."""
         self._backend, self._roles = backend, roles
         self._captured: Captured | None = captured
         self._again: Callable[[], Captured] | None = captured.again if backend.several_graphs else None
         self._hold_outputs = backend.hold_outputs or not roles.loss_inside
         self._held, self._undefined = HeldOutputs(expected=self._hold_outputs), UndefinedGradients()
-        self._early = EarlyGradients(leaving)
+        self._early = EarlyGradients(leaving if backend.early_gradients else {})
+        self._handing_over, self._leaving = HandingOver(leaving), leaving
         self._made: Partition | None = None
         self._overwritten: tuple[int, ...] = ()
         self._accept: Callable[[object, object], None] = lambda *_: None
@@ -373,7 +375,7 @@ class CapturedGraph:
         if number not in self._variants:
             assert self._again is not None, "a graph with variants is not settled"
             with self._backend.lock, collected_seldom(), self._backend.noting_errors():
-                other = CapturedGraph(self._backend, self._again(), self._roles, self._early.leaving)
+                other = CapturedGraph(self._backend, self._again(), self._roles, self._leaving)
             other.parameters, other.key, other.number = self.parameters, self.key, number
             other.text, other.unread, other.around = self.text, self.unread, self.around
             other.settle()
@@ -444,7 +446,7 @@ class CapturedGraph:
         assert self._run is not None
         since = next_node_number()
         with self.around():
-            outputs = self._run(*self._early.aliases(args))
+            outputs = self._run(*self._inputs(args))
         if self._backend.several_graphs:
             refuse_second_through(outputs, since)
         self._undefined.register(outputs)
@@ -454,6 +456,12 @@ class CapturedGraph:
         if not self._roles.loss_inside:
             return outputs
         return self._held.guard(outputs, self._roles.detached, args)
+
+    def _inputs(self, args: Sequence[Any]) -> Sequence[Any]:
+        """What the compiled forward is given. Where schedules take turns, all gradients come at the end."""
+        if self._turns is not None:
+            return self._early.aliases(args)
+        return self._handing_over.inputs(self._early.aliases(args))
 
     def keep_gradients_of(self, shared: Collection[int]) -> None:
         """Let the gradients of some parameters leave no graph of the step early: several add to them."""
@@ -496,6 +504,7 @@ class CapturedGraph:
         self._backend.captured = True
         self._early.indices, self._overwritten = self._made.delivered, self._made.overwritten
         self._accept = self._made.accept
+        self._handing_over.plan(self._made.backward)
         self.step = self._made.step
         if self.step is not None:
             self._first = num_fwd_outputs, len(unwatched(self._made.forward, num_fwd_outputs))
@@ -526,6 +535,8 @@ class CapturedGraph:
             if code is not None and forward_code is not None:
                 with self._backend.noting_errors():
                     self._accept(forward_code, code)
+            undefined = partial(self._undefined.unreached, dict(enumerate(sources)))
+            run = self._handing_over.wrapped(run, undefined)
             spared = sparing_saved(run, self._overwritten)
             runnable = _runnable(self._ways[1], spared, self._held.warn_once, "backward")
             unreached = partial(self._undefined.unreached, early_sources)

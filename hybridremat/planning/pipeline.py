@@ -21,6 +21,7 @@ from hybridremat.compiler.backend import Backend, Partition, Partitioner
 from hybridremat.compiler.capture import capture, compile_step, model_device, translated_errors
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
+from hybridremat.compiler.final_gradients import mark_final_gradients
 from hybridremat.compiler.frame_room import with_room
 from hybridremat.compiler.inner import InnerCompiler, op_by_op
 from hybridremat.compiler.layout_trials import LayoutTrials
@@ -139,6 +140,8 @@ class PlannedPartition:
         del joint.meta[_TRACED]  # they would keep each other alive
         forward, backward, memory = emitted(chosen, save_views=self.inductor is None)
         delivered = tuple(chosen.step.deliveries)
+        if self.inductor is None:
+            mark_final_gradients(chosen.step, chosen.schedule, backward)
         if self.inductor is None or (accept := chosen.accept_code) is None:
             return Partition(
                 forward,
