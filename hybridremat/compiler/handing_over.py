@@ -18,14 +18,13 @@ DistributedDataParallel's own. Where no sections run, the nodes pass on what the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, fx
 from torch.profiler import record_function
 
 from hybridremat.compiler.final_gradients import FINAL
-from hybridremat.compiler.sections import Section, sections_of
 from hybridremat.graph.private_joint import Compiled
 from hybridremat.graph.private_torch import (
     exchanges_gradients,
@@ -34,6 +33,9 @@ from hybridremat.graph.private_torch import (
     without_autocast,
 )
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
+
+if TYPE_CHECKING:
+    from hybridremat.compiler.sections import Section
 
 
 class _Rest:
@@ -104,6 +106,8 @@ class HandingOver:
         """
         if self._backward is None or not exchanges_gradients():
             return inputs
+        from hybridremat.compiler.sections import sections_of  # not where nothing is exchanged
+
         self._sections = self._sections or sections_of(self._backward, self._leaving)
         later = [section.gradients for section in self._sections[1:]]
         own = [index for index in later[0] if index in self._leaving] if later else []
