@@ -67,10 +67,19 @@ def test_a_pair_plans_for_another_device(pair):
     assert plan.memory_limit is None or plan.needed <= plan.memory_limit
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", [p for p in ALLOWED if "fsdp" in p], ids=" and ".join)
+def test_a_pair_plans_units_to_be_sharded(pair):
+    model, batch = made(pair)
+    plan = feasible(hybridremat.plan, model, batch, asked(*pair))
+    assert plan.memory_limit is None or plan.needed <= plan.memory_limit
+    assert any(each.beside_backward for each in plan.composition.sections)
+
+
 def trained_pairs():
     """Checkmate solves for half a minute, and Inductor compiles as long: left to the slow tests."""
     for pair in ALLOWED:
-        if "device_spec" not in pair:
+        if not {"device_spec", "fsdp"} & {*pair}:
             takes_long = {'strategy="checkmate"', 'compiler="inductor"'} & {*pair}
             yield pytest.param(pair, marks=pytest.mark.slow) if takes_long else pair
 
