@@ -12,7 +12,7 @@ from packaging.version import Version
 import hybridremat
 from hybridremat import Fsdp
 from support.processes import run_ranks
-from support.sharded_cases import MORE, QUICK, Tokens, texts
+from support.sharded_cases import EVERY, FEW, MORE, QUICK, Tokens, texts
 from support.training import small
 
 MOVED = Version(torch.__version__) >= Version("2.13")
@@ -37,11 +37,13 @@ def more(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return [
-        run_ranks(f"support.sharded_cases:{name}", tmp_path_factory.mktemp(name), timeout=400)
-        for name in ("quick", "more")
-    ]
+def few_ranks(tmp_path_factory):
+    return run_ranks("support.sharded_cases:few", tmp_path_factory.mktemp("few"), timeout=400)
+
+
+@pytest.fixture(scope="module")
+def other_ranks(tmp_path_factory):
+    return run_ranks("support.sharded_cases:rest", tmp_path_factory.mktemp("rest"), timeout=900)
 
 
 def require_exact(name, made):
@@ -64,15 +66,25 @@ def test_peaks_are_those_predicted_in_other_nets(name, more):
     assert more[name]["equal"] or not MOVED
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*names(QUICK), *names(MORE)])
-def test_two_processes_train_as_plain_fsdp(name, ranks):
-    for rank in (0, 1):
-        made = {**ranks[0][rank], **ranks[1][rank]}[name]
+def require_trained(name, ranks):
+    for rank in ranks:
+        made = rank[name]
         assert made["equal"]
         assert made["same plan"]
         late = made["buffer"]  # gloo's thread lets go of a buffer some time after the collective has returned
         assert max(made["peaks"]) <= made["limit"] + late
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names({name: EVERY[name] for name in FEW}))
+def test_two_processes_train_as_plain_fsdp(name, few_ranks):
+    require_trained(name, few_ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names({name: EVERY[name] for name in EVERY if name not in FEW}))
+def test_two_processes_train_as_plain_fsdp_in_other_nets(name, other_ranks):
+    require_trained(name, other_ranks)
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,9 @@ MORE = {
 }
 
 
+EVERY = {**QUICK, **MORE}
+
+
 def trained(case: Case, model: nn.Module, rank: int) -> tuple[list[torch.Tensor], list[int]]:
     """Losses, gradients, parameters and buffers of three steps, and their peaks in bytes."""
     torch.manual_seed(1 + rank)
@@ -198,6 +201,20 @@ def quick(rank: int) -> dict[str, Any]:
 def more(rank: int) -> dict[str, Any]:
     """All others."""
     return _run(MORE, rank)
+
+
+FEW = ("tokens", "images", "kept after the forward")
+"""Those that processes train in every run of the tests."""
+
+
+def few(rank: int) -> dict[str, Any]:
+    """A few of all."""
+    return _run({name: case for name, case in EVERY.items() if name in FEW}, rank)
+
+
+def rest(rank: int) -> dict[str, Any]:
+    """All but these."""
+    return _run({name: case for name, case in EVERY.items() if name not in FEW}, rank)
 
 
 def _run(cases: dict[str, Case], rank: int) -> dict[str, Any]:
