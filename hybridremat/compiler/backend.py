@@ -48,6 +48,7 @@ from hybridremat.graph.private_torch import (
     allows_second_backward,
     forget_code_of,
     is_other_subclass,
+    is_traceable_wrapper_subclass,
     next_node_number,
     saved_may_vary,
     without_alias_check,
@@ -260,7 +261,8 @@ class Backend:
             differentiable = tuple(_requires_grad(node) for node in joint_outputs(module))
             text = graph_text(module, example_inputs) if self.several_graphs else ""
             detach_outputs(module, self.unread.get(text, ()))
-            leaving = leaving_inputs(example_inputs, self.workspaces)
+            known = self.early_gradients or not any(map(is_traceable_wrapper_subclass, example_inputs))
+            leaving = leaving_inputs(example_inputs, self.workspaces) if known else {}  # else places differ
             with collected_seldom():
                 graph = CapturedGraph(self, self.inner(module, example_inputs), roles, leaving)
             graph.around = without_alias_check if any(map(is_other_subclass, example_inputs)) else nullcontext

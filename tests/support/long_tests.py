@@ -34,7 +34,9 @@ LONG: Final = {
     "tests/test_graph_breaks.py::test_a_frontier_of_several_graphs_is_what_wrap_gives": (
         "{'compiler': 'inductor'}",
     ),
-    "tests/test_pipeline_training.py::test_two_processes_train_as_plain_in_their_memory": ("gpipe", "interleaved"),
+    "tests/test_pipeline_training.py::test_two_processes_train_as_plain_in_their_memory": (
+        "gpipe", "interleaved",
+    ),
     # Inductor compiles for half a minute
     "tests/test_compiled_images.py::test_all_of_the_limit_is_the_plain_step": (),
     "tests/test_compiled_training.py::test_losses_stay_as_near_to_eager_as_stock_inductors": (
