@@ -15,6 +15,7 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.plan_cache import plan_key
 from hybridremat.planning.settings import PlanSettings, Settings, WrapSettings
 from hybridremat.plans.codec import plan_from_dict
+from hybridremat.plans.fsdp import Fsdp
 from hybridremat.plans.request import Request
 from support.older_plans import read
 
@@ -29,6 +30,7 @@ OTHER = {
     "on_infeasible": "least",
     "graph_breaks": "plan",
     "units": ("layers.*",),
+    "fsdp": Fsdp(8, param_dtype="bfloat16", reduce_dtype="float32", reshard_after_forward=False),
     "reckoning": "what is left",
     "granted": 77,
     "device_spec": DEVICE_SPECS["h200"],

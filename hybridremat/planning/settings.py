@@ -178,7 +178,7 @@ class Settings(Request):
                     f"{name}={getattr(self, name)!r} is not known; use {' or '.join(map(repr, known))}"
                 )
         self.budget_seconds()
-        checked = replace(self, device_spec=self._device(), offload=self._away(), fsdp=self.sharding)
+        checked = replace(self, device_spec=self._device(), offload=self._away(), fsdp=self._sharding())
         for first, second, why in REFUSED_PAIRS:
             if (one := checked._given(first)) and (other := checked._given(second)):
                 raise LimitError(f"{one} and {other} cannot be combined: {why}")
@@ -214,14 +214,12 @@ class Settings(Request):
 
     @property
     def sharding(self) -> Fsdp | None:
-        """``fsdp`` as a record; None where parameters are whole.
+        """``fsdp`` as a record; None where parameters are whole."""
+        return Fsdp.of(self.fsdp)
 
-        Raises
-        ------
-        LimitError
-            If ``fully_shard`` cannot be called so.
-        """
-        found = Fsdp.of(self.fsdp)
+    def _sharding(self) -> Fsdp | None:
+        """``fsdp`` as a record, checked."""
+        found = self.sharding
         if found is None:
             return None
         if not self.units:
