@@ -70,6 +70,7 @@ class Beside:
 class StepPart:
     """A distinct graph of the step: its points, and the bytes of the gradients that its backward leaves.
 
+    Below 0 it takes away what others have left.
     ``dropped`` are those of the saved bytes that are gone when the forward has returned, unless retained.
     """
 
@@ -208,7 +209,7 @@ class MultiGraphStep:
             for part in used
             for p in part.points
         ]
-        gradients = sum(part.gradient_bytes for part in used)
+        gradients = sum(max(0, part.gradient_bytes) for part in used)
         gradients += max((max(each.forward, each.backward) for each in self.beside), default=0)
         return sum(peaks) + gradients + self.joined_bytes + self.earlier_gradients
 

@@ -11,6 +11,7 @@ from packaging.version import Version
 
 import hybridremat
 from hybridremat import Fsdp
+from support import sharded_sections
 from support.processes import run_ranks
 from support.sharded_cases import EVERY, FEW, MORE, QUICK, Tokens, texts
 from support.training import small
@@ -64,6 +65,43 @@ def test_peaks_are_those_predicted_and_bits_those_of_fsdp(name, quick):
 def test_peaks_are_those_predicted_in_other_nets(name, more):
     require_exact(name, more[name])
     assert more[name]["equal"] or not MOVED
+
+
+@pytest.fixture(scope="module")
+def few_sections(tmp_path_factory):
+    return run_ranks("support.sharded_sections:few", tmp_path_factory.mktemp("sections"), fake=2)[0]
+
+
+@pytest.fixture(scope="module")
+def other_sections(tmp_path_factory):
+    place = tmp_path_factory.mktemp("others")
+    return run_ranks("support.sharded_sections:rest", place, fake=3, timeout=600)[0]
+
+
+def require_counted(name, made):
+    """No hook takes more than was counted for it, but for the loss's gradient in the backward's first."""
+    counted, output = made["counted"], 4 * 10 * 31
+    most = {hook: max(took.get(hook, 0) for took in made["took"]) for hook in made["took"][1]}
+    for hook, took in most.items():
+        assert took <= counted[hook] + (4 if hook == "again " else 0), hook
+        if name in sharded_sections.EXACT:  # the output of a unit counts to the end of its step
+            assert counted[hook] - took <= (0 if hook.startswith("gather") else output), hook
+    assert max(made["peaks"]) <= made["limit"]
+
+
+@pytest.mark.parametrize("name", sharded_sections.FEW)
+def test_no_hook_takes_more_than_was_counted(name, few_sections):
+    require_counted(name, few_sections[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sharded_sections.OTHERS)
+def test_no_hook_takes_more_than_was_counted_in_other_nets(name, other_sections):
+    require_counted(name, other_sections[name])
+
+
+def test_a_unit_of_which_nothing_is_captured_is_refused(few_sections):
+    assert "of the unit 'layers.3' nothing is captured" in few_sections["hidden"]
 
 
 def require_trained(name, ranks):

@@ -306,6 +306,12 @@ def gradients_at(step: TracedStep, places: Collection[int]) -> frozenset[int]:
     return frozenset(value for value in made if made_for[value] <= set(places))
 
 
+def trained_inputs(step: TracedStep) -> frozenset[int]:
+    """The inputs of which a step makes gradients."""
+    outputs, places = joint_outputs(step.module), input_gradients(step.module)
+    return frozenset(index for index, place in places.items() if isinstance(outputs[place], fx.Node))
+
+
 def values_of_outputs(step: TracedStep, places: Collection[int]) -> set[int]:
     """The values of some outputs of the forward that are not values of others."""
     outputs = joint_outputs(step.module)[: step.num_outputs]

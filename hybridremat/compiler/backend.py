@@ -180,6 +180,8 @@ class Backend:
         What the inner compiler took to build code.
     unit
         The name of the unit that runs (``units.py``); empty where there are none.
+    calls
+        The names of the units that have been called in the forward of the model, in order.
     codes
         The code objects that Dynamo compiled for it: the model's own where graphs break.
     unread
@@ -217,6 +219,7 @@ class Backend:
         self.graphs = 0
         self.compile_seconds = 0.0
         self.unit = ""
+        self.calls: list[str] = []
         self.codes: set[CodeType] = set()
         self.unread: dict[str, tuple[int, ...]] = {}
         self.captures_rest = True
@@ -473,6 +476,11 @@ class CapturedGraph:
     def unit(self) -> str:
         """The name of the unit that runs."""
         return self._backend.unit
+
+    @property
+    def call(self) -> int:
+        """The number of the call of that unit in the forward of the model; 0 outside of units."""
+        return len(self._backend.calls) if self.unit else 0
 
     @property
     def _how(self) -> dict[str, Any]:

@@ -124,6 +124,7 @@ def compile_units(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         ran.clear()
+        backend.calls.clear()
         with _installed(calls):
             output = call(*_in_dtype(args, dtype), **_in_dtype(kwargs, dtype))
         _notice(model, units, ran, told)
@@ -198,6 +199,7 @@ class _Unit:
         args, kwargs = _in_dtype((args, kwargs), self.dtype)
         self.ran.add(self.name)
         self.backend.unit = self.name
+        self.backend.calls.append(self.name)
         try:
             if self.running is not None:
                 return self._compiled_own(self.running, args, kwargs)

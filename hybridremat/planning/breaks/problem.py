@@ -130,7 +130,7 @@ class PathProblem:
         entries = [self._entry(place, part) for place, part in enumerate(self.order)]
         for place, code in reversed(list(enumerate(self.eager_code[: len(self.order) + 1]))):
             if code is not None:
-                entries.insert(place, Entry(len(parts)))
+                entries.insert(place, Entry(len(parts), is_code=True, gradients=code.gradient_bytes))
                 parts.append(code)
         made, order = tuple(parts), tuple(each.part for each in entries)
         others: tuple[Beside, ...] = ()
@@ -143,15 +143,17 @@ class PathProblem:
 
     def _entry(self, place: int, part: int) -> Entry:
         """A graph where it runs; the unit that it is of, if its parameters are sharded."""
-        unit = self.units[place] if self.units else ""
-        if self.sharding is None or not unit:
+        if self.sharding is None:
             return Entry(part)
-        graph = self.frontiers[part].graph
-        made = sum(graph.values[value].bytes for value in graph.gradients)
+        graph, trained = self.frontiers[part].graph, self.sharding.trained
         return Entry(
             part,
-            unit,
-            reduces=made > self.sharding.units[unit].gradients,
+            self.units[place] if self.units else "",
+            trained.calls[place],
+            breaks=trained.breaks[place],
+            hands_on=self.keys[part] not in trained.late,
+            completes=trained.completes[place],
+            gradients=trained.gradients[self.keys[part]],
             passes=self._bytes(part, self.passing[part]),
             takes=self._bytes(part, graph.held_outputs | graph.released_outputs),
         )

@@ -6,8 +6,8 @@ and scattered. With R the gathered parameters of the rest of the model, and for 
 parameters (as many as its buffer), G its gradients, S the buffer in which they are reduced and K the part
 that stays, FSDP2 holds, on one stream and with what it prefetches by default:
 
-- in the forward: R, the buffer that was gathered last (freed when the next one has been copied out), and
-  in a unit its P;
+- in the forward: R, the buffer that was gathered last (freed when the next one has been copied out: while a
+  unit is gathered there are both, and its P), and in a unit its P;
 - in the backward: R, the buffer of the unit that comes next (gathered ahead), the S of the unit before
   (freed when the next one begins to reduce), and in a unit its P;
 - while a unit reduces: its G and S, without its P;
@@ -16,146 +16,50 @@ that stays, FSDP2 holds, on one stream and with what it prefetches by default:
 Gathers and reductions are sections of the step of their own. A unit whose inputs have no gradients (token
 ids) reduces at the end of the backward, and is gathered until then. Buffers are padded: each parameter's
 first dimension is split evenly, and on the CPU a gradient for which that adds rows is copied before it goes
-into the buffer. Without parameters in the rest, the last unit is not gathered ahead. Sizes and order are
-those of ``torch.distributed.fsdp._fully_shard``.
+into the buffer. Without parameters in the rest, the last unit is not gathered ahead. Units that stay
+gathered after the forward (``reshard_after_forward=False``) go with their first reduction, and are gathered
+again for what else they run in the backward. The order is that of ``torch.distributed.fsdp._fully_shard``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
-from hybridremat.compiler.model_state import Gathered, in_dtype
-from hybridremat.graph.costs.collectives import scatters_a_copy
+from hybridremat.planning.breaks.shards import Shard
 from hybridremat.plans.fsdp import Fsdp
 from hybridremat.sequence.joined_graphs import Beside, PartPoint, StepPart
 
 
 @dataclass(frozen=True)
-class Shard:
-    """Parameters that are gathered together: bytes.
+class Trained:
+    """What a step runs, and makes gradients of.
 
     Attributes
     ----------
-    gathered
-        Of all of them, with padding.
-    buffer
-        Of the buffer into which they are gathered first; none on one rank.
+    parameters
+        Identities of the parameters with gradients, those of code between graphs too.
     gradients
-        Of the gradients that a backward makes.
-    reduced
-        Of the buffer in which they are reduced, with padding.
-    copied
-        Of copies of gradients, with padding, from which that buffer is filled.
-    kept
-        Of the gradients that stay on each rank.
-    cast
-        Of this rank's part of the parameters in the dtype in which they are gathered, if it is another.
-    scattered
-        Of this rank's part of the gradients as they are reduced, if that is not what stays.
-    again
-        Of a copy of the reduced buffer that the backend makes while it reduces.
+        By fingerprint of a graph, bytes of the gradients of parameters that its backward makes.
+    late
+        Fingerprints of the graphs that make gradients of parameters alone.
+    calls
+        For each graph of the step, the number of the call of a unit that it is in; 0 outside of units.
+    completes
+        For each graph of the step, whether its backward is the last one to add to some parameter's gradient.
+    breaks
+        For each graph of the step, whether code of its unit follows.
     """
 
-    gathered: int = 0
-    buffer: int = 0
-    gradients: int = 0
-    reduced: int = 0
-    copied: int = 0
-    kept: int = 0
-    cast: int = 0
-    scattered: int = 0
-    again: int = 0
-
-    @staticmethod
-    def of(parameters: Iterable[nn.Parameter], fsdp: Fsdp) -> Shard:
-        """These parameters, as they are split."""
-        every = [_local(each) for each in dict.fromkeys(parameters)]
-        trained = [each for each in every if each.requires_grad]
-        ranks, gathers, reduces = fsdp.ranks, gathered_dtype(fsdp), _dtype(fsdp.reduce_dtype)
-        uneven = [each for each in trained if each.device.type == "cpu" and _padding(each, ranks)]
-        gathered = sum(_padded(each, ranks, gathers) for each in every)
-        reduced = sum(_padded(each, ranks, reduces or gathers) for each in trained)
-        own = sum(_padded(each, ranks, None) for each in trained)
-        return Shard(
-            gathered,
-            gathered if ranks > 1 else 0,
-            sum(each.numel() * _itemsize(each, gathers) for each in trained),
-            reduced,
-            sum(_padded(each, ranks, gathers) for each in uneven),
-            own // ranks,
-            0 if gathers is None else gathered // ranks,
-            0 if own == reduced else reduced // ranks,
-            reduced if ranks > 1 and any(scatters_a_copy(each.device.type) for each in trained) else 0,
-        )
-
-    @property
-    def reducing(self) -> int:
-        """Most bytes while gradients are reduced, beside those that stay."""
-        return max(self.gradients + self.filling - self.kept, self.reduced + self.scattered + self.again)
-
-    @property
-    def ending(self) -> int:
-        """Most bytes while gradients are reduced that count in full to the end."""
-        return self.reducing + self.kept - self.gradients
-
-    @property
-    def filling(self) -> int:
-        """Bytes beside the gradients while the buffer is filled from them."""
-        return self.reduced + self.copied
-
-
-def _local(parameter: nn.Parameter) -> torch.Tensor:
-    """What this rank has of a parameter that is split by tensors, or the whole one."""
-    local = getattr(parameter, "to_local", None)
-    return parameter if local is None else local().detach().requires_grad_(parameter.requires_grad)
-
-
-def as_gathered(fsdp: Fsdp | None) -> Gathered | None:
-    """What FSDP2 makes of a parameter: in its dtype, at the beginning of memory with the padding."""
-    if fsdp is None:
-        return None
-    dtype, ranks = gathered_dtype(fsdp), fsdp.ranks
-
-    def gathered(parameter: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = in_dtype(parameter, dtype)
-        more = _padding(found, ranks)
-        if not more or not found.is_contiguous():
-            return found
-        padded = found.new_empty(_padded(found, ranks, None) // found.itemsize)
-        padded[: found.numel()].copy_(found.flatten())
-        return padded.as_strided(found.size(), found.stride())
-
-    return gathered
-
-
-def gathered_dtype(fsdp: Fsdp | None) -> torch.dtype | None:
-    """The dtype in which parameters are gathered; None for their own."""
-    return None if fsdp is None else _dtype(fsdp.param_dtype)
-
-
-def _dtype(name: str | None) -> torch.dtype | None:
-    found: torch.dtype | None = None if name is None else getattr(torch, name)
-    return found
-
-
-def _itemsize(parameter: torch.Tensor, dtype: torch.dtype | None) -> int:
-    return (dtype or parameter.dtype).itemsize
-
-
-def _padding(parameter: torch.Tensor, ranks: int) -> int:
-    """Rows that are added to a parameter, so that its first dimension is split evenly."""
-    return -(parameter.shape[0] if parameter.ndim else 1) % ranks
-
-
-def _padded(parameter: torch.Tensor, ranks: int, dtype: torch.dtype | None) -> int:
-    """Bytes of a parameter with these rows."""
-    rows = parameter.shape[0] if parameter.ndim else 1
-    numbers = parameter.numel() // max(1, rows) * (rows + _padding(parameter, ranks))
-    return numbers * _itemsize(parameter, dtype)
+    parameters: frozenset[int]
+    gradients: Mapping[str, int]
+    late: frozenset[str]
+    calls: tuple[int, ...]
+    completes: tuple[bool, ...]
+    breaks: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -167,17 +71,17 @@ class Sharding:
 
     units: Mapping[str, Shard]
     rest: Shard
-    reshards: bool = True
+    reshards: bool
+    trained: Trained
 
     @staticmethod
-    def of(model: nn.Module, units: Mapping[str, nn.Module], fsdp: Fsdp | None) -> Sharding | None:
-        """What ``fully_shard`` of the units and of the model makes of it; None if nothing is sharded."""
-        if fsdp is None:
-            return None
+    def of(model: nn.Module, units: Mapping[str, nn.Module], fsdp: Fsdp, trained: Trained) -> Sharding:
+        """What ``fully_shard`` of the units and of the model makes of it."""
         own = {id(parameter) for unit in units.values() for parameter in unit.parameters()}
         rest = [each for each in model.parameters() if id(each) not in own]
-        made = {name: Shard.of(unit.parameters(), fsdp) for name, unit in units.items()}
-        return Sharding(made, Shard.of(rest, fsdp), fsdp.reshard_after_forward)
+        used = trained.parameters
+        made = {name: Shard.of(each.parameters(), fsdp, used) for name, each in units.items()}
+        return Sharding(made, Shard.of(rest, fsdp, used), fsdp.reshard_after_forward, trained)
 
 
 @dataclass(frozen=True)
@@ -190,33 +94,32 @@ class Entry:
         Its number.
     unit
         The unit that it is of; empty for the rest.
-    reduces
-        Whether the unit reduces right after its backward.
+    call
+        The number of the call of that unit; 0 for the rest.
+    is_code
+        Whether it is code between graphs, which may be of the unit after it.
+    breaks
+        Whether code of its unit follows.
+    hands_on
+        Whether its backward hands on gradients: then its unit may reduce right after it.
+    completes
+        Whether its backward is the last one to add to some parameter's gradient.
+    gradients
+        Bytes of the gradients of parameters that its backward makes; code between graphs: that it leaves.
     passes, takes
         Bytes of gradients that its backward hands to the next one, and that it is handed.
     """
 
     part: int
     unit: str = ""
-    reduces: bool = True
+    call: int = 0
+    is_code: bool = False
+    breaks: bool = False
+    hands_on: bool = True
+    completes: bool = False
+    gradients: int = 0
     passes: int = 0
     takes: int = 0
-
-
-@dataclass
-class _Walk:
-    """The sections of a step as they are met, with what is gathered and reduced between them."""
-
-    parts: list[StepPart]
-    sections: list[tuple[int, Beside]] = field(default_factory=list)
-
-    def add(self, part: int, beside: Beside) -> None:
-        self.sections.append((part, beside))
-
-    def add_peaks(self, forward: int, backward: int) -> None:
-        """A section of FSDP's own: it takes so many bytes, and leaves none."""
-        self.sections.append((len(self.parts), Beside()))
-        self.parts.append(StepPart((PartPoint(forward, backward, 0, time=0),), 0))
 
 
 def with_sharding(
@@ -227,87 +130,203 @@ def with_sharding(
     Parameters
     ----------
     parts
-        Those of the step, with all gradients of units in full.
+        Those of the step, with all gradients in full.
     entries
         Them in the order of the forward.
     """
-    rest = sharding.rest.gathered
-    forward = _forward_levels(entries, sharding)
-    backward = _backward_levels(entries, sharding)
-    walk = _Walk([_with_shards_left(part, n, entries, sharding) for n, part in enumerate(parts)])
-    for late in reversed([each for each in entries if each.unit and not each.reduces]):
-        walk.add_peaks(0, sharding.units[late.unit].ending)
-    walk.add_peaks(sharding.rest.buffer + max(rest, sharding.rest.cast), sharding.rest.ending)
-    for entry, (before, during), (after, inside, reducing) in zip(entries, forward, backward, strict=True):
-        if entry.unit:
-            walk.add_peaks(before, reducing)
-        walk.add(entry.part, Beside(during, inside))
-        if entry.unit:
-            walk.add_peaks(0, after)
-    walk.add_peaks(0, _first_gather(sharding, [sharding.units[each.unit] for each in entries if each.unit]))
-    order, beside = zip(*walk.sections, strict=True)
-    return tuple(walk.parts), order, beside
+    made, sections = list(parts), list[tuple[int, Beside]]()
+
+    def add_own(forward: int, backward: int, reduced: int = 0) -> None:
+        """A section of FSDP's own: what it takes; after its backward, so many bytes of gradients are gone."""
+        sections.append((len(made), Beside()))
+        made.append(StepPart((PartPoint(forward, backward, 0, time=0),), -reduced))
+
+    ends = _ends(entries)
+    forward, backward = _forward_levels(entries, ends, sharding), _Backward(entries, ends, sharding)
+    for ending in reversed(backward.endings()):
+        add_own(*ending)
+    add_own(sharding.rest.gathering, *backward.rest_ending())
+    for entry, end, before, after in zip(entries, ends, forward, backward.levels, strict=True):
+        if end.opens:
+            add_own(before.gathering, after.reducing, after.reduced)
+        sections.append((entry.part, Beside(before.running, after.running)))
+        if end.closes:
+            add_own(0, after.gathering)
+    add_own(0, backward.beginning)
+    order, beside = zip(*sections, strict=True)
+    return tuple(made), order, beside
 
 
-def _with_shards_left(
-    part: StepPart, number: int, entries: Sequence[Entry], sharding: Sharding
-) -> StepPart:
-    """A part of which each rank keeps a share of the gradients that its unit has reduced."""
-    entry = next((each for each in entries if each.part == number), None)
-    if entry is None or not entry.unit or not entry.reduces:
-        return part
-    own = sharding.units[entry.unit]
-    return replace(part, gradient_bytes=part.gradient_bytes - own.gradients + own.kept)
+@dataclass(frozen=True)
+class _End:
+    """How an entry lies in the calls of units.
+
+    Attributes
+    ----------
+    opens, closes
+        Whether it is the first, and the last graph of a call.
+    again
+        Whether its unit has been called before.
+    before
+        The unit that was called before it.
+    """
+
+    opens: bool
+    closes: bool
+    again: bool
+    before: str
 
 
-def _first_gather(sharding: Sharding, units: Sequence[Shard]) -> int:
-    """Bytes while the last unit is gathered ahead, as the backward begins."""
-    rest = sharding.rest.gathered
-    if not sharding.reshards:
-        return rest + sum(each.gathered for each in units)
-    return rest + units[-1].buffer + units[-1].cast if rest and units else rest
-
-
-def _forward_levels(entries: Sequence[Entry], sharding: Sharding) -> list[tuple[int, int]]:
-    """For each entry, what FSDP2 holds at most while its unit is gathered, and while it runs."""
-    rest, held = sharding.rest.gathered, sharding.rest.buffer
-    found = []
-    for entry in entries:
-        if not entry.unit:
-            found.append((0, rest + held))
-            continue
-        own = sharding.units[entry.unit]
-        gathering = own.buffer + max(held + own.cast, own.gathered)
-        found.append((rest + gathering, rest + own.buffer + own.gathered))
-        held = own.buffer
-        rest += 0 if sharding.reshards else own.gathered
+def _ends(entries: Sequence[Entry]) -> list[_End]:
+    """How the entries of a step lie in the calls of units."""
+    calls = [each.call for each in entries]
+    after = [*calls[1:], 0]  # of the next graph
+    for place in reversed(range(len(entries) - 1)):
+        if entries[place + 1].is_code:
+            after[place] = after[place + 1]
+    found, latest, called = [], 0, [""]
+    for place, entry in enumerate(entries):
+        opens = bool(entry.call) and entry.call != latest
+        if opens:
+            called.append(entry.unit)
+            latest = entry.call
+        closes = bool(entry.call) and after[place] != entry.call
+        found.append(_End(opens, closes, entry.unit in called[:-1], called[-2] if called[1:] else ""))
     return found
 
 
-def _backward_levels(entries: Sequence[Entry], sharding: Sharding) -> list[tuple[int, int, int]]:
-    """For each entry, what FSDP2 holds while its unit is gathered, while it runs, and while it reduces."""
-    rest, reducing = sharding.rest.gathered, 0
-    own = [sharding.units[each.unit] for each in entries if each.unit]
-    if not sharding.reshards:
-        rest += sum(each.gathered for each in own)
-        own = [replace(each, gathered=0, buffer=0, cast=0) for each in own]
-    freed = {name: 0 if sharding.reshards else each.gathered for name, each in sharding.units.items()}
-    found, after = [], own[-1].buffer if sharding.rest.gathered and own else 0
-    for entry in reversed(entries):
-        if not entry.unit:
-            found.append((0, rest + reducing + after, 0))
-            continue
-        unit = own.pop()
-        after = own[-1].buffer if own else 0
-        ahead = after + own[-1].cast if own else 0
-        gathering = max(unit.gathered + max(unit.buffer, ahead), unit.buffer + unit.cast)
-        running = rest + reducing + unit.gathered + after
-        gathering += rest + reducing + entry.takes
-        if entry.reduces:
-            rest -= freed[entry.unit]
-            found.append((gathering, running, rest + after + unit.reducing + entry.passes))
-            reducing = unit.reduced
-        else:
-            found.append((gathering, running, 0))
-            rest += unit.gathered
-    return found[::-1]
+@dataclass(frozen=True)
+class _Levels:
+    """Bytes that FSDP2 holds at an entry: while its unit is gathered, while it runs, and while it reduces.
+
+    ``reduced``: bytes of gradients that are gone when its unit has reduced.
+    """
+
+    gathering: int = 0
+    running: int = 0
+    reducing: int = 0
+    reduced: int = 0
+
+
+@dataclass
+class _Gathered:
+    """The rest of the model, and the units that are gathered with it."""
+
+    sharding: Sharding
+    entries: Sequence[Entry]
+    names: set[str] = field(default_factory=set)
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        units = self.sharding.units
+        return self.sharding.rest.gathered + sum(units[name].gathered for name in self.names)
+
+    def around(self, place: int) -> int:
+        """Bytes that are gathered for the unit that code between graphs may be of, if it is of one."""
+        if not self.entries[place].is_code:
+            return 0
+        before, after = self._next(range(place - 1, -1, -1)), self._next(range(place + 1, len(self.entries)))
+        near = {before.unit if before.breaks else "", after.unit} - self.names - {""}
+        return max((self.sharding.units[name].gathered for name in near), default=0)
+
+    def _next(self, places: Iterable[int]) -> Entry:
+        """The first graph at these places."""
+        return next((self.entries[n] for n in places if not self.entries[n].is_code), Entry(0))
+
+
+def _forward_levels(entries: Sequence[Entry], ends: Sequence[_End], sharding: Sharding) -> list[_Levels]:
+    """What FSDP2 holds in the forward."""
+    there, held, found = _Gathered(sharding, entries), sharding.rest.buffer, []
+    for place, (entry, end) in enumerate(zip(entries, ends, strict=True)):
+        gathering = 0
+        if end.opens and entry.unit not in there.names:
+            own = sharding.units[entry.unit]
+            gathering, held = there.bytes + held + own.gathering, own.buffer
+            there.names.add(entry.unit)
+        found.append(_Levels(gathering, there.bytes + held + there.around(place)))
+        if end.closes and sharding.reshards:
+            there.names.discard(entry.unit)
+    return found
+
+
+class _Backward:
+    """What FSDP2 holds in the backward, entry by entry from the last to the first.
+
+    Attributes
+    ----------
+    beginning
+        Bytes while the last unit is gathered ahead.
+    levels
+        At each entry, in the order of the forward.
+    """
+
+    def __init__(self, entries: Sequence[Entry], ends: Sequence[_End], sharding: Sharding) -> None:
+        self._entries, self._ends, self._sharding = entries, ends, sharding
+        self._there = _Gathered(sharding, entries)
+        if not sharding.reshards:
+            self._there.names |= {each.unit for each in entries if each.unit}
+        self._ahead = Shard()
+        self._reduced = 0  # bytes of the buffer in which gradients were reduced last
+        self._made: Counter[str] = Counter()  # bytes of gradients in full by unit, until it has reduced
+        if sharding.rest.gathered:
+            self._gather_ahead(next((each.unit for each in reversed(entries) if each.unit), ""))
+        self.beginning = self._there.bytes + self._ahead.ahead
+        self.levels = [self._at(place) for place in reversed(range(len(entries)))][::-1]
+
+    def rest_ending(self) -> tuple[int, int]:
+        """Most bytes while the rest of the model reduces, beside late units, and bytes that are gone then."""
+        rest = self._sharding.rest
+        made = min(rest.gradients, sum(each.gradients for each in self._entries if not each.unit))
+        return self._late(self._there.names) + rest.reducing(made), made - rest.kept
+
+    def endings(self) -> list[tuple[int, int, int]]:
+        """Sections of the late units, which reduce after it, as they come in the backward."""
+        found, left = [], [name for name in self._sharding.units if name in self._there.names]
+        while left:
+            own = self._sharding.units[left[0]]
+            made = self._made[left.pop(0)]
+            found.append((0, self._late(left) + own.reducing(made), made - own.kept))
+        return found
+
+    def _late(self, names: Iterable[str]) -> int:
+        return sum(self._sharding.units[name].gathered for name in names)
+
+    def _gather_ahead(self, unit: str) -> None:
+        self._ahead = self._sharding.units[unit] if unit and unit not in self._there.names else Shard()
+
+    def _at(self, place: int) -> _Levels:
+        entry, end = self._entries[place], self._ends[place]
+        gathering = self._gathering(entry, end) if end.closes else 0
+        running = self._there.bytes + self._reduced + self._ahead.buffer + self._there.around(place)
+        self._made[entry.unit] += entry.gradients
+        reducing, reduced = self._reducing(entry, end) if end.opens else (0, 0)
+        return _Levels(gathering, running, reducing, reduced)
+
+    def _gathering(self, entry: Entry, end: _End) -> int:
+        """Most bytes before the backward of a call: its unit is gathered, and the one before it ahead."""
+        own, base = self._sharding.units[entry.unit], self._there.bytes + self._reduced
+        is_there = entry.unit in self._there.names
+        self._there.names.add(entry.unit)
+        self._gather_ahead(end.before)
+        ahead = self._ahead.ahead
+        return base + entry.takes + (ahead if is_there else max(own.gathering, own.gathered + ahead))
+
+    def _reducing(self, entry: Entry, end: _End) -> tuple[int, int]:
+        """Most bytes after the backward of a call, and those of gradients that are gone then.
+
+        What other calls add to as well is not reduced before they have.
+        """
+        if not entry.hands_on:
+            return 0, 0
+        self._there.names.discard(entry.unit)
+        own, made = self._sharding.units[entry.unit], self._made[entry.unit]
+        base, self._reduced = self._there.bytes + self._ahead.buffer + entry.passes, 0
+        if not entry.completes:
+            return base, 0
+        self._reduced = own.reduced
+        reducing = base + own.reducing(made)
+        if end.again:
+            return reducing, 0
+        del self._made[entry.unit]
+        return reducing, made - own.kept

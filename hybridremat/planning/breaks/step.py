@@ -24,7 +24,8 @@ from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.planning.accept import require_policy
 from hybridremat.planning.breaks.own_units import own_units
 from hybridremat.planning.breaks.planner import PathPlanner
-from hybridremat.planning.breaks.sharding import Sharding, as_gathered, gathered_dtype
+from hybridremat.planning.breaks.sharding import Sharding
+from hybridremat.planning.breaks.shards import as_gathered, gathered_dtype
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
@@ -117,8 +118,7 @@ class _Step:
         ------
         HybridRematError
         """
-        sharding = Sharding.of(self.model, self.units, self.context.settings.sharding)
-        survey = Survey(self.context, stable=stable, sharding=sharding)
+        survey = Survey(self.context, stable=stable)
         backend = self.backend_for(survey.choose)
         backend.visit = survey.visit
         if self.known is not None:
@@ -128,6 +128,9 @@ class _Step:
         ready = set_up(self.model)
         try:
             survey.run(partial(self._trial, backend, compiled), model_device(self.model), backend)
+            if (fsdp := self.context.settings.sharding) is not None:
+                _require_graphs(backend.calls, survey)
+                survey.sharding = Sharding.of(self.model, self.units, fsdp, survey.trained(self.units))
         except HybridRematError:
             raise
         except Exception as error:
@@ -178,3 +181,15 @@ def run_plainly(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     with preserve_state_and_parameters(model), training_mode(model), torch.enable_grad():
         given, named = copied((args, kwargs), model)
         model._call_impl(*given, **named)
+
+
+def _require_graphs(calls: Sequence[str], survey: Survey) -> None:
+    """Refuse units that FSDP2 would gather where nothing is captured that this could be counted for."""
+    captured = set(survey.calls)
+    for number, name in enumerate(calls, 1):
+        if number not in captured:
+            raise CaptureError(
+                f"of the unit {name!r} nothing is captured, so that what FSDP2 gathers for it cannot be "
+                "counted. Leave it out of the units, and to fully_shard(model), or let Dynamo see its "
+                "forward (torch.compiler.disable, for one, hides it)."
+            )
