@@ -69,7 +69,7 @@ def test_peaks_are_those_predicted_in_other_nets(name, more):
 
 @pytest.fixture(scope="module")
 def few_sections(tmp_path_factory):
-    return run_ranks("support.sharded_sections:few", tmp_path_factory.mktemp("sections"), fake=2)[0]
+    return run_ranks("support.sharded_sections:few", tmp_path_factory.mktemp("sections"), fake=3)[0]
 
 
 def require_counted(name, made):
