@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 from hybridremat.compiler.check import check
 from hybridremat.compiler.offload import calls, pinned_store, stores
 from hybridremat.compiler.offload.targets import Target
 from hybridremat.errors import PlanError
-from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.joint import Move, plain_schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.offload.moved import unmoved
@@ -40,6 +42,47 @@ def test_what_is_written_is_what_was_counted(name):
     between = counted.saved + counted.released
     host = Judge(step.graph).host_bytes(schedule)
     assert (found.peak, found.saved, found.host) == (counted.peak, between, host)
+
+
+class Dropping(nn.Module):
+    """Dropout of a view of what a kernel makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = functional.gelu(functional.dropout(layer(x), 0.5, self.training))
+        return x.square().sum()
+
+
+def made_again(graph):
+    """Schedules in which an op of the forward runs once more, right before what reads it in the backward."""
+    plain = plain_schedule(graph)
+    backward = plain.steps[plain.num_forward :]
+    for op in plain.steps[: plain.num_forward]:
+        made = {*graph.ops[op].writes}
+        first = next((n for n, each in enumerate(backward) if made & {*graph.ops[each].reads}), None)
+        if first is not None:
+            yield replace(plain, steps=(*plain.steps[: plain.num_forward + first], op, *backward[first:]))
+
+
+def test_what_is_fetched_late_is_read_by_ops_that_run_again():
+    """By random ones, too, whose views are made ahead of the op that replays them."""
+    step = traced(Dropping(), x=torch.randn(3, 5, 8))
+    judge, moved = Judge(step.graph), 0
+    for bare in made_again(step.graph):
+        moves = tuple(
+            Move(each.value, each.birth, bare.num_forward, each.first, each.first)
+            for each in unmoved(judge, bare).waiting
+            if each.first >= bare.num_forward > each.last
+        )
+        schedule = replace(bare, moves=moves)
+        found = check(step, *emitted_with_moves(step, schedule))
+        assert found.peak == step_memory(step.graph, schedule).peak
+        moved += len(moves)
+    assert moved
 
 
 def nodes(module, target):

@@ -198,7 +198,17 @@ class _Backward:
                     self._let_be_ready(node, fetched, place)
                 self.graph.erase_node(node)
 
+    def _make_late(self, node: fx.Node, fetched: fx.Node) -> None:
+        """Put views that are made before the fetch right before what reads them: those of a replayed op."""
+        order = {each: at for at, each in enumerate(self.graph.nodes)}
+        for view in list(node.users):
+            if order[view] < order[fetched] and view not in self.places.of and view.users:
+                self._make_late(view, fetched)
+                order = {each: at for at, each in enumerate(self.graph.nodes)}
+                min(view.users, key=order.__getitem__).prepend(view)
+
     def _let_be_ready(self, node: fx.Node, fetched: fx.Node, place: int) -> None:
+        self._make_late(node, fetched)
         order = {each: at for at, each in enumerate(self.graph.nodes)}
         first = min(node.users, key=order.__getitem__)
         if order[first] < order[fetched]:
