@@ -130,6 +130,7 @@ class PlannedPartition:
         alone: bool = False,
     ) -> None:
         self.choose, self.inductor, self.rewriting, self.alone = choose, inductor, rewriting, alone
+        self._trials = LayoutTrials()  # kept, as a capture in the first step must not run kernels beside it
 
     def split(
         self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
@@ -182,7 +183,7 @@ class PlannedPartition:
                 rules=self.inductor.rules if self.inductor is not None else None,
                 leaving=leaving,
                 rewriting=self.rewriting,
-                real=LayoutTrials() if self.inductor is None else None,
+                real=self._trials if self.inductor is None else None,
             )
         step: TracedStep = joint.meta[_TRACED]
         return step
