@@ -69,6 +69,21 @@ class Embedded(Uneven):
         return functional.cross_entropy(self.head(x).flatten(0, 1).float(), tokens.flatten())
 
 
+class Scaled(nn.Module):
+    """A layer without parameters."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1.5 * torch.tanh(x)
+
+
+def without_parameters() -> nn.Module:
+    """One with layers between the others of which there is nothing to gather, one of them without any op."""
+    model = Uneven(tuple(range(8)))
+    for place, layer in ((1, Scaled()), (3, Scaled()), (6, nn.Identity())):
+        model.layers.insert(place, layer)
+    return model
+
+
 def frozen() -> nn.Module:
     model = Uneven()
     model.layers[1].requires_grad_(requires_grad=False)
@@ -90,6 +105,7 @@ EXACT = {
     "uneven": case(Uneven),
     "frozen": case(frozen),
     "unused": case(lambda: Uneven(unused=90)),
+    "without parameters": case(without_parameters),
     "embedded": case(Embedded),
     "kept": case(Uneven, **KEPT),
     "embedded, kept": case(Embedded, **KEPT),
@@ -133,7 +149,7 @@ COUNTED = {
 EVERY = {**EXACT, **COUNTED}
 
 
-FEW = ("embedded", "in turns, kept")
+FEW = ("without parameters", "embedded", "in turns, kept")
 """Those that every run of the tests measures."""
 OTHERS = tuple(name for name in EVERY if name not in FEW)
 

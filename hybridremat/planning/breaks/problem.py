@@ -142,14 +142,16 @@ class PathProblem:
         )
 
     def _entry(self, place: int, part: int) -> Entry:
-        """A graph where it runs; the unit that it is of, if its parameters are sharded."""
+        """A graph where it runs; the unit that it is of, if it has parameters that are sharded."""
         if self.sharding is None:
             return Entry(part)
         graph, trained = self.frontiers[part].graph, self.sharding.trained
+        unit = self.units[place] if self.units else ""
+        gathers = bool(unit) and self.sharding.units[unit].gathered > 0
         return Entry(
             part,
-            self.units[place] if self.units else "",
-            trained.calls[place],
+            unit if gathers else "",
+            trained.calls[place] if gathers else 0,
             breaks=trained.breaks[place],
             hands_on=self.keys[part] not in trained.late,
             completes=trained.completes[place],

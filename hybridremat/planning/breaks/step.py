@@ -27,6 +27,7 @@ from hybridremat.planning.breaks.planner import PathPlanner
 from hybridremat.planning.breaks.sharding import Sharding
 from hybridremat.planning.breaks.shards import as_gathered, gathered_dtype
 from hybridremat.planning.breaks.survey import Survey
+from hybridremat.planning.breaks.trained import require_graphs, trained_in
 from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
 
@@ -129,8 +130,8 @@ class _Step:
         try:
             survey.run(partial(self._trial, backend, compiled), model_device(self.model), backend)
             if (fsdp := self.context.settings.sharding) is not None:
-                _require_graphs(backend.calls, survey)
-                survey.sharding = Sharding.of(self.model, self.units, fsdp, survey.trained(self.units))
+                require_graphs(backend.calls, survey.calls, self.units)
+                survey.sharding = Sharding.of(self.model, self.units, fsdp, trained_in(survey, self.units))
         except HybridRematError:
             raise
         except Exception as error:
@@ -181,15 +182,3 @@ def run_plainly(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     with preserve_state_and_parameters(model), training_mode(model), torch.enable_grad():
         given, named = copied((args, kwargs), model)
         model._call_impl(*given, **named)
-
-
-def _require_graphs(calls: Sequence[str], survey: Survey) -> None:
-    """Refuse units that FSDP2 would gather where nothing is captured that this could be counted for."""
-    captured = set(survey.calls)
-    for number, name in enumerate(calls, 1):
-        if number not in captured:
-            raise CaptureError(
-                f"of the unit {name!r} nothing is captured, so that what FSDP2 gathers for it cannot be "
-                "counted. Leave it out of the units, and to fully_shard(model), or let Dynamo see its "
-                "forward (torch.compiler.disable, for one, hides it)."
-            )

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from hybridremat.compiler.backend import UNIT, Backend, CaptureComplete, CapturedGraph
 from hybridremat.compiler.output_hooks import outputs_in_backward
@@ -24,16 +23,10 @@ from hybridremat.graph.garbage import noting_freed, without_collection
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.private_torch import noting_breaks, storage_reference
 from hybridremat.graph.tracing.non_leaf import non_leaf
-from hybridremat.graph.tracing.trace import (
-    TracedStep,
-    gradients_at,
-    releasing,
-    trained_inputs,
-    values_of_outputs,
-)
+from hybridremat.graph.tracing.trace import TracedStep, gradients_at, releasing, values_of_outputs
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
-from hybridremat.planning.breaks.sharding import Sharding, Trained
+from hybridremat.planning.breaks.sharding import Sharding
 from hybridremat.planning.breaks.unread import OutputUse
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.context import PlanContext
@@ -216,30 +209,6 @@ class Survey:
         """By fingerprint, the values of outputs that are gone on this path when their backward runs."""
         return {key: step.graph.released_outputs for key, step in self.traced.items()}
 
-    def trained(self, units: Mapping[str, nn.Module]) -> Trained:
-        """What the path that was run last makes gradients of."""
-        same = _Counterparts(units)
-        gradients, late = dict.fromkeys(self.order, 0), set[str]()
-        first: dict[int, int] = {}  # the call in which a parameter is used first
-        for graph, unit, call in zip(self.ran, self.units, self.calls, strict=True):
-            step = self.traced[graph.key]
-            places = trained_inputs(step)
-            for place in places & graph.parameters.keys():
-                first.setdefault(same.of(graph.parameters[place], unit), call)
-            made = gradients_at(step, graph.parameters)
-            gradients[graph.key] = sum(step.graph.values[value].bytes for value in made)
-            if places <= graph.parameters.keys():
-                late.add(graph.key)
-        ends = set(first.values())
-        return Trained(
-            frozenset(self.leaves | first.keys()),
-            gradients,
-            frozenset(late),
-            tuple(self.calls),
-            tuple(call in ends for call in self.calls),
-            tuple(ending is not None for ending in self.breaks),
-        )
-
     @property
     def order(self) -> list[str]:
         """Fingerprints in the order in which the graphs ran; empty for those that have not been traced."""
@@ -371,24 +340,6 @@ class Survey:
         """Whether the step is anything but one graph; a break before the first one is after none."""
         several = bool(self.context.settings.units) or self.broken or len(self.ran) > 1
         return several or any(ending is not None for ending in self.breaks)
-
-
-class _Counterparts:
-    """Which parameter of a unit is that of another one, whose capture it shares."""
-
-    def __init__(self, units: Mapping[str, nn.Module]) -> None:
-        self._numbers = {name: [id(each) for each in unit.parameters()] for name, unit in units.items()}
-        self._names: dict[int, list[str]] = {}
-        for name, numbers in self._numbers.items():
-            for number in numbers:
-                self._names.setdefault(number, []).append(name)
-
-    def of(self, number: int, unit: str) -> int:
-        """The identity of a unit's parameter, for that of the parameter with which its graph was captured."""
-        names = self._names.get(number, [])
-        if not unit or not names or unit in names:
-            return number
-        return self._numbers[unit][self._numbers[names[0]].index(number)]
 
 
 def path_frontier(
