@@ -19,8 +19,8 @@ from support.training import small
 MOVED = Version(torch.__version__) >= Version("2.13")
 """Whether collectives of the fake process group fill what they return: else there is nothing to compare."""
 
-COUNTED = ("images, 100%", "breaks, 70%")
-"""Where more is counted than there is: outputs of convolutions, and gradients that code between takes."""
+COUNTED = ("images, 100%", "breaks, 70%", "tokens, 1%")
+"""Where more is counted than there is: outputs of units, and gradients that code between takes."""
 
 
 def names(cases):
@@ -48,8 +48,8 @@ def other_ranks(tmp_path_factory):
 
 
 def require_exact(name, made):
-    if name not in COUNTED:
-        assert set(made["peaks"]) == {made["predicted"]}
+    (peak,) = set(made["peaks"])  # of the first step too, which captures its graphs
+    assert name in COUNTED or peak == made["predicted"]
     assert max(made["peaks"]) <= made["predicted"] <= made["limit"]
     assert made["same plan"]
 

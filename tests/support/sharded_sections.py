@@ -105,7 +105,6 @@ EXACT = {
     "uneven": case(Uneven),
     "frozen": case(frozen),
     "unused": case(lambda: Uneven(unused=90)),
-    "without parameters": case(without_parameters),
     "embedded": case(Embedded),
     "kept": case(Uneven, **KEPT),
     "embedded, kept": case(Embedded, **KEPT),
@@ -136,6 +135,7 @@ class Disabled(Uneven):
 
 
 COUNTED = {
+    "without parameters": case(without_parameters),
     "tower": case(Tower),
     "broken": case(lambda: Uneven(broken=True)),
     "broken, kept": case(lambda: Uneven(broken=True), **KEPT),
@@ -145,7 +145,7 @@ COUNTED = {
     "in a row, kept": case(lambda: Uneven((0, 1, 1, 3, 3, 3, 2, 4)), **KEPT),
     "broken in a row": case(lambda: Uneven((1, 1, 3, 3, 2), broken=True)),
 }
-"""Where a call cannot be told from a graph of a unit that breaks, and where gradients are added up."""
+"""Where more is counted than there is: outputs inside and between units, gradients that are added up."""
 EVERY = {**EXACT, **COUNTED}
 
 
@@ -256,7 +256,7 @@ def _levels(composition: StepComposition) -> Iterator[tuple[tuple[str, str], int
             yield ("reduce", ""), backward
         elif section.part is not None or section.beside_forward:
             continue
-        elif follows:
+        elif follows and (section.forward_peak or not sections[place - 1].unit):
             yield ("gather", follows), forward
             yield ("reduce", follows), backward
         else:
