@@ -72,7 +72,6 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.partitioners import (
     _extract_fwd_bwd_modules,
     force_save_bw_mutation_src,
-    force_save_collectives,
     force_save_effectful_ops,
 )
 from torch._guards import TracingContext, detect_fake_mode
@@ -183,7 +182,6 @@ __all__ = [
     "failures_unlogged",
     "fake_on_meta",
     "force_save_bw_mutation_src",
-    "force_save_collectives",
     "force_save_effectful_ops",
     "forget_code_of",
     "free_unbacked_symbols",

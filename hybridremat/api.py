@@ -19,7 +19,12 @@ from hybridremat.planning.settings import (
     settings_of,
 )
 from hybridremat.planning.step_costs import warn_beyond
-from hybridremat.runtime.prepare import make_planned_call, model_frontier, require_planned_call
+from hybridremat.runtime.prepare import (
+    make_planned_call,
+    model_frontier,
+    prepare_shape,
+    require_planned_call,
+)
 
 if TYPE_CHECKING:
     from hybridremat.analysis.frontier import Frontier
@@ -102,6 +107,10 @@ def wrap(
         step for all sizes of the dimensions that differ, if PyTorch can. ``True``: the first does so, for all
         sizes that it can, or a CaptureError says why it cannot. Compiled steps and several graphs are
         captured for each shape.
+    gathers
+        **Collectives.** ``"keep"``: each runs once. ``"plan"``: what is gathered from ranks in the graph
+        (parameters in parts, activations along a sequence) may be dropped and gathered again in the
+        backward. All ranks then run one plan, and have inputs of one shape at a time.
     compiler
         **What runs the step.** ``"eager"``: kernels op by op, with the same bits as plain PyTorch.
         ``"inductor"``: PyTorch's compiler fuses kernels; numbers are then as near to the plain ones as
@@ -162,7 +171,7 @@ def wrap(
         **Several processes.** If a process group of ``torch.distributed`` is up, every rank has to call this
         (it is a collective of the default group): ranks with equal steps share one plan, made by the first of
         them, and an error on one rank is raised on all. False: this rank wraps alone. New input shapes in
-        training, and :func:`prepare`, never wait for other ranks.
+        training, and :func:`prepare`, never wait for other ranks, but with ``gathers="plan"``.
 
     Returns
     -------
@@ -312,9 +321,7 @@ def prepare(
     require_matching_inputs(model, args, {} if kwargs is None else kwargs)
     if sizes is not None:
         return call.curve(args, {} if kwargs is None else kwargs, sizes)
-    made = call.prepare(args, {} if kwargs is None else kwargs)
-    assert made is not None
-    return made
+    return prepare_shape(call, args, {} if kwargs is None else kwargs)
 
 
 def get_plan(model: nn.Module) -> Plan:

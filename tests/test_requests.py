@@ -31,6 +31,7 @@ OTHER = {
     "graph_breaks": "plan",
     "units": ("layers.*",),
     "fsdp": Fsdp(8, param_dtype="bfloat16", reduce_dtype="float32", reshard_after_forward=False),
+    "gathers": "plan",
     "reckoning": "what is left",
     "granted": 77,
     "device_spec": DEVICE_SPECS["h200"],

@@ -16,7 +16,7 @@ from torch import fx
 from hybridremat.graph.joint import Value
 from hybridremat.graph.private_torch import OpOverload, free_unbacked_symbols
 from hybridremat.graph.tracing.fusion import NO_FUSION, Fusion
-from hybridremat.graph.tracing.fx_nodes import is_mutation, source_line, storage_bytes, tensors
+from hybridremat.graph.tracing.fx_nodes import is_mutation, is_wait, source_line, storage_bytes, tensors
 
 
 class TraceError(ValueError):
@@ -83,6 +83,8 @@ class AliasAnalysis:
         inputs = self.input_values(node)
         if not outputs:
             return False
+        if is_wait(node):  # as its schema does not say
+            return True
         known = [self.storages.get(self._key(tensor)) for tensor in outputs]
         if all(value is not None for value in known):
             return set(known) <= set(inputs)

@@ -159,6 +159,16 @@ def is_collective(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target.namespace == "_c10d_functional"
 
 
+def is_wait(node: fx.Node) -> bool:
+    """Whether the node waits for a collective: it returns what it was given, and may run again."""
+    return is_collective(node) and "wait_tensor" in str(node.target)
+
+
+def is_gather(node: fx.Node) -> bool:
+    """Whether the node gathers what ranks hold parts of: it computes nothing."""
+    return is_collective(node) and "all_gather_into_tensor" in str(node.target)
+
+
 def is_scalar(node: fx.Node) -> bool:
     """Whether the node is a 0-dimensional tensor (a loss)."""
     value = node.meta.get("val")

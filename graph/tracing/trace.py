@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import torch
@@ -22,7 +22,6 @@ from hybridremat.graph.private_torch import (
     CheckpointPolicy,
     HigherOrderOperator,
     force_save_bw_mutation_src,
-    force_save_collectives,
     force_save_effectful_ops,
     input_gradients,
     overwritten_inputs,
@@ -36,6 +35,8 @@ from hybridremat.graph.tracing.fusion import NO_FUSION, Fusion, FusionRules, fin
 from hybridremat.graph.tracing.fx_nodes import (
     ignored_statistics,
     is_check,
+    is_collective,
+    is_gather,
     is_mutation,
     is_random,
     is_scalar,
@@ -112,6 +113,12 @@ class TracedStep:
         return deliveries_by_input(self.module, self.graph)
 
     @property
+    def gathered_again(self) -> frozenset[fx.Node]:
+        """The gathers that may run more than once."""
+        pairs = zip(self.graph.ops, self.op_nodes, strict=True)
+        return frozenset(node for op, node in pairs if op.recomputable and is_gather(node))
+
+    @property
     def op_of(self) -> dict[fx.Node, int]:
         """Call node → op id."""
         return {node: op for op, node in enumerate(self.op_nodes)}
@@ -139,7 +146,6 @@ def prepare_joint_graph(
     if real is not None:
         correct_layouts(module, real)
     copy_shared_gradients(module)
-    force_save_collectives(module)
     force_save_effectful_ops(module)
     force_save_bw_mutation_src(module)
     originals = NOT_REWRITTEN if rewriting is None else rewriting(module, num_outputs)
@@ -170,8 +176,10 @@ def _mutated_values(groups: AliasAnalysis, module: fx.GraphModule) -> set[int]:
     return {v for n in writes for v in groups.node_values[n]}
 
 
-def _runs_once(groups: AliasAnalysis, node: fx.Node, mutated: set[int]) -> bool:
+def _runs_once(groups: AliasAnalysis, node: fx.Node, mutated: set[int], *, regather: bool) -> bool:
     """Whether a second run of the node would be wrong, or is forbidden."""
+    if is_collective(node) and not (regather and is_gather(node)):
+        return True
     if is_mutation(node) or is_check(node) or node.target is with_effects or node in groups.fusion.once:
         return True
     if isinstance(node.target, HigherOrderOperator):
@@ -204,11 +212,13 @@ def _refuse_branches(nodes: Iterable[fx.Node]) -> None:
             )
 
 
-def _make_op(groups: AliasAnalysis, index: int, needed: set[fx.Node], mutated: set[int]) -> Op:
+def _make_op(
+    groups: AliasAnalysis, index: int, needed: set[fx.Node], runs_once: Callable[[fx.Node], bool]
+) -> Op:
     node = groups.op_nodes[index]
     reads = groups.input_values(node)
     writes = () if is_mutation(node) else groups.node_values[node]
-    once, random = _runs_once(groups, node, mutated), is_random(node)
+    once, random = runs_once(node), is_random(node)
     if groups.backward[node]:
         phase = Phase.BACKWARD
     elif node in needed or once or random:
@@ -341,6 +351,7 @@ def trace_joint(
     rewriting: Rewriting | None = None,
     real: RealResults | None = None,
     merged: bool = False,
+    regather: bool = False,
 ) -> TracedStep:
     """Read a joint graph.
 
@@ -366,6 +377,9 @@ def trace_joint(
     merged
         Whether its common subexpressions have been merged, and no others may be: at these sizes calls can be
         equal that are not at others.
+    regather
+        Whether what ranks hold parts of may be gathered again in the backward, by all of them. Other
+        collectives run once.
 
     Raises
     ------
@@ -387,13 +401,10 @@ def trace_joint(
     gradients = [node for node in outputs[num_outputs:] if node is not None]
     mutations = [n for n in groups.op_nodes if is_mutation(n) and not groups.backward[n]]
     mutated = _mutated_values(groups, module)
-    once = [
-        n
-        for n in groups.op_nodes
-        if not groups.backward[n] and (is_random(n) or _runs_once(groups, n, mutated))
-    ]
+    runs_once = partial(_runs_once, groups, mutated=mutated, regather=regather)
+    once = [n for n in groups.op_nodes if not groups.backward[n] and (is_random(n) or runs_once(n))]
     needed = _ancestors([*forward, *mutations, *once])
-    ops = tuple(_make_op(groups, index, needed, mutated) for index in range(len(groups.op_nodes)))
+    ops = tuple(_make_op(groups, index, needed, runs_once) for index in range(len(groups.op_nodes)))
     held = [n for n in forward if hold_outputs or is_scalar(n)]
     deliveries = _deliveries(groups, module, outputs, num_outputs, leaving or {})
     leave = {each.gradient for each in deliveries}

@@ -7,7 +7,9 @@ the step it is. The emitted graphs are read the same way, and must
 - make every forward output, every gradient, every in-place update and every assert as the same term, updates
   and asserts once and in the forward only;
 - draw random numbers in the joint graph's order, and otherwise only replay them;
-- run each collective once, in the joint graph's order: so all ranks meet, whatever their plans are;
+- run each collective once, in the joint graph's order: so all ranks meet, whatever their plans are. Only
+  gathers may run again, if the request leaves them to the plan: then all ranks have the same. To wait for
+  one again does nothing;
 - read no buffer after it has been overwritten (:mod:`hybridremat.compiler.buffer_hazards`);
 - hand out early exactly the gradients that the joint graph says, once, and read neither these nor their
   parameters afterwards (:mod:`hybridremat.compiler.deliveries`);
@@ -39,7 +41,14 @@ from hybridremat.graph.joint import Phase
 from hybridremat.graph.private_torch import OpOverload, run_and_save_rng_state
 from hybridremat.graph.rewrites import stands_for
 from hybridremat.graph.rewrites.rewrite import Call
-from hybridremat.graph.tracing.fx_nodes import is_check, is_collective, is_mutation, is_random, joint_outputs
+from hybridremat.graph.tracing.fx_nodes import (
+    is_check,
+    is_collective,
+    is_mutation,
+    is_random,
+    is_wait,
+    joint_outputs,
+)
 from hybridremat.graph.tracing.size_expressions import size_of
 from hybridremat.graph.tracing.symbolic_calls import Symbol
 from hybridremat.graph.tracing.trace import TracedStep
@@ -102,7 +111,7 @@ class _Reader:
             self.term[node] = self._draw(self._key(call)) if draws else self.terms.of(*self._key(call))
             if call.target is node.target and (is_mutation(node) or is_check(node)):
                 self.updates[self.term[node]] += 1
-            if is_collective(node):
+            if is_collective(node) and not is_wait(node):
                 self.collectives.append(self.term[node])
 
     def _drawn_call(self, target: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Key:
@@ -193,6 +202,12 @@ def _check_updates(step: TracedStep, joint: _Reader, forward: _Reader, backward:
         raise check_error("an in-place update or an assert is missing, repeated or different")
 
 
+def _check_collectives(step: TracedStep, joint: _Reader, ran: list[Term]) -> None:
+    again = {joint.term[node] for node in step.gathered_again}
+    if [term for term in ran if term not in again] != [t for t in joint.collectives if t not in again]:
+        raise check_error("collectives do not run once each, in the joint graph's order")
+
+
 def _check_distinct_outputs(step: TracedStep, forward: fx.GraphModule) -> None:
     """Outputs with equal terms must be distinct tensors: the caller may change one in place."""
     joint_of: dict[fx.Node, fx.Node] = {}
@@ -258,8 +273,7 @@ def proven(step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule) 
         if before.outputs(original, 0, None) != joint.outputs(step.module, 0, None):
             raise check_error("ops were made one that do not compute the same")
     second = _read_backward(backward, first, first.outputs(forward, count, None))
-    if first.collectives + second.collectives != joint.collectives:
-        raise check_error("collectives do not run once each, in the joint graph's order")
+    _check_collectives(step, joint, first.collectives + second.collectives)
     if first.outputs(forward, 0, count) != joint.outputs(step.module, 0, count):
         raise check_error("a forward output is not computed as in the joint graph")
     _check_distinct_outputs(step, forward)

@@ -22,6 +22,7 @@ from hybridremat.errors import EarlyGradientError, KeptGradientWarning
 from hybridremat.graph.private_torch import (
     hooks_before_and_after,
     inside_distributed_data_parallel,
+    is_traceable_wrapper_subclass,
     will_run_in_this_backward,
 )
 from hybridremat.units import format_bytes
@@ -67,7 +68,17 @@ def leaving_inputs(inputs: Sequence[object], known: Mapping[int, int] | None = N
 
     ``known``: by identity of the parameter, the workspace as it was before a trial run took the hooks off.
     Not those that share memory with another input: what changes one would change what the other is read for.
+
+    Raises
+    ------
+    EarlyGradientError
+        For inputs that are made of others (a DTensor): their gradients exist only once these are together.
     """
+    if split := [value for value in inputs if is_traceable_wrapper_subclass(value)]:
+        raise EarlyGradientError(
+            'gradients="in_backward" takes gradients out of the graph, where that of a '
+            f"{type(split[0]).__name__} is in parts: leave gradients= out for a model whose tensors are split"
+        )
     shared = Counter(_address(value) for value in inputs if isinstance(value, Tensor))
     return {
         index: (known or {}).get(id(original(value)), hook_workspace(value))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from hybridremat.planning.disk_cache import DiskCache
 from hybridremat.planning.plan import Plan
@@ -13,6 +15,9 @@ from hybridremat.planning.rank_agreement import RankAgreement
 from hybridremat.planning.ranks import ALONE, Ranks
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.origin import Origin
+
+if TYPE_CHECKING:
+    from hybridremat.graph.costs.collectives import GatherRate
 
 
 @dataclass(frozen=True)
@@ -50,16 +55,21 @@ class PlanContext:
 
     @staticmethod
     def of(
-        settings: Settings, *, given: Plan | None = None, ranks: Ranks = ALONE, build: bool = True
+        settings: Settings,
+        *,
+        given: Plan | None = None,
+        ranks: Ranks = ALONE,
+        build: bool = True,
+        gathers: Mapping[str, GatherRate] | None = None,
     ) -> PlanContext:
-        """The context of a model that has no plans yet."""
+        """The context of a model that has no plans yet; ``gathers``: see :class:`RankAgreement`."""
         store = PlanStore(settings.max_plans)
         if given is not None and given.coverage is not None:
             store.granted = given.asked_limit or 0
         return PlanContext(
             settings,
             store,
-            RankAgreement(settings, ranks),
+            RankAgreement(settings, ranks, gathers),
             plans_on_disk(settings),
             given,
             build=build,

@@ -116,7 +116,7 @@ def _choice(context: PlanContext) -> Choose:
 class PlannedPartition:
     """A partitioner (``compiler/backend.py``) that emits the schedule that ``choose`` returns.
 
-    ``inductor`` compiles the two graphs; None: they run op by op. ``rewriting``: see
+    ``inductor`` compiles the two graphs; None: they run op by op. ``rewriting``, ``regather``: see
     :func:`~hybridremat.graph.tracing.trace.trace_joint`. ``alone``: whether the step is one graph, so that
     other schedules may take turns with the one that is chosen.
     """
@@ -128,8 +128,10 @@ class PlannedPartition:
         rewriting: Rewriting | None = None,
         *,
         alone: bool = False,
+        regather: bool = False,
     ) -> None:
         self.choose, self.inductor, self.rewriting, self.alone = choose, inductor, rewriting, alone
+        self._regather = regather
         self._trials = LayoutTrials()  # kept, as a capture in the first step must not run kernels beside it
 
     def split(
@@ -184,6 +186,7 @@ class PlannedPartition:
                 leaving=leaving,
                 rewriting=self.rewriting,
                 real=self._trials if self.inductor is None else None,
+                regather=self._regather,
             )
         step: TracedStep = joint.meta[_TRACED]
         return step
@@ -271,7 +274,8 @@ def partition_for(settings: Settings, choose: Choose, *, several: bool = False) 
         from hybridremat.planning.lowered_judge import inductor_for
 
         inductor = inductor_for(settings)
-    return PlannedPartition(choose, inductor, rewriting_of(settings, several=several), alone=not several)
+    rewriting, regather = rewriting_of(settings, several=several), settings.gathers == "plan"
+    return PlannedPartition(choose, inductor, rewriting, alone=not several, regather=regather)
 
 
 def rewriting_of(settings: Settings, *, several: bool = False) -> JointRewrites | None:

@@ -26,6 +26,7 @@ from hybridremat.planning.known_plans import keep_plan, known_plan
 from hybridremat.planning.option_cache import OPTIONS, OptionCache, options_on_disk
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import Progress, Stopwatch, Timings, no_progress
+from hybridremat.planning.rank_agreement import require_planned_together
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.stages import forward_frontier, plain_point, segment_graph, solve_options
 from hybridremat.planning.step_costs import costed, kernel_store, note_checkpointing
@@ -66,8 +67,10 @@ def choose_schedule(traced: TracedStep, context: PlanContext) -> Chosen:
     if ready is not None and ready.details is not None:
         plan = ready
     else:
+        if context.build:
+            require_planned_together(context.settings, context.agreement)
         step, timings = costed(step, context)
-        if (led := context.agreement.plan_of_leader()) is not None:
+        if (led := context.agreement.plan_of_leader(step.graph)) is not None:
             plan = led
         else:
             plan = ready or make_plan(step, timings, context)

@@ -9,24 +9,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import distributed
+
+from hybridremat.errors import ModelError
+from hybridremat.graph.costs.collectives import GatherRate
 from hybridremat.graph.joint import JointGraph, Op, Variant
+from hybridremat.graph.tracing.signature import edges_text, fingerprint_of
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.plan import Plan
-from hybridremat.planning.ranks import RankGroup, Ranks
+from hybridremat.planning.ranks import ALONE, RankGroup, Ranks
 from hybridremat.planning.settings import Settings
 
 
 def plan_digest(plan: Plan) -> str:
-    """A hash of a plan without the seconds that it took."""
-    data = plan.to_dict()
-    del data["checksum"]
-    for part in (data, *data.get("parts", ())):
-        del part["timings"]
-    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+    """A hash of what a plan runs: its ops, in which order, and what they write over."""
+    runs = [(part.schedule, part.details and run_key(part.details.graph)) for part in plan.parts or (plan,)]
+    return hashlib.sha256(repr(runs).encode()).hexdigest()
+
+
+def run_key(graph: JointGraph) -> str:
+    """A hash of ops, edges and sizes: what schedules of a graph depend on.
+
+    Constants are not in it, nor where a tensor begins in its storage: ranks take different rows of one.
+    """
+    return fingerprint_of(graph, (op.target for op in graph.ops), map(edges_text, graph.ops))
 
 
 class RankAgreement:
@@ -34,11 +46,19 @@ class RankAgreement:
 
     A step that is traced again later, alone, uses the memory figures that were agreed on, and so gets the
     same plan.
+
+    Attributes
+    ----------
+    gathers
+        What gathers take in each group of ranks, as far as it was measured.
     """
 
-    def __init__(self, settings: Settings, ranks: Ranks) -> None:
+    def __init__(
+        self, settings: Settings, ranks: Ranks, gathers: Mapping[str, GatherRate] | None = None
+    ) -> None:
         self._settings = settings
         self._ranks = ranks
+        self.gathers = gathers or {}
         self._group = RankGroup(())
         self._agreed: dict[str, tuple[str, ...]] = {}
 
@@ -46,6 +66,15 @@ class RankAgreement:
     def alone(self) -> bool:
         """Whether no other rank takes part now."""
         return self._ranks.alone
+
+    @contextmanager
+    def among(self, ranks: Ranks) -> Iterator[None]:
+        """Share with ``ranks`` inside."""
+        self._ranks = ranks
+        try:
+            yield
+        finally:
+            self._ranks = ALONE
 
     def on_memory(self, traced: TracedStep, measured: TracedStep) -> TracedStep:
         """The step with the maximum over the ranks for the bytes of each kernel and value.
@@ -71,11 +100,18 @@ class RankAgreement:
 
         return self._group.from_leader(measure, write, read)
 
-    def plan_of_leader(self) -> Plan | None:
-        """The plan that the first rank makes; None on that rank, and for a process alone."""
+    def plan_of_leader(self, graph: JointGraph) -> Plan | None:
+        """The plan of ``graph`` that the first rank makes; None on that rank, and for a process alone."""
         from hybridremat.plans.codec import plan_from_dict
 
-        return plan_from_dict(json.loads(self._group.heard()), Plan) if self._group.follows else None
+        if not self._group.follows:
+            return None
+        plan = plan_from_dict(json.loads(self._group.heard()), Plan)
+        if plan.details is None or plan.fingerprint == graph.fingerprint:
+            return plan
+        own = replace(plan.details.graph, fingerprint=graph.fingerprint)
+        details = replace(plan.details, chain=replace(plan.details.chain, graph=own))
+        return replace(plan, fingerprint=graph.fingerprint, details=details)
 
     def tell(self, plan: Plan) -> None:
         """Tell the others the plan that this rank, the first, has made."""
@@ -85,7 +121,52 @@ class RankAgreement:
     def _key(self, traced: TracedStep) -> str:
         """A hash of a traced step and of the settings that decide on its plan."""
         request = repr(self._settings.request())
-        return hashlib.sha256((traced.graph.fingerprint + request).encode()).hexdigest()
+        return hashlib.sha256((run_key(traced.graph) + request).encode()).hexdigest()
+
+
+def needs_one_plan(settings: Settings) -> bool:
+    """Whether ranks, if there are several, have to run the same plan at the same time."""
+    if settings.gathers != "plan" or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    return distributed.get_world_size() > 1 and distributed.get_backend() != "fake"
+
+
+def require_planned_together(settings: Settings, agreement: RankAgreement) -> None:
+    """Refuse to make a plan on this rank alone.
+
+    Raises
+    ------
+    ModelError
+        If ranks have to run the same plan, and no other one takes part.
+    """
+    if needs_one_plan(settings) and agreement.alone:
+        raise ModelError(
+            'gathers="plan" lets the plan say when ranks gather, so all of them have to run the same one. '
+            "This step would be planned on one rank alone (its shape is new, what its forward reads has "
+            "changed, or across_ranks=False); it has not run. Call hybridremat.wrap or hybridremat.prepare "
+            'with inputs of each shape on all ranks, before training, or leave gathers="keep"'
+        )
+
+
+def require_same_step(fingerprint: str | None, device: str) -> None:
+    """Refuse a step if other ranks are about to run another one: all ranks call it together.
+
+    ``fingerprint`` is that of its plan; None: it has none yet.
+
+    Raises
+    ------
+    ModelError
+        On all ranks.
+    """
+    number = int(hashlib.sha256(str(fingerprint).encode()).hexdigest()[:15], 16)
+    bounds = torch.tensor([number, -number], device=device)
+    distributed.all_reduce(bounds, op=distributed.ReduceOp.MAX)
+    most, least = bounds.tolist()
+    if most != -least:
+        raise ModelError(
+            'ranks were given inputs of different shapes, and with gathers="plan" all of them run one plan '
+            'at a time; the step has not run. Give all ranks inputs of one shape, or wrap with gathers="keep"'
+        )
 
 
 def _memory_text(graph: JointGraph) -> str:

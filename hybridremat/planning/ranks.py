@@ -135,8 +135,14 @@ class Ranks:
             raise _error(messages[failed], failed, self._call)
         return messages
 
-    def finish(self, digest: Callable[[], str]) -> None:
-        """Wait until every rank is done; ``digest`` is that of this rank's plan. Each is then alone."""
+    def finish(self, digest: Callable[[], str], *, one_plan: bool = False) -> None:
+        """Wait until every rank is done; ``digest`` is that of this rank's plan. Each is then alone.
+
+        Raises
+        ------
+        RankError
+            If ranks have different plans, and ``one_plan`` is needed.
+        """
         plan = "" if self.alone else digest()
         while not self.alone:
             messages = self.exchange(_Message("done", plan))
@@ -144,6 +150,8 @@ class Ranks:
                 self._over = self._finished = True
                 self._store = None  # it must not outlive the process group
                 plans = {sent.key for sent in messages}
+                if len(plans) > 1 and one_plan:
+                    raise errors.RankError(_NOT_ONE_PLAN.format(size=self.size, plans=len(plans)))
                 if len(plans) > 1 and self.rank == 0:
                     logger.warning(_MANY_PLANS, self.size, len(plans))
 
@@ -198,6 +206,13 @@ _BROKEN = (
 _MANY_PLANS = (
     "the %d ranks run %d different plans: their models, sample inputs or requests differ. Each keeps its "
     "own limit; pass sample inputs of one shape on all ranks to have one plan, made once."
+)
+_NOT_ONE_PLAN = (
+    'gathers="plan" needs one plan for all ranks, and the {size} ranks made {plans} different ones: their '
+    "models, sample inputs or requests differ, or they hold unequal parts of a parameter (101 rows on 2 "
+    "ranks), which makes their graphs differ. Nothing has changed. Give all of them sample inputs of one "
+    "shape and equal parts (pad the parameter, or split another dimension of it), or leave "
+    'gathers="keep".'
 )
 
 

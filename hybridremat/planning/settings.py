@@ -22,6 +22,7 @@ from hybridremat.plans.request import (
     AnyDevice,
     AnyFsdp,
     Compiler,
+    Gathers,
     Gradients,
     GradOutputs,
     GraphBreaks,
@@ -50,6 +51,7 @@ class CommonSettings(TypedDict, total=False):
     graph_breaks: GraphBreaks
     units: str | Sequence[str]
     fsdp: AnyFsdp
+    gathers: Gathers
     strategy: StrategyName
     block_solver: BlockSolver
     planning_budget: float | str | None
@@ -200,7 +202,7 @@ class Settings(Request):
 
     def one_capture_refused(self) -> str:
         """The setting for which each input shape is captured by itself; empty if there is none."""
-        each = ('compiler="inductor"', 'graph_breaks="plan"', "units", "device_spec")
+        each = ('compiler="inductor"', 'graph_breaks="plan"', "units", "device_spec", 'gathers="plan"')
         return next(filter(None, map(self._given, each)), "")
 
     def _given(self, setting: str) -> str:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from hybridremat.errors import DeviceMemoryWarning
-from hybridremat.graph.costs.cost_models import ProfileCost, with_footprints, with_times
+from hybridremat.graph.costs.collectives import GatherRate, with_gather_times
+from hybridremat.graph.costs.cost_models import ProfileCost, device_rates, with_footprints, with_times
 from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import device_of
@@ -35,13 +36,20 @@ def with_costs(
         from hybridremat.graph.costs.spec_costs import sized_for
 
         step = with_times(sized_for(step, spec), model, KernelStore(), lambda *_: None)
+        if settings.gathers == "plan":
+            step = with_gather_times(step, {}, GatherRate.of(spec.call_ns, spec.host_in))
         return step, {"costs": time.perf_counter() - started}
     store = kernel_store(step, settings)
     step = agreement.on_memory(step, _with_memory(step, settings, store, progress))
 
     def timed() -> TracedStep:
         made = with_times(step, model, store, lambda done, total: progress("timing kernels", done, total))
-        return with_rewrite_times(made, store) if model.name == "profile" else made
+        if model.name != "profile":
+            return made
+        if settings.gathers == "plan":
+            here = device_rates(device_of(step.op_nodes))
+            made = with_gather_times(made, agreement.gathers, GatherRate.of(here.call_ns, here.bytes))
+        return with_rewrite_times(made, store)
 
     step = agreement.on_times(step, timed)
     store.save()

@@ -19,6 +19,7 @@ from hybridremat.units import parse_bytes
 
 GradOutputs = Literal["auto", "all"]
 OnInfeasible = Literal["error", "least"]
+Gathers = Literal["keep", "plan"]
 GraphBreaks = Literal["auto", "error", "plan"]
 Compiler = Literal["eager", "inductor"]
 Rewrites = Literal["exact", "chunked", "none"]
@@ -73,6 +74,7 @@ class Request:
     graph_breaks: GraphBreaks = field(default="auto", metadata=_FOLLOWS)
     units: tuple[str, ...] = field(default=(), metadata=_SAME)
     fsdp: AnyFsdp = field(default=None, metadata=_SAME)
+    gathers: Gathers = field(default="keep", metadata=_SAME)
     reckoning: str = field(default="", metadata=_FOLLOWS)
     granted: int = 0
     device_spec: AnyDevice = None

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.backend import Backend, CapturedGraph, SurveyNeededError
-from hybridremat.compiler.capture import SLOT, no_backward, translated_errors
+from hybridremat.compiler.capture import SLOT, model_device, no_backward, translated_errors
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
@@ -31,6 +31,11 @@ from hybridremat.planning.input_keys import conditions, input_key, shape_text
 from hybridremat.planning.pipeline import Step, at_step, backend_for, plan_step
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import say
+from hybridremat.planning.rank_agreement import (
+    needs_one_plan,
+    require_planned_together,
+    require_same_step,
+)
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.sizes import require_several
 from hybridremat.runtime.in_flight import ForwardsInFlight
@@ -183,6 +188,9 @@ class PlannedCall:
             require_sharded_as_planned(self.model, self._units, planned, again=again)
         self._sharded_as_planned = True
         with self._one_path:
+            if len(self._steps) > 1 and needs_one_plan(self.context.settings):
+                known = self._steps.get(self._key(args, kwargs))
+                require_same_step(None if known is None else known.fingerprint, model_device(self.model))
             step = self._step(args, kwargs)
             if held:
                 step = self._with_room(step, args, kwargs, held)
@@ -360,6 +368,8 @@ class PlannedCall:
 
     def _require_whole(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse to plan a step whose parameters are sharded by now: ranks would wait for one another."""
+        if self.context.build:
+            require_planned_together(self.context.settings, self.context.agreement)
         if not self._may_be_sharded:
             return
         from hybridremat.graph.private_fsdp import is_sharded

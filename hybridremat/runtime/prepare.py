@@ -14,6 +14,7 @@ from hybridremat.compiler.capture import SLOT, no_backward
 from hybridremat.compiler.model_checks import require_capturable, require_matching_inputs, require_trainable
 from hybridremat.compiler.unread_memory import on_unread_memory, require_memory
 from hybridremat.errors import CaptureError, LimitError, ModelError, PolicyError
+from hybridremat.graph.costs.collectives import measured_gathers
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.interrupts import prompt_interrupts
@@ -26,7 +27,7 @@ from hybridremat.planning.pipeline import backend_for, plan_step
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.planner import step_frontier
 from hybridremat.planning.progress import planning_progress
-from hybridremat.planning.rank_agreement import plan_digest
+from hybridremat.planning.rank_agreement import needs_one_plan, plan_digest
 from hybridremat.planning.ranks import rendezvous
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_costs import costed
@@ -84,12 +85,32 @@ def make_planned_call(
             settings = with_auto_limit(settings, model)
         settings = settings.validated(need_limit=True)
         model, args, kwargs = with_memory(model, args, {} if kwargs is None else kwargs, settings)
-        context = PlanContext.of(settings, given=given, ranks=ranks, build=build)
+        rates = None
+        if settings.gathers == "plan" and settings.costs().name == "profile" and not ranks.alone:
+            rates = measured_gathers(model)
+        context = PlanContext.of(settings, given=given, ranks=ranks, build=build, gathers=rates)
         call = _new_call(model, context, progress=progress)
         require_matching_inputs(model, args, kwargs)
         made = call.prepare(args, kwargs)
-        ranks.finish(lambda: plan_digest(made) if made is not None else "")
+        one_plan = needs_one_plan(settings)
+        ranks.finish(lambda: plan_digest(made) if made is not None else "", one_plan=one_plan)
     return call
+
+
+def prepare_shape(call: PlannedCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
+    """Plan a wrapped model for one more input shape: on all ranks together where they need one plan.
+
+    Raises
+    ------
+    HybridRematError
+        As :func:`hybridremat.prepare`.
+    """
+    agreement, one_plan = call.context.agreement, needs_one_plan(call.context.settings)
+    with rendezvous(one_plan, "prepare") as ranks, agreement.among(ranks):
+        made = call.prepare(args, kwargs)
+        assert made is not None
+        ranks.finish(partial(plan_digest, made), one_plan=one_plan)
+    return made
 
 
 @prompt_interrupts()

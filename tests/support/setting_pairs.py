@@ -36,6 +36,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "device_spec": {"device_spec": "h100"},
     "units": {"units": ("first", "second")},
     "fsdp": {"fsdp": 2, "units": ("first", "second")},
+    'gathers="plan"': {"gathers": "plan"},
     "offload": {"offload": f"file:{gettempdir()}", "memory_limit": "60%"},
 }
 """A value of each setting that is not its default; where ``memory_limit`` is not among them it is 90 %."""

@@ -28,6 +28,7 @@ from hybridremat.compiler.units import find_units
 from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.garbage import without_collection
 from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.tracing.trace import TracedStep
 from support.training import traced
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False, "cache": False}
@@ -310,13 +311,13 @@ class FeedForward(nn.Module):
 
 
 class Split(nn.Module):
-    """Three of them with a loss."""
+    """Three of them with a loss; as many ``words``."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int) -> None:
         super().__init__()
-        self.embed = nn.Embedding(101, 32)
+        self.embed = nn.Embedding(words, 32)
         self.layers = nn.ModuleList(FeedForward() for _ in range(3))
-        self.head = nn.Linear(32, 101)
+        self.head = nn.Linear(32, words)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
@@ -325,10 +326,10 @@ class Split(nn.Module):
         return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
 
 
-def split(*, sequence: bool, mesh: DeviceMesh | None = None) -> nn.Module:
+def split(*, sequence: bool, mesh: DeviceMesh | None = None, words: int = 101) -> nn.Module:
     """The model with its layers split over the ranks of a mesh, or all."""
     torch.manual_seed(0)
-    model = Split()
+    model = Split(words)
     mesh = mesh or init_device_mesh("cpu", (distributed.get_world_size(),))
     along = Shard(1) if sequence else Replicate()
     how = {
@@ -391,18 +392,20 @@ def both_ways(_: int) -> dict[str, Any]:
 def twice() -> list[str]:
     """What the checker says of emitted graphs: as they are, and with a collective that runs twice."""
     step = traced(split(sequence=False), **texts(0, 0))
-    said = []
-    for again in (False, True):
-        forward, backward = emit(step, plain_schedule(step.graph))
-        nodes = forward.graph.nodes
-        first = next(node for node in nodes if getattr(node.target, "namespace", "") == "_c10d_functional")
-        if again:
-            with forward.graph.inserting_after(first):
-                copy = forward.graph.call_function(first.target, first.args, first.kwargs)
-                copy.meta.update(first.meta)
-        try:
-            check(step, forward, backward)
-            said.append("")
-        except hybridremat.PlanError as error:
-            said.append(str(error))
-    return said
+    return [said_of(step, ""), said_of(step, "_c10d_functional")]
+
+
+def said_of(step: TracedStep, name: str) -> str:
+    """What the checker says of a plain step; with a name, the first op of it runs twice."""
+    graphs = emit(step, plain_schedule(step.graph))
+    again = (node for graph in graphs for node in graph.graph.nodes if name in str(node.target))
+    if name:
+        node = next(again)
+        with node.graph.inserting_after(node):
+            copy = node.graph.call_function(node.target, node.args, node.kwargs)
+            copy.meta.update(node.meta)
+    try:
+        check(step, *graphs)
+    except hybridremat.PlanError as error:
+        return str(error)
+    return ""

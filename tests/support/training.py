@@ -243,14 +243,14 @@ class FixedPlanner:
         self.peak = memory.peak
 
 
-def traced(model, *args, hold_outputs=False, fused=False, untried="error", **kwargs):
+def traced(model, *args, hold_outputs=False, fused=False, untried="error", regather=False, **kwargs):
     """The traced step of a model with flops costs, ``fused`` as for Inductor; nothing runs."""
     planner, inductor = FixedPlanner(untried), None
     if fused:
         from hybridremat.compiler.inductor import Inductor  # takes a second
 
         inductor = Inductor("")
-    partition = PlannedPartition(planner.choose, inductor)
+    partition = PlannedPartition(planner.choose, inductor, regather=regather)
     backend = Backend(partition, hold_outputs=hold_outputs)
     capture(model, compile_step(model, backend), backend, args, kwargs).plan()
     return planner.step
