@@ -21,19 +21,23 @@ class ShardedModule:
     ----------
     ranks
         How many ranks they are split among.
-    param_dtype, reduce_dtype
-        In which they are gathered, and their gradients reduced; None for their own.
+    param_dtype, reduce_dtype, output_dtype
+        In which they are gathered, their gradients reduced, and what it returns; None for their own.
     reshards
         Whether they are freed after the forward; None where FSDP2 decides (the model itself).
     unusual
         What else was set, of which the memory is not known; empty for nothing.
+    group
+        Identifies what is gathered together: modules of one call of ``fully_shard`` have the same.
     """
 
     ranks: int
     param_dtype: str | None
     reduce_dtype: str | None
+    output_dtype: str | None
     reshards: bool | None
     unusual: str
+    group: int
 
 
 def sharded_module(module: nn.Module) -> ShardedModule | None:
@@ -50,8 +54,10 @@ def sharded_module(module: nn.Module) -> ShardedModule | None:
         max(ranks),
         _name(policy.param_dtype),
         _name(policy.reduce_dtype),
+        _name(getattr(policy, "output_dtype", None)),
         None if state._auto_reshard_after_forward else reshards,
         unusual,
+        id(state),
     )
 
 
@@ -80,8 +86,6 @@ def _unusual(state: Any, groups: list[Any]) -> Iterator[str]:
     """What is set in another way than by default."""
     if len(groups) > 1:
         yield "a shard_placement_fn with several meshes"
-    if getattr(state._mp_policy, "output_dtype", None) is not None:
-        yield "MixedPrecisionPolicy(output_dtype=…)"
     if not state._mp_policy.cast_forward_inputs:
         yield "MixedPrecisionPolicy(cast_forward_inputs=False)"
     if state._states_to_forward_prefetch or state._states_to_backward_prefetch:

@@ -135,7 +135,13 @@ def test_two_processes_train_as_plain_fsdp_in_other_nets(name, other_ranks):
         ("kept", "reshard_after_forward=False, and was planned with True: plan it with False"),
         ("parameters away", "CPUOffloadPolicy.*not counted: leave it out"),
         ("gradients not reduced", r"set_requires_gradient_sync\(False\)"),
-        ("other shape", "has not been planned.*prepare.*before fully_shard"),
+        ("checkpointed", "'layers.1' was put into a checkpoint.*activation checkpointing off"),
+        ("no units together", r"'embed' is sharded.*'embed', 'norm', 'head', fsdp=.*tail=\('norm', 'head'\)"),
+        ("units together", r"'norm' and 'head' are sharded together.*tail=\('norm', 'head'\)"),
+        ("a tail apart", "was planned as one group, and is sharded as several"),
+        ("a tail of no units", "'heads' of tail=.* is no unit"),
+        ("a tail not in a row", "called with other units between"),
+        ("other shape", "has not been planned .tokens: shape.*prepare.*before fully_shard"),
     ],
 )
 def test_other_sharding_than_planned_is_refused_before_the_step(name, says, quick):
@@ -148,6 +154,7 @@ def test_other_sharding_than_planned_is_refused_before_the_step(name, says, quic
         ({"fsdp": 0}, "fsdp"),
         ({"fsdp": Fsdp(2, param_dtype="int8")}, "param_dtype='int8' is no dtype"),
         ({"fsdp": Fsdp(2, reshard_after_forward=2)}, "reshard_after_forward=2"),
+        ({"fsdp": Fsdp(2, tail=("norm", 3))}, "no names of units"),
         ({"fsdp": 2, "gradients": "in_backward"}, "cannot be combined"),
     ],
 )

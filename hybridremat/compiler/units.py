@@ -29,6 +29,7 @@ from hybridremat.graph.private_torch import saved_tensor_hooks_are_set, tree_map
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Dtypes = tuple[torch.dtype | None, torch.dtype | None]
 
 _FORWARD: Final = "forward"
 _SHOWN: Final = 5  # names that an error shows
@@ -102,7 +103,7 @@ def compile_units(
     *,
     shared: bool,
     rest: bool,
-    dtype: torch.dtype | None = None,
+    dtypes: Dtypes = (None, None),
 ) -> Callable[..., Any]:
     """The model's call with its units compiled by ``backend``, which takes several graphs.
 
@@ -112,12 +113,14 @@ def compile_units(
         Whether those that are alike share a capture, in which modules have the names of the first.
     rest
         Whether what runs between the units is captured as well, as far as Dynamo can; else it runs as it is.
-    dtype
-        Of what the model and its units are called with, as FSDP2 makes it; None for what it is.
+    dtypes
+        Of what the model and its units are called with, and of what they return, as FSDP2 makes it; None for
+        what it is.
     """
     one, ran, told = _compiled(model, backend), set[str](), set[str]()
     alike = one if shared else None
-    made = [_Unit(name, unit, model, backend, ran, alike, dtype) for name, unit in units.items()]
+    made = [_Unit(name, unit, model, backend, ran, alike, dtypes) for name, unit in units.items()]
+    given, returned = dtypes
     calls = [(unit, _opaque(unit)) for unit in made]
     backend.captures_rest = rest
     call = compile_step(model, backend) if rest else model._call_impl
@@ -126,9 +129,9 @@ def compile_units(
         ran.clear()
         backend.calls.clear()
         with _installed(calls):
-            output = call(*_in_dtype(args, dtype), **_in_dtype(kwargs, dtype))
+            output = call(*_in_dtype(args, given), **_in_dtype(kwargs, given))
         _notice(model, units, ran, told)
-        return output
+        return _in_dtype(output, returned)
 
     return run
 
@@ -160,8 +163,8 @@ class _Unit:
         The names of the units that have run.
     alike
         Runs the class's forward of all units, which share captures; None: the unit has captures of its own.
-    dtype
-        Of its inputs; None for theirs.
+    dtypes
+        Of its inputs and of its outputs; None for theirs.
     running
         In a forward of the model: what ``own`` was when it began.
     """
@@ -172,7 +175,7 @@ class _Unit:
     backend: Backend
     ran: set[str]
     alike: Callable[..., Any] | None
-    dtype: torch.dtype | None = None
+    dtypes: Dtypes = (None, None)
     running: Callable[..., Any] | None = None
 
     @property
@@ -196,14 +199,15 @@ class _Unit:
                 "saved for the backward, which would run it again or move what it saves. Turn that off "
                 "(model.gradient_checkpointing_disable(), for one): the plan decides what is recomputed."
             )
-        args, kwargs = _in_dtype((args, kwargs), self.dtype)
+        given, returned = self.dtypes
+        args, kwargs = _in_dtype((args, kwargs), given)
         self.ran.add(self.name)
         self.backend.unit = self.name
         self.backend.calls.append(self.name)
         try:
             if self.running is not None:
-                return self._compiled_own(self.running, args, kwargs)
-            return self._compiled_class(self.module, args, kwargs)
+                return _in_dtype(self._compiled_own(self.running, args, kwargs), returned)
+            return _in_dtype(self._compiled_class(self.module, args, kwargs), returned)
         finally:
             self.backend.unit = ""
 
@@ -227,7 +231,7 @@ def _opaque(unit: _Unit) -> Callable[..., Any]:
 
 
 def _in_dtype(inputs: T, dtype: torch.dtype | None) -> T:
-    """Inputs as FSDP2 casts them before it calls a module."""
+    """Inputs as FSDP2 casts them before it calls a module, or outputs after it."""
     return inputs if dtype is None else tree_map(lambda item: in_dtype(item, dtype), inputs)
 
 

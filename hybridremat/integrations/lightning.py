@@ -185,9 +185,10 @@ class HybridRematLightningCallback(*_callback_classes()):  # type: ignore[misc] 
         """Log the last figures, say what it came to, hand over the report, and unwrap the module."""
         if self._watch.log.waiting:
             _to_loggers(trainer, self._watch.log.entry())
+        folder = None
+        if not (trainer.barebones or trainer.fast_dev_run):
+            folder = Path(trainer.log_dir or trainer.default_root_dir)  # asked on all ranks: it is broadcast
         if trainer.is_global_zero:
-            writes = not (trainer.barebones or trainer.fast_dev_run)
-            folder = Path(trainer.log_dir or trainer.default_root_dir) if writes else None
             self._watch.finish(folder, upload_to=_uploads(trainer))
         self._watch.end()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -95,6 +95,17 @@ def shape_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     shapes = list(dict.fromkeys("×".join(map(str, each.shape)) or "scalar" for each in tensors))
     return ", ".join([*shapes[:3], *(["…"] if len(shapes) > 3 else [])])
+
+
+def unlike(args: Sequence[Any], kwargs: Mapping[str, Any], known: Iterable[Any]) -> list[str]:
+    """The named inputs in which a call differs from the one of ``known`` that is most like it.
+
+    ``known``: what :func:`input_key` made of other calls.
+    """
+    given: Any = input_key(args, kwargs)
+    same_args = [{*named} ^ {*given[1]} for positional, named in known if positional == given[0]]
+    names: list[list[str]] = [sorted({name for name, _ in each}) for each in same_args]
+    return min(names, key=len, default=[])
 
 
 def every_dimension(shapes: Shapes) -> dict[int, tuple[int, ...]]:

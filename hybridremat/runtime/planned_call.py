@@ -27,7 +27,7 @@ from hybridremat.graph.private_torch import inside_transform, tree_leaves
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.auto_breaks import with_breaks
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.input_keys import conditions, input_key, shape_text
+from hybridremat.planning.input_keys import conditions, input_key, shape_text, unlike
 from hybridremat.planning.pipeline import Step, at_step, backend_for, plan_step
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import say
@@ -375,11 +375,14 @@ class PlannedCall:
         from hybridremat.graph.private_fsdp import is_sharded
 
         if any(map(is_sharded, self.model.modules())):
+            known: list[Any] = list(self._steps)
+            others = " and ".join(unlike(args, kwargs, (inputs for inputs, _ in known)))
+            what = f"{others}: shape, dtype or value" if others else "its shape, or the graphs that it takes"
             raise ModelError(
-                f"a step on {shape_text(args, kwargs)} has not been planned (its shape, or the graphs that "
-                f"it takes), and the parameters of this {type(self.model).__name__} are sharded by now; it "
-                "has not run. Call hybridremat.prepare(model, …) with inputs of each shape before "
-                "fully_shard, or pad inputs to the shapes that are planned"
+                f"a step on {shape_text(args, kwargs)} has not been planned ({what}), and the parameters of "
+                f"this {type(self.model).__name__} are sharded by now; it has not run. Call "
+                "hybridremat.prepare(model, …) with inputs of each shape before fully_shard, or pad inputs "
+                "to the shapes that are planned"
             )
 
     def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any], settings: Settings) -> Step:

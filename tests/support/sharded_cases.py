@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -138,15 +139,23 @@ class Case:
     def sharded(self, model: nn.Module) -> nn.Module:
         options = dict(self.options)
         again = {} if options.pop("reshard_after_forward", True) else {"reshard_after_forward": False}
+        tail = options.pop("tail", ())
         policy = {"mp_policy": MixedPrecisionPolicy(**options)} if options else {}
-        for unit in find_units(model, self.units).values():
-            fully_shard(unit, **policy, **again)
+        for name, unit in find_units(model, self.units).items():
+            if name not in tail:
+                fully_shard(unit, **policy, **again)
+        if tail:
+            fully_shard([*map(model.get_submodule, tail)], **policy, reshard_after_forward=False)
         return fully_shard(model, **policy)
 
 
+ALL = ("embed", "layers.*", "norm", "head")
+TAIL = (("tail", ("norm", "head")),)
+HALF = torch.bfloat16
 QUICK = {
     "tokens": Case(Tokens, limits=("60%", "1%")),
-    "every module a unit": Case(Tokens, units=("embed", "layers.*", "norm", "head"), limits=("70%",)),
+    "every module a unit": Case(Tokens, units=ALL, limits=("70%",)),
+    "tail": Case(Tokens, units=ALL, options=TAIL, limits=("70%",)),
 }
 MORE = {
     "plain tokens": Case(Tokens, limits=("100%", "45%")),
@@ -159,6 +168,13 @@ MORE = {
     ),
     "all in bfloat16": Case(lambda: Tokens(0.0), options=(("param_dtype", torch.bfloat16),), limits=("60%",)),
     "kept after the forward": Case(Tokens, options=(("reshard_after_forward", False),), limits=("60%",)),
+    "tied tail": Case(tied, units=ALL, options=(("tail", ("norm", "embed", "head")),), limits=("70%",)),
+    "tail in bfloat16": Case(
+        lambda: Tokens(0.0),
+        units=ALL,
+        options=(*TAIL, ("param_dtype", HALF), ("reduce_dtype", HALF), ("output_dtype", HALF)),
+        limits=("70%",),
+    ),
 }
 
 
@@ -176,10 +192,10 @@ def trained(case: Case, model: nn.Module, rank: int) -> tuple[list[torch.Tensor]
 
         with without_collection():
             peaks.append(record("cpu", partial(_step, model, batch, made)).peak)
-        made += [_local(each.grad).clone() for each in model.parameters() if each.grad is not None]
+        made += [local(each.grad).clone() for each in model.parameters() if each.grad is not None]
         optimizer.step()
         optimizer.zero_grad()
-    made += [_local(each.detach()).clone() for each in (*model.parameters(), *model.buffers())]
+    made += [local(each.detach()).clone() for each in (*model.parameters(), *model.buffers())]
     return made, peaks
 
 
@@ -191,13 +207,13 @@ def _step(
     loss.backward()
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
     return getattr(tensor, "to_local", lambda: tensor)()
 
 
 def quick(rank: int) -> dict[str, Any]:
     """The first cases, with what is refused."""
-    return {**_run(QUICK, rank), "refused": refused()}
+    return {**_run(QUICK, rank), "refused": {**refused(), **tails_refused()}}
 
 
 def more(rank: int) -> dict[str, Any]:
@@ -250,24 +266,6 @@ def largest_buffer(case: Case) -> int:
 def refused() -> dict[str, str]:
     """What the first step says of a model that is sharded in another way than was planned."""
     case, batch = QUICK["tokens"], texts(0, 0)
-    ranks = distributed.get_world_size()
-
-    def planned(**changes: Any) -> nn.Module:
-        how = {**HOW, "across_ranks": False, "memory_limit": "100%", "fsdp": ranks, **changes}
-        return hybridremat.wrap_each(case.model(), case.units, kwargs=batch, **how)
-
-    def told(
-        model: nn.Module, shard: Callable[[nn.Module], object], inputs: dict[str, torch.Tensor] = batch
-    ) -> str:
-        shard(model)
-        try:
-            model(**inputs)
-        except hybridremat.ModelError as error:
-            return str(error)
-        return "it ran"
-
-    def whole() -> nn.Module:
-        return hybridremat.wrap(case.model(), kwargs=batch, memory_limit="100%", across_ranks=False, **HOW)
 
     def layers(**options: Any) -> Callable[[nn.Module], None]:
         def shard(model: nn.Module) -> None:
@@ -277,25 +275,70 @@ def refused() -> dict[str, str]:
 
         return shard
 
+    def checkpointed(model: nn.Module) -> None:
+        model.layers[1] = checkpoint_wrapper(model.layers[1])
+        case.sharded(model)
+
     def unsynchronized(model: nn.Module) -> None:
         case.sharded(model)
         model.set_requires_gradient_sync(False)
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    whole = hybridremat.wrap(case.model(), kwargs=batch, memory_limit="100%", across_ranks=False, **HOW)
     return {
-        "not said": told(planned(fsdp=None), case.sharded),
-        "a part alone": told(whole(), lambda model: fully_shard(model.layers[0])),
-        "not sharded": told(planned(), lambda _: None),
-        "other ranks": told(planned(fsdp=3), case.sharded),
-        "the model is whole": told(planned(), lambda model: [fully_shard(each) for each in model.layers]),
-        "a unit is whole": told(planned(), lambda model: [fully_shard(model.layers[0]), fully_shard(model)]),
-        "no unit": told(planned(), lambda model: [fully_shard(model.head), case.sharded(model)]),
-        "other dtypes": told(planned(), layers(mp_policy=policy)),
-        "kept": told(planned(), layers(reshard_after_forward=False)),
-        "parameters away": told(planned(), layers(offload_policy=CPUOffloadPolicy(pin_memory=False))),
-        "gradients not reduced": told(planned(), unsynchronized),
-        "other shape": told(planned(), case.sharded, {"tokens": batch["tokens"][:, :24]}),
+        "not said": _told(_planned(fsdp=None), case.sharded),
+        "a part alone": _told(whole, lambda model: fully_shard(model.layers[0])),
+        "not sharded": _told(_planned(), lambda _: None),
+        "other ranks": _told(_planned(fsdp=3), case.sharded),
+        "the model is whole": _told(_planned(), lambda model: [fully_shard(each) for each in model.layers]),
+        "a unit is whole": _told(_planned(), lambda model: [*map(fully_shard, (model.layers[0], model))]),
+        "no unit": _told(_planned(), lambda model: [fully_shard(model.head), case.sharded(model)]),
+        "other dtypes": _told(_planned(), layers(mp_policy=policy)),
+        "kept": _told(_planned(), layers(reshard_after_forward=False)),
+        "parameters away": _told(_planned(), layers(offload_policy=CPUOffloadPolicy(pin_memory=False))),
+        "gradients not reduced": _told(_planned(), unsynchronized),
+        "checkpointed": _told(_planned(), checkpointed),
+        "other shape": _told(_planned(), case.sharded, {"tokens": batch["tokens"][:, :24]}),
     }
+
+
+def tails_refused() -> dict[str, str]:
+    """What is said of a group of units that was not planned, or of one that is none."""
+    together, ranks = QUICK["tail"].sharded, distributed.get_world_size()
+
+    def tailed(*names: str) -> Fsdp:
+        return Fsdp(ranks, tail=names)
+
+    def unplanned(*names: str) -> str:
+        try:
+            _planned(ALL, fsdp=tailed(*names))
+        except hybridremat.HybridRematError as error:
+            return str(error)
+        return "it was planned"
+
+    return {
+        "no units together": _told(_planned(), together),
+        "units together": _told(_planned(ALL), together),
+        "a tail apart": _told(_planned(ALL, fsdp=tailed("norm", "head")), Case(Tokens, units=ALL).sharded),
+        "a tail of no units": unplanned("norm", "heads"),
+        "a tail not in a row": unplanned("layers.1", "head"),
+    }
+
+
+def _planned(units: Sequence[str] = ("layers.*",), **changes: Any) -> nn.Module:
+    how = {"across_ranks": False, "memory_limit": "100%", "fsdp": distributed.get_world_size(), **changes}
+    return hybridremat.wrap_each(QUICK["tokens"].model(), units, kwargs=texts(0, 0), **HOW, **how)
+
+
+def _told(
+    model: nn.Module, shard: Callable[[nn.Module], object], inputs: dict[str, torch.Tensor] | None = None
+) -> str:
+    shard(model)
+    try:
+        model(**inputs or texts(0, 0))
+    except hybridremat.ModelError as error:
+        return str(error)
+    return "it ran"
 
 
 class FeedForward(nn.Module):

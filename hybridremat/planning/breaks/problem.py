@@ -146,14 +146,14 @@ class PathProblem:
         if self.sharding is None:
             return Entry(part)
         graph, trained = self.frontiers[part].graph, self.sharding.trained
-        unit = self.units[place] if self.units else ""
+        unit = self.sharding.heads.get(self.units[place], "") if self.units else ""
         gathers = bool(unit) and self.sharding.units[unit].gathered > 0
         return Entry(
             part,
             unit if gathers else "",
             trained.calls[place] if gathers else 0,
             breaks=trained.breaks[place],
-            hands_on=self.keys[part] not in trained.late,
+            hands_on=not trained.late[place],
             completes=trained.completes[place],
             gradients=trained.gradients[self.keys[part]],
             passes=self._bytes(part, self.passing[part]),

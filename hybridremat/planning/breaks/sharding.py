@@ -45,9 +45,10 @@ class Trained:
     gradients
         By fingerprint of a graph, bytes of the gradients of parameters that its backward makes.
     late
-        Fingerprints of the graphs that make gradients of parameters alone.
+        For each graph of the step, whether its unit waits for the end of the backward to reduce.
     calls
-        For each graph of the step, the number of the call of a unit that it is in; 0 outside of units.
+        For each graph of the step, the number of the call of a unit that it is in; 0 outside of units. Calls
+        of units that are gathered together, one after the other, are one.
     completes
         For each graph of the step, whether its backward is the last one to add to some parameter's gradient.
     breaks
@@ -56,7 +57,7 @@ class Trained:
 
     parameters: frozenset[int]
     gradients: Mapping[str, int]
-    late: frozenset[str]
+    late: tuple[bool, ...]
     calls: tuple[int, ...]
     completes: tuple[bool, ...]
     breaks: tuple[bool, ...]
@@ -66,12 +67,24 @@ class Trained:
 class Sharding:
     """What is gathered for each unit by name, and for the rest of the model.
 
-    ``reshards``: units are gathered again for their backward.
+    Attributes
+    ----------
+    units
+        Those that are gathered together are one, under the name of the first.
+    rest
+        Of the model.
+    kept
+        Units that stay gathered between forward and backward.
+    heads
+        For each unit by name, the one under whose name it is gathered.
+    trained
+        What the step trains.
     """
 
     units: Mapping[str, Shard]
     rest: Shard
-    reshards: bool
+    kept: frozenset[str]
+    heads: Mapping[str, str]
     trained: Trained
 
     @staticmethod
@@ -79,9 +92,18 @@ class Sharding:
         """What ``fully_shard`` of the units and of the model makes of it."""
         own = {id(parameter) for unit in units.values() for parameter in unit.parameters()}
         rest = [each for each in model.parameters() if id(each) not in own]
-        used = trained.parameters
-        made = {name: Shard.of(each.parameters(), fsdp, used) for name, each in units.items()}
-        return Sharding(made, Shard.of(rest, fsdp, used), fsdp.reshard_after_forward, trained)
+        heads, used = gathered_together(units, fsdp.tail), trained.parameters
+        groups: dict[str, list[nn.Parameter]] = {}
+        for name, unit in units.items():
+            groups.setdefault(heads[name], []).extend(unit.parameters())
+        made = {name: Shard.of(each, fsdp, used) for name, each in groups.items()}
+        kept = {heads[each] for each in fsdp.tail} if fsdp.reshard_after_forward else made.keys()
+        return Sharding(made, Shard.of(rest, fsdp, used), frozenset(kept), heads, trained)
+
+
+def gathered_together(units: Iterable[str], tail: Sequence[str]) -> dict[str, str]:
+    """For each unit by name, the one under whose name it is gathered: the first of the tail for all of it."""
+    return {name: tail[0] if name in tail else name for name in units}
 
 
 @dataclass(frozen=True)
@@ -245,7 +267,7 @@ def _forward_levels(entries: Sequence[Entry], ends: Sequence[_End], sharding: Sh
             gathering, held = there.bytes + held + own.gathering, own.buffer
             there.names.add(entry.unit)
         found.append(_Levels(gathering, there.bytes + held + there.around(place)))
-        if end.closes and sharding.reshards:
+        if end.closes and entry.unit not in sharding.kept:
             there.names.discard(entry.unit)
     return found
 
@@ -264,8 +286,7 @@ class _Backward:
     def __init__(self, entries: Sequence[Entry], ends: Sequence[_End], sharding: Sharding) -> None:
         self._entries, self._ends, self._sharding = entries, ends, sharding
         self._there = _Gathered(sharding, entries)
-        if not sharding.reshards:
-            self._there.names |= {each.unit for each in entries if each.unit}
+        self._there.names |= {each.unit for each in entries} & sharding.kept
         self._ahead = Shard()
         self._reduced = 0  # bytes of the buffer in which gradients were reduced last
         self._made: Counter[str] = Counter()  # bytes of gradients in full by unit, until it has reduced

@@ -140,6 +140,11 @@ def gathered_dtype(fsdp: Fsdp | None) -> torch.dtype | None:
     return None if fsdp is None else _dtype(fsdp.param_dtype)
 
 
+def returned_dtype(fsdp: Fsdp | None) -> torch.dtype | None:
+    """The dtype of what modules return; None for their own."""
+    return None if fsdp is None else _dtype(fsdp.output_dtype)
+
+
 def _dtype(name: str | None) -> torch.dtype | None:
     found: torch.dtype | None = None if name is None else getattr(torch, name)
     return found

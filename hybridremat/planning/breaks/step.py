@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +20,12 @@ from hybridremat.compiler.first_calls import set_up
 from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.compiler.units import compile_units, find_units
-from hybridremat.errors import CaptureError, HybridRematError
+from hybridremat.errors import CaptureError, HybridRematError, LimitError
 from hybridremat.planning.accept import require_policy
 from hybridremat.planning.breaks.own_units import own_units
 from hybridremat.planning.breaks.planner import PathPlanner
 from hybridremat.planning.breaks.sharding import Sharding
-from hybridremat.planning.breaks.shards import as_gathered, gathered_dtype
+from hybridremat.planning.breaks.shards import as_gathered, gathered_dtype, returned_dtype
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.breaks.trained import require_graphs, trained_in
 from hybridremat.planning.chosen import Choose
@@ -80,12 +80,14 @@ def survey_step(
     each run: it may be another graph for other data.
     ``known``: of the step, where this is another path of it.
     """
-    units = find_units(model, context.settings.units)
+    units, sharding = find_units(model, context.settings.units), context.settings.sharding
+    if sharding is not None:
+        _require_units(units, sharding.tail)
     surveyed = _Step(model, args, kwargs, context, backend_for, units, known)
     if not units:
         return surveyed.survey(lambda backend: compile_step(model, backend))
-    dtype = gathered_dtype(context.settings.sharding)
-    compiled = partial(compile_units, model, units, shared=not context.settings.policy, dtype=dtype)
+    dtypes = gathered_dtype(sharding), returned_dtype(sharding)
+    compiled = partial(compile_units, model, units, shared=not context.settings.policy, dtypes=dtypes)
     if known is None or known.captures_rest:
         try:
             return surveyed.survey(partial(compiled, rest=True), stable=known is None)
@@ -94,6 +96,16 @@ def survey_step(
                 raise
             logger.info("what runs between the units of %s runs as it is: %s", type(model).__name__, error)
     return surveyed.survey(partial(compiled, rest=False))
+
+
+def _require_units(units: Collection[str], tail: Sequence[str]) -> None:
+    """Refuse a tail that is not made of units."""
+    missing = [name for name in tail if name not in units]
+    if missing:
+        raise LimitError(
+            f"fsdp: {missing[0]!r} of tail={tuple(tail)!r} is no unit: name it as one, too "
+            f"(hybridremat.wrap_each(model, [\"layers.*\", {', '.join(map(repr, tail))}], …)"
+        )
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,8 @@ class _Step:
             survey.run(partial(self._trial, backend, compiled), model_device(self.model), backend)
             if (fsdp := self.context.settings.sharding) is not None:
                 require_graphs(backend.calls, survey.calls, self.units)
-                survey.sharding = Sharding.of(self.model, self.units, fsdp, trained_in(survey, self.units))
+                trained = trained_in(survey, self.units, fsdp.tail)
+                survey.sharding = Sharding.of(self.model, self.units, fsdp, trained)
         except HybridRematError:
             raise
         except Exception as error:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
-from hybridremat.errors import CaptureError
+from hybridremat.errors import CaptureError, ModelError
 from hybridremat.graph.tracing.trace import gradients_at, trained_inputs
 from hybridremat.planning.breaks.sharding import Trained
 from hybridremat.planning.breaks.survey import Survey
 
 
-def trained_in(survey: Survey, units: Mapping[str, nn.Module]) -> Trained:
-    """What the path that a survey took last makes gradients of."""
+def trained_in(survey: Survey, units: Mapping[str, nn.Module], tail: Sequence[str]) -> Trained:
+    """What the path that a survey took last makes gradients of; ``tail``: units that are one group.
+
+    Raises
+    ------
+    ModelError
+        If the tail does not run as one.
+    """
     counterparts = _Counterparts(units)
     gradients, late = dict.fromkeys(survey.order, 0), set[str]()
     first: dict[int, int] = {}  # the call in which a parameter is used first
-    for graph, unit, call in zip(survey.ran, survey.units, survey.calls, strict=True):
+    calls, continues = _joined(survey, tail)
+    for graph, unit, call in zip(survey.ran, survey.units, calls, strict=True):
         step = survey.traced[graph.key]
         places = trained_inputs(step)
         for place in places & graph.parameters.keys():
@@ -26,14 +33,49 @@ def trained_in(survey: Survey, units: Mapping[str, nn.Module]) -> Trained:
         gradients[graph.key] = sum(step.graph.values[value].bytes for value in made)
         if places <= graph.parameters.keys():
             late.add(graph.key)
-    ends = set(first.values())
+    ends, ran = set(first.values()), list(zip(survey.order, survey.units, strict=True))
+    begins = next((key for key, unit in ran if unit in tail), "")
+    if tail:
+        _require_one_pass(survey, calls, tail, in_a_row=begins not in late)
     return Trained(
         frozenset(survey.leaves | first.keys()),
         gradients,
-        frozenset(late),
-        tuple(survey.calls),
-        tuple(call in ends for call in survey.calls),
-        tuple(ending is not None for ending in survey.breaks),
+        tuple((begins if unit in tail else key) in late for key, unit in ran),
+        calls,
+        tuple(call in ends for call in calls),
+        tuple(ending is not None or place in continues for place, ending in enumerate(survey.breaks)),
+    )
+
+
+def _joined(survey: Survey, tail: Sequence[str]) -> tuple[tuple[int, ...], set[int]]:
+    """Numbers of calls, where those of the tail in a row are one; and the graphs after which it goes on."""
+    calls, continues = list(survey.calls), set[int]()
+    before = None  # the graph of a unit that ran last
+    for place, unit in enumerate(survey.units):
+        if not unit:
+            continue
+        if before is not None and unit in tail and survey.units[before] in tail:
+            calls[place] = calls[before]
+            continues.add(before)
+        before = place
+    return tuple(calls), continues
+
+
+def _require_one_pass(
+    survey: Survey, joined: Sequence[int], tail: Sequence[str], *, in_a_row: bool
+) -> None:
+    """Refuse a tail that FSDP2 does not gather and reduce once."""
+    runs = list(zip(survey.units, survey.calls, joined, strict=True))
+    called = sorted({(unit, call) for unit, call, _ in runs if unit in tail})
+    if [unit for unit, _ in called] != sorted(tail):
+        why = "not all called once each"
+    elif in_a_row and len({call for unit, _, call in runs if unit in tail}) > 1:
+        why = "called with other units between"
+    else:
+        return
+    raise ModelError(
+        f"fsdp: the units of tail={tuple(tail)!r} are {why}, and what FSDP2 holds then is not counted. Name "
+        "those that run in a row at the end of the forward, and shard the others by themselves."
     )
 
 
