@@ -101,6 +101,7 @@ def case(make: Callable[[], nn.Module], **options: Any) -> Case:
 
 HALF, WHOLE = torch.bfloat16, torch.float32
 KEPT = {"reshard_after_forward": False}
+TAIL = ("layers.4", "head")
 EXACT = {
     "uneven": case(Uneven),
     "frozen": case(frozen),
@@ -108,6 +109,7 @@ EXACT = {
     "embedded": case(Embedded),
     "kept": case(Uneven, **KEPT),
     "embedded, kept": case(Embedded, **KEPT),
+    "tail": Case(Uneven, tokens, ("layers.*", "head"), (("tail", TAIL),), ("100%",)),
     "bfloat16": case(Uneven, param_dtype=HALF, reduce_dtype=WHOLE),
     "all in bfloat16": case(Uneven, param_dtype=HALF),
     "reduced in bfloat16": case(Uneven, reduce_dtype=HALF),
@@ -186,7 +188,9 @@ def _sections(cases: dict[str, Case]) -> dict[str, Any]:
             peaks.append(peak)
             model.zero_grad()
         units = [unit for unit, _ in model.named_modules() if unit.count(".") == 1]
-        counted = {" ".join(key): value for key, value in predicted(plan.composition, units).items()}
+        tail = plan.request.fsdp.tail
+        most = predicted(plan.composition, units, tail)
+        counted = {" ".join(key): value for key, value in most.items()}
         found[name] = {"took": took, "counted": counted, "peaks": peaks, "limit": plan.memory_limit}
     return found
 
@@ -219,11 +223,16 @@ def measured(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[dict[tup
 def _hook(name: str) -> tuple[str, str]:
     """The kind of a range of time, and its unit: ``FSDP::pre_forward (layers.0)``."""
     kind, _, unit = name.removeprefix("FSDP::").partition(" (")
-    return KINDS.get(kind, ""), unit.rstrip(")")
+    return KINDS.get(kind, ""), ", ".join(sorted(unit.rstrip(")").split(", ")))
 
 
-def predicted(composition: StepComposition | None, units: list[str]) -> dict[tuple[str, str], int]:
-    """Most bytes that were counted for each hook of each of the units, which are in the model's order."""
+def predicted(
+    composition: StepComposition | None, units: list[str], tail: tuple[str, ...]
+) -> dict[tuple[str, str], int]:
+    """Most bytes that were counted for each hook of each of the units, which are in the model's order.
+
+    Hooks of a ``tail`` have the names of all its units.
+    """
     assert composition is not None
     most = defaultdict[tuple[str, str], int](int)
     late = list[int]()
@@ -231,7 +240,8 @@ def predicted(composition: StepComposition | None, units: list[str]) -> dict[tup
         if key[0] == "late":
             late.insert(0, level)
         else:
-            most[key] = max(most[key], level)
+            named = (key[0], ", ".join(sorted(tail))) if key[1] in tail else key
+            most[named] = max(most[named], level)
     for unit, level in zip(units, late, strict=False):  # in these nets the late ones come first
         most["reduce", unit] = level
     return dict(most)
