@@ -18,7 +18,9 @@ ids) reduces at the end of the backward, and is gathered until then. Buffers are
 first dimension is split evenly, and on the CPU a gradient for which that adds rows is copied before it goes
 into the buffer. Without parameters in the rest, the last unit is not gathered ahead. Units that stay
 gathered after the forward (``reshard_after_forward=False``) go with their first reduction, and are gathered
-again for what else they run in the backward. The order is that of ``torch.distributed.fsdp._fully_shard``.
+again for what else they run in the backward. Units of one group (``fully_shard([norm, head])``) count as one,
+called once: it is gathered before the first of them, and reduces after the backward of that one. The order is
+that of ``torch.distributed.fsdp._fully_shard``.
 """
 
 from __future__ import annotations
