@@ -53,6 +53,6 @@ def train(module: Lit, *callbacks: object) -> Lit:
 
 
 if __name__ == "__main__":
-    module = train(Lit(), HybridRematLightningCallback(module="net"))
+    module = train(Lit(), HybridRematLightningCallback(module="net", report=False))
     found = hybridremat.get_plan(module.net)
     print(f"a step takes {found.predicted_peak:,} of {found.memory_limit:,} bytes; losses {module.losses}")

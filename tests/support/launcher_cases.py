@@ -219,7 +219,7 @@ def with_lightning(rank: int) -> dict[str, Any]:
     script = example("lightning_fsdp2", rank)
     from pytorch_lightning.loops.optimization.automatic import Closure
 
-    callback = hybridremat.HybridRematLightningCallback(module="net")
+    callback = hybridremat.HybridRematLightningCallback(module="net", report=False)
     with planned_quickly(), measured(Closure, "closure", before=_without_gradients) as peaks:
         runs = []
         for planned in (False, True):
