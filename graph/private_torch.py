@@ -79,7 +79,12 @@ from torch._higher_order_ops.effects import with_effects
 from torch._inductor import config as inductor_config
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
@@ -152,8 +157,11 @@ __all__ = [
     "ALLOCATION_EVENT",
     "BackendCompilerFailed",
     "CheckpointPolicy",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
     "FailOnRecompileLimitHit",
     "FakeTensor",
+    "FakeTensorMode",
     "GuardOnDataDependentSymNode",
     "HigherOrderOperator",
     "LoggedByName",

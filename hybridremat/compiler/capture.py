@@ -6,7 +6,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import FunctionType
 from typing import Any, Final
@@ -165,6 +165,15 @@ def capture(
         backend.armed = True
     graph, backend.latest = backend.latest, None
     return graph
+
+
+def attention_of(capability: int | None) -> AbstractContextManager[None]:
+    """Where attention is captured as on a CUDA device of this compute capability; None: as here."""
+    if capability is None:
+        return nullcontext()
+    from hybridremat.compiler.cuda_attention import cuda_attention
+
+    return cuda_attention(capability)
 
 
 def run_once(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,18 +38,22 @@ Gathered = Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def preserve_state_and_parameters(model: nn.Module, gathered: Gathered | None = None) -> Iterator[None]:
+def preserve_state_and_parameters(
+    model: nn.Module, gathered: Gathered | None = None, *, on_paper: bool = False
+) -> Iterator[None]:
     """As :func:`preserve_state`, and restore parameters too.
 
     Inside, other parameters of the same memory take their places, so that no backward reaches them; or
-    what ``gathered`` makes of them, as a sharded model gathers them.
+    what ``gathered`` makes of them, as a sharded model gathers them. ``on_paper``: no op runs inside, so
+    that nothing can change them.
 
     Raises
     ------
     ModelError
         If a parameter that was not copied has changed (see :func:`_parameter_snapshots`).
     """
-    with preserve_state(model), _parameters_restored(model), _stand_ins(model, gathered):
+    restored = nullcontext() if on_paper else _parameters_restored(model)
+    with preserve_state(model), restored, _stand_ins(model, gathered):
         yield
 
 

@@ -28,10 +28,10 @@ def on_unread_memory(
     """
     held = _on_meta(_tensors(model))
     if held:
-        with _untouched():
+        with untouched():
             model = copy.deepcopy(model, {id(tensor): _like(tensor) for tensor in held})
     if _on_meta(tree_leaves((args, kwargs))):
-        with _untouched():
+        with untouched():
             args, kwargs = tree_map(_input_like, (args, kwargs))
     return model, args, kwargs
 
@@ -59,7 +59,7 @@ def _on_meta(items: Iterable[object]) -> list[torch.Tensor]:
 
 
 @contextmanager
-def _untouched() -> Iterator[None]:
+def untouched() -> Iterator[None]:
     """Where memory is not filled as it is allocated, which PyTorch can be told to do."""
     settings: Any = torch.utils.deterministic
     fill, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False

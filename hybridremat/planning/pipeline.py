@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx, nn
 
 from hybridremat.compiler.backend import Backend, Partition, Partitioner
-from hybridremat.compiler.capture import capture, compile_step, model_device, translated_errors
+from hybridremat.compiler.capture import attention_of, capture, compile_step, model_device, translated_errors
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
 from hybridremat.compiler.final_gradients import mark_final_gradients
@@ -94,7 +94,7 @@ def plan_step(
             choose = choose or _choice(context)
             backend = backend_for(context.settings, choose, build=context.build)
             step = Step(backend, compile_step(model, backend))
-            with _attention_of(context.settings.capability()):
+            with attention_of(context.settings.capability()):
                 graph = capture(model, step.compiled, backend, args, kwargs)  # capture
                 if graph is not None:
                     with translated_errors(model, backend):
@@ -213,15 +213,6 @@ def emitted(
 
 
 _TRACED = "hybridremat"  # in the metadata of a joint graph: its traced step
-
-
-def _attention_of(capability: int | None) -> AbstractContextManager[None]:
-    """Attention captured as on a CUDA device of this compute capability; None: as here."""
-    if capability is None:
-        return nullcontext()
-    from hybridremat.compiler.cuda_attention import cuda_attention
-
-    return cuda_attention(capability)
 
 
 @contextmanager

@@ -323,8 +323,6 @@ REFUSED_PAIRS: Final = (
         'compiler="inductor"',
         "moves are written between ops, and Inductor makes kernels of several. Leave one of them out",
     ),
-    ("fsdp", "device_spec", "what runs between units is measured here. Plan on that device"),
-    ("device_spec", "units", "what runs between units is measured here. Plan on that device"),
     (
         "fsdp",
         'gradients="in_backward"',

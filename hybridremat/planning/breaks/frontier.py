@@ -15,6 +15,7 @@ from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import Progress
 from hybridremat.planning.settings import OnInfeasible, Settings
+from hybridremat.plans.fsdp import Fsdp
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.sequence.joined_graphs import MultiGraphStep, choose_points
@@ -59,6 +60,15 @@ class PathFrontier:
     @cached_property
     def _step(self) -> MultiGraphStep:
         return self._problem.step(self._problem.offered)
+
+    def over(self, fsdp: Fsdp | None) -> PathFrontier:
+        """The same step sharded in another way, or not at all; nothing is captured or solved again."""
+        survey = self.survey
+        assert survey.sharded is not None
+        settings = replace(survey.context.settings, fsdp=fsdp)
+        sharding = None if fsdp is None else survey.sharded(fsdp)
+        context = replace(survey.context, settings=settings)
+        return PathFrontier(replace(survey, context=context, sharding=sharding))
 
     def _graphs(self) -> StepGraphs:
         return StepGraphs(self.survey.context, self.survey.frontiers, self.survey.traced)

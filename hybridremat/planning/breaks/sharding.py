@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.planning.breaks.shards import Shard
 from hybridremat.plans.fsdp import Fsdp
 from hybridremat.sequence.joined_graphs import Beside, PartPoint, StepPart
@@ -90,17 +91,23 @@ class Sharding:
     trained: Trained
 
     @staticmethod
-    def of(model: nn.Module, units: Mapping[str, nn.Module], fsdp: Fsdp, trained: Trained) -> Sharding:
-        """What ``fully_shard`` of the units and of the model makes of it."""
+    def of(
+        model: nn.Module,
+        units: Mapping[str, nn.Module],
+        fsdp: Fsdp,
+        trained: Trained,
+        spec: DeviceSpec | None = None,
+    ) -> Sharding:
+        """What ``fully_shard`` of the units and of the model makes of it, here or on the device of ``spec``."""
         own = {id(parameter) for unit in units.values() for parameter in unit.parameters()}
         rest = [each for each in model.parameters() if id(each) not in own]
         heads, used = gathered_together(units, fsdp.tail), trained.parameters
         groups: dict[str, list[nn.Parameter]] = {}
         for name, unit in units.items():
             groups.setdefault(heads[name], []).extend(unit.parameters())
-        made = {name: Shard.of(each, fsdp, used) for name, each in groups.items()}
+        made = {name: Shard.of(each, fsdp, used, spec) for name, each in groups.items()}
         kept = {heads[each] for each in fsdp.tail} if fsdp.reshard_after_forward else made.keys()
-        return Sharding(made, Shard.of(rest, fsdp, used), frozenset(kept), heads, trained)
+        return Sharding(made, Shard.of(rest, fsdp, used, spec), frozenset(kept), heads, trained)
 
 
 def gathered_together(units: Iterable[str], tail: Sequence[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from hybridremat.compiler.model_state import Gathered, in_dtype
 from hybridremat.graph.costs.collectives import scatters_a_copy
+from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.plans.fsdp import Fsdp
 
 
@@ -61,36 +62,43 @@ class Shard:
 
     @staticmethod
     def of(
-        parameters: Iterable[nn.Parameter], fsdp: Fsdp, trained: Collection[int] | None = None
+        parameters: Iterable[nn.Parameter],
+        fsdp: Fsdp,
+        trained: Collection[int] | None = None,
+        spec: DeviceSpec | None = None,
     ) -> Shard:
         """These parameters, as they are split.
 
-        ``trained``: identities of those that get a gradient; None for all that require one.
+        ``trained``: identities of those that get a gradient; None for all that require one. ``spec``: the
+        device that this is for; None for the one that they are on.
         """
         given = list(dict.fromkeys(parameters))
         every = [_local(each) for each in given]
         used = [each.requires_grad and (trained is None or id(each) in trained) for each in given]
         made = [each for each, is_used in zip(every, used, strict=True) if is_used]
         ranks, gathers, reduces = fsdp.ranks, gathered_dtype(fsdp), _dtype(fsdp.reduce_dtype)
-        on_cpu = [each for each in made if each.device.type == "cpu"]
+        rounded = _same if spec is None else spec.rounded
+        on_cpu = [each for each in made if spec is None and each.device.type == "cpu"]
         copies = [_padded(each, ranks, gathers) for each in on_cpu if _padding(each, ranks)]
         if any(_itemsize(each, gathers) != _itemsize(each, reduces or gathers) for each in on_cpu):
             copies.append(max(_padded(each, ranks, gathers) for each in on_cpu))
         parts = [_padded(each, ranks, gathers) for each in every]
+        whole = [rounded(each.numel() * _itemsize(each, gathers)) for each in made]
         reduced = sum(_padded(each, ranks, reduces or gathers) for each in made)
         own = sum(_padded(each, ranks, None) for each in made)
         cast = max(parts, default=0) if ranks == 1 else sum(parts) // ranks
+        again = spec is None and ranks > 1 and any(scatters_a_copy(each.device.type) for each in made)
         return Shard(
-            sum(parts),
-            sum(parts) if ranks > 1 else 0,
-            sum(each.numel() * _itemsize(each, gathers) for each in made),
-            reduced,
+            sum(map(rounded, parts)),
+            rounded(sum(parts)) if ranks > 1 else 0,
+            sum(whole),
+            rounded(reduced),
             sum(copies),
-            own // ranks,
-            0 if gathers is None else cast,
-            0 if own == reduced else reduced // ranks,
-            reduced if ranks > 1 and any(scatters_a_copy(each.device.type) for each in made) else 0,
-            made[-1].numel() * _itemsize(made[-1], gathers) if made and ranks > 1 else 0,
+            rounded(own // ranks),
+            0 if gathers is None else rounded(cast),
+            0 if own == reduced else rounded(reduced // ranks),
+            reduced if again else 0,
+            whole[-1] if made and ranks > 1 else 0,
         )
 
     @property
@@ -117,19 +125,27 @@ def _local(parameter: nn.Parameter) -> torch.Tensor:
     return parameter if local is None else local().detach().requires_grad_(parameter.requires_grad)
 
 
-def as_gathered(fsdp: Fsdp | None) -> Gathered | None:
-    """What FSDP2 makes of a parameter: in its dtype, at the beginning of memory with the padding."""
+def _same(size: int) -> int:
+    return size
+
+
+def as_gathered(fsdp: Fsdp | None, *, on_paper: bool = False) -> Gathered | None:
+    """What FSDP2 makes of a parameter: in its dtype, at the beginning of memory with the padding.
+
+    ``on_paper``: nobody reads its values.
+    """
     if fsdp is None:
         return None
     dtype, ranks = gathered_dtype(fsdp), fsdp.ranks
 
     def gathered(parameter: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = in_dtype(parameter, dtype)
+        found: torch.Tensor = torch.empty_like(parameter, dtype=dtype) if on_paper else in_dtype(parameter, dtype)
         more = _padding(found, ranks)
         if not more or not found.is_contiguous():
             return found
         padded = found.new_empty(_padded(found, ranks, None) // found.itemsize)
-        padded[: found.numel()].copy_(found.flatten())
+        if not on_paper:
+            padded[: found.numel()].copy_(found.flatten())
         return padded.as_strided(found.size(), found.stride())
 
     return gathered

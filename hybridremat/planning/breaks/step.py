@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,23 +13,32 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.backend import Backend
-from hybridremat.compiler.capture import compile_step, model_device, nothing_captured, run_once, training_mode
+from hybridremat.compiler.capture import (
+    attention_of,
+    compile_step,
+    model_device,
+    nothing_captured,
+    run_once,
+    training_mode,
+)
 from hybridremat.compiler.capture_errors import without_gradients
 from hybridremat.compiler.early_gradients import hook_workspace
 from hybridremat.compiler.first_calls import set_up
 from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.compiler.units import compile_units, find_units
+from hybridremat.compiler.unread_runs import UnreadRun
 from hybridremat.errors import CaptureError, HybridRematError, LimitError
 from hybridremat.planning.accept import require_policy
 from hybridremat.planning.breaks.own_units import own_units
 from hybridremat.planning.breaks.planner import PathPlanner
-from hybridremat.planning.breaks.sharding import Sharding
+from hybridremat.planning.breaks.sharding import Sharding, Trained
 from hybridremat.planning.breaks.shards import as_gathered, gathered_dtype, returned_dtype
 from hybridremat.planning.breaks.survey import Survey
 from hybridremat.planning.breaks.trained import require_graphs, trained_in
 from hybridremat.planning.chosen import Choose
 from hybridremat.planning.context import PlanContext
+from hybridremat.plans.fsdp import Fsdp
 
 logger = logging.getLogger(__name__)
 
@@ -138,17 +147,20 @@ class _Step:
             backend.unread = self.known.unread
         backend.workspaces = {id(each): hook_workspace(each) for each in self.model.parameters()}
         compiled = compiled_by(backend)
-        ready = set_up(self.model)
+        ready, settings = set_up(self.model), self.context.settings
         try:
-            survey.run(partial(self._trial, backend, compiled), model_device(self.model), backend)
-            if (fsdp := self.context.settings.sharding) is not None:
+            with attention_of(settings.capability()):
+                survey.run(partial(self._trial, backend, compiled), model_device(self.model), backend)
+            if settings.sharding is not None:
                 require_graphs(backend.calls, survey.calls, self.units)
-                trained = trained_in(survey, self.units, fsdp.tail)
-                survey.sharding = Sharding.of(self.model, self.units, fsdp, trained)
+                trained = trained_in(survey, self.units, settings.sharding.tail)
+                survey.sharded = self._sharded(trained)
+                survey.sharding = survey.sharded(settings.sharding)
         except HybridRematError:
             raise
         except Exception as error:
-            run_plainly(self.model, self.args, self.kwargs)
+            if settings.spec is None:
+                run_plainly(self.model, self.args, self.kwargs)
             raise without_gradients(self.model, error, self.units) from error
         finally:
             backend.visit = None
@@ -164,9 +176,18 @@ class _Step:
 
     @contextmanager
     def _trial(self, backend: Backend, compiled: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-        with preserve_state_and_parameters(self.model, as_gathered(self.context.settings.sharding)):
+        settings = self.context.settings
+        on_paper = settings.spec is not None
+        gathered = as_gathered(settings.sharding, on_paper=on_paper)
+        with preserve_state_and_parameters(self.model, gathered, on_paper=on_paper):
             given, named = copied((self.args, self.kwargs), self.model)
-            yield lambda: run_once(self.model, compiled, backend, given, named)
+            with nullcontext() if settings.spec is None else UnreadRun(settings.spec.rounded):
+                yield lambda: run_once(self.model, compiled, backend, given, named)
+
+    def _sharded(self, trained: Trained) -> Callable[[Fsdp], Sharding]:
+        """What FSDP2 makes of the model, by how it is called."""
+        spec = self.context.settings.spec
+        return lambda fsdp: Sharding.of(self.model, self.units, fsdp, trained, spec)
 
     def _own_units(self) -> tuple[str, ...]:
         """Submodules of which something can be captured."""

@@ -10,14 +10,16 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from hybridremat.compiler.backend import UNIT, Backend, CaptureComplete, CapturedGraph
 from hybridremat.compiler.output_hooks import outputs_in_backward
+from hybridremat.compiler.unread_runs import no_modes, unread_results
 from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.garbage import noting_freed, without_collection
 from hybridremat.graph.joint import JointGraph
@@ -33,6 +35,7 @@ from hybridremat.planning.context import PlanContext
 from hybridremat.planning.planner import step_frontier
 from hybridremat.planning.progress import Timings
 from hybridremat.planning.step_costs import costed
+from hybridremat.plans.fsdp import Fsdp
 from hybridremat.plans.policy import resolve_policy
 from hybridremat.sequence.joined_graphs import StepPart
 
@@ -107,6 +110,8 @@ class Survey:
         Which outputs have gradients, as found in the run that captures.
     sharding
         What FSDP2 is going to gather and reduce; None if parameters stay whole.
+    sharded
+        What it would be if it were called in another way; None if parameters stay whole.
     """
 
     context: PlanContext
@@ -134,9 +139,18 @@ class Survey:
     stable: bool = False
     use: OutputUse = field(default_factory=OutputUse)
     sharding: Sharding | None = None
+    sharded: Callable[[Fsdp], Sharding] | None = None
 
     def visit(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Run a graph without gradients, in place of planning it."""
+        """Run a graph without gradients, in place of planning it; for a device that is not here, on paper."""
+        with nullcontext() if self.context.settings.spec is None else no_modes():
+            return self._visit(graph, args)
+
+    def _run(self, module: fx.GraphModule, args: Sequence[Any]) -> Any:
+        spec = self.context.settings.spec
+        return module(*args) if spec is None else unread_results(module, args, {}, spec.rounded)
+
+    def _visit(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
         known = graph.unplanned
         assert known is not None
         if self.recorder is not None:
@@ -150,7 +164,7 @@ class Survey:
         else:
             self.use.enter(args)
         with torch.no_grad():
-            outputs = tuple(map(_as_in_training, known.module(*args), known.differentiable))
+            outputs = tuple(map(_as_in_training, self._run(known.module, args), known.differentiable))
         if self.recorder is not None:
             self.recorder.leave(outputs)
         else:
