@@ -189,6 +189,7 @@ __all__ = [
     "expression",
     "failures_unlogged",
     "fake_on_meta",
+    "fake_process_group",
     "force_save_bw_mutation_src",
     "force_save_effectful_ops",
     "forget_code_of",
@@ -468,6 +469,18 @@ def as_in_eager() -> Iterator[None]:
             yield
     finally:
         _saved_tensors_hooks_set_tracing(tracing)
+
+
+@contextmanager
+def fake_process_group(ranks: int) -> Iterator[None]:
+    """A process group in which this process is the first of so many ranks, and collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def is_traced(values: object) -> bool:

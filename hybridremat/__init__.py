@@ -54,7 +54,10 @@ from hybridremat.version import __version__ as __version__
 if TYPE_CHECKING:
     from hybridremat.analysis.batch_search import max_batch_size
     from hybridremat.analysis.batch_size import BatchSize
-    from hybridremat.analysis.fit import Fit, fit
+    from hybridremat.analysis.fit import fit
+    from hybridremat.analysis.fit_pipeline import PipelineFit
+    from hybridremat.analysis.fit_result import Fit
+    from hybridremat.analysis.fit_sharded import ShardedFit
     from hybridremat.analysis.frontier import Frontier
     from hybridremat.analysis.frontier_data import MeasuredPoint
     from hybridremat.analysis.measure import Measurement, measure
@@ -110,6 +113,7 @@ __all__ = [
     "OptionsError",
     "OutputError",
     "OutstandingForwardWarning",
+    "PipelineFit",
     "PipelinePlan",
     "Plan",
     "PlanError",
@@ -121,6 +125,7 @@ __all__ = [
     "PredictionWarning",
     "ProfilerActiveError",
     "RankError",
+    "ShardedFit",
     "SizeCurve",
     "TargetError",
     "Tuning",
@@ -169,7 +174,9 @@ _HOME = {
     "auto_limit": "hybridremat.runtime.auto_limit",
     "BatchSize": "hybridremat.analysis.batch_size",
     "fit": "hybridremat.analysis.fit",
-    "Fit": "hybridremat.analysis.fit",
+    "Fit": "hybridremat.analysis.fit_result",
+    "PipelineFit": "hybridremat.analysis.fit_pipeline",
+    "ShardedFit": "hybridremat.analysis.fit_sharded",
     "Measurement": "hybridremat.analysis.measure",
     "pipeline_plan": "hybridremat.analysis.pipelines.planning",
     "PipelinePlan": "hybridremat.analysis.pipelines.plan",

@@ -118,6 +118,10 @@ _SPECS = (
 #: Known devices by name.
 DEVICE_SPECS = {spec.name: spec for spec in _SPECS}
 
+#: Bytes in a second that a device sends to others in one host, each way: NVLink of the data sheets (SXM),
+#: which give the sum of both ways. Devices of PCI Express alone are not among them: that depends on the host.
+LINKS = {"h200": 450e9, "h100": 450e9, "a100-80g": 300e9, "a100-40g": 300e9, "v100": 150e9}
+
 _OTHER_NAMES = {"h100-80g": "h100", "h100-sxm": "h100", "h200-141g": "h200"}
 
 

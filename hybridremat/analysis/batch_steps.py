@@ -58,12 +58,17 @@ class BatchStep:
         return sum(self.graph.values[value].bytes for value in self.graph.gradients)
 
     @property
+    def traced(self) -> tuple[TracedStep, ...]:
+        """Its graph."""
+        return (self.step,)
+
+    @property
     def plain_time(self) -> int:
         """Nanoseconds of the plain step."""
         return plain_point(self.graph).time
 
     @staticmethod
-    def traced(
+    def of_traced(
         made: SampleStep, settings: Settings, batch: int, traced: TracedStep, *, show: bool
     ) -> BatchStep:
         """The step of a batch that is traced from a capture of others."""
@@ -135,6 +140,12 @@ class BatchPath:
     def gradient_bytes(self) -> int:
         """Bytes of the gradients at the end of the step."""
         return self.path.gradient_bytes
+
+    @property
+    def traced(self) -> tuple[TracedStep, ...]:
+        """Its graphs, in the order of the forward."""
+        survey = self.path.survey
+        return tuple(survey.traced[key] for key in survey.order)
 
     @property
     def plain_time(self) -> int:
@@ -235,5 +246,5 @@ class Batches:
 
     def _new_step(self, made: SampleStep, batch: int) -> BatchStep | BatchPath:
         if (traced := self._capture.traced(made)) is not None:
-            return BatchStep.traced(made, self.settings, batch, traced, show=self._show)
+            return BatchStep.of_traced(made, self.settings, batch, traced, show=self._show)
         return BatchStep.captured(made, self.settings, batch, show=self._show)

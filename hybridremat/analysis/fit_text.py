@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hybridremat.analysis.fit_data import FitData
 from hybridremat.units import format_bytes, format_share_up
@@ -10,17 +10,19 @@ from hybridremat.units import format_bytes, format_share_up
 
 def fit_text(fit: FitData) -> str:
     """Both formulas, then the limit to set, or what to do; the largest batch if it was looked for."""
-    return "\n".join([*_sums(fit), *_verdict(fit), *_largest(fit)])
+    return "\n".join([*fit_sums(fit), *fit_verdict(fit), *_largest(fit)])
 
 
-def _sums(fit: FitData) -> Iterator[str]:
+def fit_sums(fit: FitData) -> Iterator[str]:
+    """What is added up, without a plan and with the one of least memory."""
     yield f"without a plan: {fit.formula(fit.plain_step, margin=fit.margin, memory=fit.memory)}"
     yield f"at the least: {fit.formula(fit.least_step, margin=fit.margin, memory=fit.memory)}"
     if fit.reserve:
         yield f"of the step {format_bytes(fit.reserve)} are reserve, for your own code"
 
 
-def _verdict(fit: FitData) -> Iterator[str]:
+def fit_verdict(fit: FitData, helps: Iterable[str] | None = None) -> Iterator[str]:
+    """Whether it fits, and the limit to set, or what ``helps``; None: what helps on one device."""
     left = f"{format_bytes(max(0, fit.room))} are left for the step on {fit.device}"
     reserve = f", reserve={fit.reserve}" if fit.reserve else ""
     if fit.fits == "plain":
@@ -34,7 +36,7 @@ def _verdict(fit: FitData) -> Iterator[str]:
     else:
         short = fit.above(fit.least_step) + fit.margin + fit.resident - fit.memory
         yield f"it does not fit: {left}, {format_bytes(max(1, short))} too few for the plan of least memory"
-        yield f"what helps: {'; '.join(_help(fit, short))}"
+        yield f"what helps: {'; '.join(_help(fit, short) if helps is None else helps)}"
 
 
 def _help(fit: FitData, short: int) -> Iterator[str]:

@@ -34,4 +34,5 @@ def _parts(tensor: Any) -> Iterator[Tensor]:
         yield from strided_parts(tensor.detach())
         return
     for name in tensor.__tensor_flatten__()[0]:
-        yield from _parts(getattr(tensor, name))
+        if isinstance(part := getattr(tensor, name), Tensor):  # a DTensor names its mesh as well
+            yield from _parts(part)

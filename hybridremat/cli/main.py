@@ -105,6 +105,8 @@ examples:
   hybridremat fit gpt2 --optimizer adamw --memory 2GiB
   hybridremat fit train.py:make --device-spec rtx4090
   hybridremat fit train.py:make --optimizer sgd,momentum=0.9 --set batch=64 --json
+  hybridremat fit train.py:make --device-spec h100 --gpus 8 --shard fsdp2
+  hybridremat fit train.py:make --device-spec h100 --gpus 4 --shard pp --microbatches 16
 """
 CACHE_EXAMPLES = """\
 examples:

@@ -184,6 +184,14 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
     add("--reserve", metavar="SIZE", default="0", help="bytes of the limit kept free for your own code")
     add("--no-batch", action="store_true", help="do not look for the largest batch")
     add("--most", type=int, default=65536, metavar="N", help="the largest batch to try (default: 65536)")
+    group = parser.add_argument_group("several devices")
+    add = group.add_argument
+    add("--gpus", type=int, metavar="N", help="over how many devices training is spread")
+    add("--shard", metavar="HOW", help="fsdp2 (fully_shard of --units, by default the layers), tp or pp")
+    add("--link", type=float, metavar="RATE", help="bytes in a second from one to the next: 450e9")
+    add("--microbatches", type=int, metavar="N", help="of pp: in one step (default: two for each device)")
+    add("--param-dtype", metavar="NAME", help="of fsdp2: in which parameters are gathered: bfloat16")
+    add("--reduce-dtype", metavar="NAME", help="of fsdp2: in which gradients are reduced: float32")
 
 
 def add_frontier_options(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hybridremat.errors import ModelError
-from hybridremat.graph.private_torch import tree_leaves, tree_map
+from hybridremat.graph.private_torch import is_traceable_wrapper_subclass, tree_leaves, tree_map
 
 
 def on_unread_memory(
@@ -69,8 +69,16 @@ def untouched() -> Iterator[None]:
         settings.fill_uninitialized_memory = fill
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+def _like(tensor: Any) -> Any:
+    empty: Any
+    if not isinstance(tensor, torch.Tensor):  # the mesh of a DTensor
+        return tensor
+    if is_traceable_wrapper_subclass(tensor):  # this rank's part of one that is split by tensors
+        names, context = tensor.__tensor_flatten__()
+        inner = {name: _like(getattr(tensor, name)) for name in names}
+        empty = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
+    else:
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(empty, requires_grad=tensor.requires_grad)
     return empty.requires_grad_(tensor.requires_grad)

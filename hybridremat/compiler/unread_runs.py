@@ -78,8 +78,8 @@ def unread_results(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any
             made = call(*fake_args, **fake_kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
-            f"the forward asks for a value ({error.func}), and for a device that is not here nothing runs, so "
-            "that there is none. Leave that out, or plan on that device."
+            f"the forward asks for a value ({error.func}), and for a device that is not here nothing runs, "
+            "so that there is none. Leave that out, or plan on that device."
         ) from error
 
     def real(result: Any) -> Any:

@@ -98,7 +98,7 @@ class Sharding:
         trained: Trained,
         spec: DeviceSpec | None = None,
     ) -> Sharding:
-        """What ``fully_shard`` of the units and of the model makes of it, here or on the device of ``spec``."""
+        """What ``fully_shard`` of the units and of the model makes of it, here or on ``spec``'s device."""
         own = {id(parameter) for unit in units.values() for parameter in unit.parameters()}
         rest = [each for each in model.parameters() if id(each) not in own]
         heads, used = gathered_together(units, fsdp.tail), trained.parameters

@@ -119,6 +119,14 @@ class Shard:
         return max(self.gradients + self.reduced + self.copied, scattering) - counted
 
 
+def part_of(parameter: nn.Parameter, ranks: int) -> torch.Tensor:
+    """What the first rank keeps of a parameter, without values: its rows and those of the padding."""
+    local = _local(parameter)
+    rows = -(-local.shape[0] // ranks) if local.ndim else 1
+    part = torch.empty((rows, *local.shape[1:]), dtype=local.dtype, device="meta")
+    return part.requires_grad_(parameter.requires_grad)
+
+
 def _local(parameter: nn.Parameter) -> torch.Tensor:
     """What this rank has of a parameter that is split by tensors, or the whole one."""
     local = getattr(parameter, "to_local", None)
@@ -139,7 +147,9 @@ def as_gathered(fsdp: Fsdp | None, *, on_paper: bool = False) -> Gathered | None
     dtype, ranks = gathered_dtype(fsdp), fsdp.ranks
 
     def gathered(parameter: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.empty_like(parameter, dtype=dtype) if on_paper else in_dtype(parameter, dtype)
+        found: torch.Tensor = in_dtype(parameter, None if on_paper else dtype)
+        if on_paper and dtype not in (None, parameter.dtype):
+            found = torch.empty_like(parameter, dtype=dtype)
         more = _padding(found, ranks)
         if not more or not found.is_contiguous():
             return found
