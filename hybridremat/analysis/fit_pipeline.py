@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from torch import nn
+
 from hybridremat.analysis.device_memory import Room
 from hybridremat.analysis.fit_data import Fits
 from hybridremat.analysis.fit_devices import Devices, with_known_link
 from hybridremat.analysis.needs import TrainingNeeds, training_needs
 from hybridremat.analysis.pipelines.plan import PipelinePlan
 from hybridremat.analysis.pipelines.planning import pipeline_plan
+from hybridremat.analysis.repeated_layers import containers_of_layers
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.errors import InfeasibleLimitError, LimitError
 from hybridremat.planning.settings import PipelineSettings, Settings
@@ -120,7 +123,7 @@ def fit_pipeline(
             device_memory=room.memory - room.margin,
             optimizer_slots=found.slots,
             link=devices.link,
-            layers=_container(asked),
+            layers=_container(made.model, asked),
             **settings,
         )
     except InfeasibleLimitError as error:
@@ -145,10 +148,11 @@ def _slots(made: SampleStep, needs: TrainingNeeds) -> int:
     return -(-max(0, needs.optimizer_state - COUNT * len(trained)) // max(1, size))
 
 
-def _container(asked: Settings) -> str | None:
-    """The container that ``units="layers.*"`` names; None for the longest."""
+def _container(model: nn.Module, asked: Settings) -> str | None:
+    """The container that ``units="layers.*"`` names, or that of layers that are alike; None: the longest."""
     if not asked.units:
-        return None
+        found = [each for each in containers_of_layers(model) if each]
+        return found[0] if len(found) == 1 else None
     name, _, last = f".{asked.units[0]}".rpartition(".")
     if len(asked.units) > 1 or last != "*":
         raise LimitError(

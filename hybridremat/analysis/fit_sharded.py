@@ -69,7 +69,8 @@ def fit_sharded(
     assert isinstance(step, BatchPath), "units are graphs of their own"
 
     devices = with_known_link(devices, asked)
-    ways = {gpus: replace(fsdp, ranks=gpus) if gpus > 1 else None for gpus in devices.tried}
+    whole = None if fsdp.param_dtype is None else replace(fsdp, ranks=1)  # else FSDP2 has no part in it
+    ways = {gpus: replace(fsdp, ranks=gpus) if gpus > 1 else whole for gpus in devices.tried}
     every = {
         gpus: _on(made, devices, step.path.over(way), replace(asked, fsdp=way), optimizer, room)
         for gpus, way in ways.items()

@@ -15,18 +15,25 @@ def repeated_layers(model: nn.Module) -> tuple[str, ...]:
     ModelError
         If there is none.
     """
-    if _are_alike(model):
-        return tuple(name for name, _ in model.named_children())
-    found: list[str] = []
-    for name, module in model.named_modules():
-        if _are_alike(module) and not any(name.startswith(f"{outer}.") for outer in found):
-            found.append(name)
+    found = containers_of_layers(model)
     if not found:
         raise ModelError(
             f"this {type(model).__name__} has no ModuleList and no Sequential of layers that are alike, to "
             'be sharded one by one: name its layers by units="blocks_*", for one (--units)'
         )
+    if found == [""]:
+        return tuple(name for name, _ in model.named_children())
     return tuple(f"{name}.*" for name in found)
+
+
+def containers_of_layers(model: nn.Module) -> list[str]:
+    """Names of the outermost containers of two or more modules of one class; empty for the model itself."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        inside = found == [""] or any(name.startswith(f"{outer}.") for outer in found)
+        if _are_alike(module) and not inside:
+            found.append(name)
+    return found
 
 
 def _are_alike(container: nn.Module) -> bool:
