@@ -31,7 +31,7 @@ def fsdp(memory="300KiB", gpus=RANKS, **how):
 def test_steps_are_those_of_planned_units(spec, dtype):
     how = {"device_spec": spec, "margin": 0}
     given = Fsdp(RANKS, param_dtype=dtype)
-    found = fsdp("900KiB", fsdp=given, **how)
+    found = fsdp("870KiB", fsdp=given, **how)
     assert "planned" in {row.fits for row in found.table}
     for row in found.table:
         way = replace(given, ranks=row.gpus) if row.gpus > 1 or dtype else None

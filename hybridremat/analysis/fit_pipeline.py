@@ -135,6 +135,7 @@ def _stage_settings(asked: Settings) -> dict[str, Any]:
     """The settings of stages; others that are given cannot be kept."""
     keys = PipelineSettings.__optional_keys__
     given = {each.name: getattr(asked, each.name) for each in fields(asked)}
+    given["reserve"] = asked.reserve_bytes()
     changed = {each.name for each in fields(asked) if given[each.name] != each.default}
     if unknown := sorted(changed - keys - {"units"}):
         raise LimitError(f'{", ".join(unknown)} and shard="pp" cannot be combined: leave it out')
