@@ -37,6 +37,11 @@ def test_steps_are_those_of_planned_units(spec, dtype):
         way = replace(given, ranks=row.gpus) if row.gpus > 1 or dtype else None
         asked = {"memory_limit": row.room, "units": "layers.*", "fsdp": way, "device_spec": spec, **HOW}
         model, batch = stack()
+        if row.fits == "no":
+            with pytest.raises(hybridremat.InfeasibleLimitError) as raised:
+                hybridremat.plan(model, kwargs=batch, **asked)
+            assert raised.value.least == row.least_step
+            continue
         plan = hybridremat.plan(model, kwargs=batch, **asked)
         assert row.plain_step == plan.plain_peak
         assert row.overhead == (plan.overhead if row.fits == "planned" else None)

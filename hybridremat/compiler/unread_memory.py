@@ -70,18 +70,24 @@ def untouched() -> Iterator[None]:
 
 
 def _like(tensor: Any) -> Any:
-    empty: Any
     if not isinstance(tensor, torch.Tensor):  # the mesh of a DTensor
         return tensor
-    if is_traceable_wrapper_subclass(tensor):  # this rank's part of one that is split by tensors
-        names, context = tensor.__tensor_flatten__()
-        inner = {name: _like(getattr(tensor, name)) for name in names}
-        empty = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
-    else:
-        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    is_split: bool = is_traceable_wrapper_subclass(tensor)
+    empty = _part_like(tensor) if is_split else _empty_like(tensor)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(empty, requires_grad=tensor.requires_grad)
     return empty.requires_grad_(tensor.requires_grad)
+
+
+def _empty_like(tensor: Any) -> Any:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+def _part_like(tensor: Any) -> Any:
+    """Of a tensor that is split, the part of this rank."""
+    names, context = tensor.__tensor_flatten__()
+    inner = {name: _like(getattr(tensor, name)) for name in names}
+    return type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
 
 
 def _input_like(item: object) -> object:
