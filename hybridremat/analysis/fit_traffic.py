@@ -44,10 +44,11 @@ def sent_in_graphs(steps: Iterable[TracedStep], ranks: int) -> int:
 def _calls(survey: Survey) -> list[tuple[str, bool]]:
     """The unit of each call in the order of the forward, and whether its backward hands on gradients."""
     assert survey.sharding is not None
-    late, found = survey.sharding.trained.late, dict[int, tuple[str, bool]]()
-    for name, call, key in zip(survey.units, survey.calls, survey.order, strict=True):
+    heads, trained = survey.sharding.heads, survey.sharding.trained
+    found = dict[int, tuple[str, bool]]()
+    for name, call, late in zip(survey.units, trained.calls, trained.late, strict=True):
         if call:
-            found.setdefault(call, (name, key not in late))
+            found.setdefault(call, (heads[name], not late))
     return list(found.values())
 
 
@@ -63,7 +64,7 @@ def _gathers(calls: Sequence[tuple[str, bool]], sharding: Sharding) -> list[str]
 
     for name, _ in calls:
         gather(name)
-        if sharding.reshards:
+        if name not in sharding.kept:
             there.discard(name)
     for name, hands_on in reversed(calls):
         gather(name)
