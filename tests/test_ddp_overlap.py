@@ -6,7 +6,7 @@ The processes run support/overlap_cases.py once; each test looks at one thing th
 import pytest
 
 from support.overlap_cases import CASES
-from support.processes import run_ranks
+from support.processes import run_ranks_once
 
 pytestmark = pytest.mark.slow
 OWN = 512  # bytes of small tensors that DistributedDataParallel makes in a step, in threads of its own
@@ -14,7 +14,7 @@ OWN = 512  # bytes of small tensors that DistributedDataParallel makes in a step
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return run_ranks("support.overlap_cases:whole", tmp_path_factory.mktemp("overlap"), timeout=240)
+    return run_ranks_once("support.overlap_cases:whole", tmp_path_factory, timeout=240)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -3,7 +3,7 @@
 import pytest
 
 from support.gathered_cases import CASES
-from support.processes import run_ranks
+from support.processes import run_ranks, run_ranks_once
 
 NAMES = [f"{name}, {limit}" for name, case in CASES.items() for limit in case.limits]
 
@@ -40,7 +40,7 @@ def test_models_whose_gathers_may_run_again_need_less(tmp_path):
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    return run_ranks("support.gathered_cases:every", tmp_path_factory.mktemp("together"), timeout=300)
+    return run_ranks_once("support.gathered_cases:every", tmp_path_factory, timeout=300)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from torch import distributed
 
 import hybridremat
 from hybridremat.planning.ranks import Ranks
-from support.processes import run_ranks
+from support.processes import run_ranks, run_ranks_once
 from support.rank_cases import MORE
 
 OWN = 512  # bytes of small tensors that DistributedDataParallel makes in a step, in threads of its own
@@ -20,7 +20,7 @@ OWN = 512  # bytes of small tensors that DistributedDataParallel makes in a step
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return run_ranks("support.rank_cases:whole", tmp_path_factory.mktemp("ranks"))
+    return run_ranks_once("support.rank_cases:whole", tmp_path_factory)
 
 
 def test_one_plan_is_made_once(ranks):

@@ -12,7 +12,7 @@ from packaging.version import Version
 import hybridremat
 from hybridremat import Fsdp
 from support import sharded_sections
-from support.processes import run_ranks
+from support.processes import run_ranks, run_ranks_once
 from support.sharded_cases import EVERY, FEW, MORE, QUICK, Tokens, texts
 from support.training import small
 
@@ -29,22 +29,22 @@ def names(cases):
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    return run_ranks("support.sharded_cases:quick", tmp_path_factory.mktemp("quick"), fake=2)[0]
+    return run_ranks_once("support.sharded_cases:quick", tmp_path_factory, fake=2)[0]
 
 
 @pytest.fixture(scope="module")
 def more(tmp_path_factory):
-    return run_ranks("support.sharded_cases:more", tmp_path_factory.mktemp("more"), fake=3, timeout=300)[0]
+    return run_ranks_once("support.sharded_cases:more", tmp_path_factory, fake=3, timeout=300)[0]
 
 
 @pytest.fixture(scope="module")
 def few_ranks(tmp_path_factory):
-    return run_ranks("support.sharded_cases:few", tmp_path_factory.mktemp("few"), timeout=400)
+    return run_ranks_once("support.sharded_cases:few", tmp_path_factory, timeout=400)
 
 
 @pytest.fixture(scope="module")
 def other_ranks(tmp_path_factory):
-    return run_ranks("support.sharded_cases:rest", tmp_path_factory.mktemp("rest"), timeout=900)
+    return run_ranks_once("support.sharded_cases:rest", tmp_path_factory, timeout=900)
 
 
 def require_exact(name, made):
@@ -69,7 +69,7 @@ def test_peaks_are_those_predicted_in_other_nets(name, more):
 
 @pytest.fixture(scope="module")
 def few_sections(tmp_path_factory):
-    return run_ranks("support.sharded_sections:few", tmp_path_factory.mktemp("sections"), fake=3)[0]
+    return run_ranks_once("support.sharded_sections:few", tmp_path_factory, fake=3)[0]
 
 
 def require_counted(name, made):
@@ -187,7 +187,7 @@ def test_plans_keep_how_parameters_are_sharded(tmp_path):
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory):
-    return run_ranks("support.sharded_cases:by_tensors", tmp_path_factory.mktemp("split"), fake=2)[0]
+    return run_ranks_once("support.sharded_cases:by_tensors", tmp_path_factory, fake=2)[0]
 
 
 SPLIT = [f"{name}, {limit}" for name in ("tensors", "sequence") for limit in ("100%", "60%")]
@@ -210,7 +210,7 @@ def test_a_collective_that_runs_twice_is_refused(split):
 
 @pytest.fixture(scope="module")
 def split_ranks(tmp_path_factory):
-    return run_ranks("support.sharded_cases:by_tensors", tmp_path_factory.mktemp("two"), timeout=300)
+    return run_ranks_once("support.sharded_cases:by_tensors", tmp_path_factory, timeout=300)
 
 
 @pytest.mark.slow

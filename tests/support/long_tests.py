@@ -37,6 +37,12 @@ LONG: Final = {
     "tests/test_pipeline_training.py::test_two_processes_train_as_plain_in_their_memory": (
         "gpipe", "interleaved",
     ),
+    "tests/test_gathers.py::test_models_whose_gathers_may_run_again_need_less": (),
+    "tests/test_fsdp_launchers.py::test_accelerate_with_mixed_precision": (),
+    "tests/test_fsdp_launchers.py::test_accelerate_that_loads_by_way_of_meta": (),
+    "tests/test_fsdp_launchers.py::test_scripts_start_with_torchrun": (
+        "accelerate_fsdp2", "lightning_fsdp2", "trainer_fsdp2",
+    ),
     # Inductor compiles for half a minute
     "tests/test_compiled_images.py::test_all_of_the_limit_is_the_plain_step": (),
     "tests/test_compiled_training.py::test_losses_stay_as_near_to_eager_as_stock_inductors": (

@@ -12,14 +12,19 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def run_ranks(
-    target: str, folder: Path, *, size: int = 2, timeout: float = 120.0, port: bool = False, fake: int = 0
+    target: str, folder: Path, *, size: int = 2, timeout: float = 240.0, port: bool = False, fake: int = 0
 ) -> list[dict]:
     """What the function returned on each rank (as JSON); it is called with the rank.
 
@@ -42,6 +47,20 @@ def run_ranks(
     said = "\n".join(f"--- rank {r}\n{_log(folder, r).read_text()[-6000:]}" for r in range(size))
     assert codes == [0] * size, f"{target}: {codes}\n{said}"
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def run_ranks_once(target: str, folders: pytest.TempPathFactory, **how: Any) -> list[dict]:
+    """As :func:`run_ranks`, for all of pytest's workers: one runs it, and the others read what it made."""
+    from filelock import FileLock  # not on each rank
+
+    root = folders.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    made = root / f"{target.replace(':', '-')}-{how.get('fake', 0)}.json"
+    with FileLock(f"{made}.lock"):
+        if not made.exists():
+            made.write_text(json.dumps(run_ranks(target, Path(tempfile.mkdtemp(dir=root)), **how)))
+        found: list[dict] = json.loads(made.read_text())
+    return found
 
 
 def _log(folder: Path, rank: int) -> Path:
