@@ -65,7 +65,8 @@ def commands(device: str, out: Path, python: Path, more: str = "") -> dict[str, 
         + (["--no-compile"] if on_cpu else []),
         "tests": lambda _: [
             *(*start, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", marked),
-            *("--durations=10", f"--junitxml={out / 'tests.xml'}", "tests/test_cuda.py"),
+            *("--durations=10", f"--junitxml={out / 'tests.xml'}"),
+            *("tests/test_cuda.py", "tests/test_sharded_models.py"),
         ],
         "benchmark": lambda seconds: [
             *(*start, "benchmarks/gpu.py", "--device", device, "--out", str(out)),

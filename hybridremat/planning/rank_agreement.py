@@ -148,17 +148,16 @@ def require_planned_together(settings: Settings, agreement: RankAgreement) -> No
         )
 
 
-def require_same_step(fingerprint: str | None, device: str) -> None:
+def require_same_step(number: int, device: str) -> None:
     """Refuse a step if other ranks are about to run another one: all ranks call it together.
 
-    ``fingerprint`` is that of its plan; None: it has none yet.
+    ``number`` is its place among those that are planned, which ranks make and use in the same order.
 
     Raises
     ------
     ModelError
         On all ranks.
     """
-    number = int(hashlib.sha256(str(fingerprint).encode()).hexdigest()[:15], 16)
     bounds = torch.tensor([number, -number], device=device)
     distributed.all_reduce(bounds, op=distributed.ReduceOp.MAX)
     most, least = bounds.tolist()

@@ -189,8 +189,8 @@ class PlannedCall:
         self._sharded_as_planned = True
         with self._one_path:
             if len(self._steps) > 1 and needs_one_plan(self.context.settings):
-                known = self._steps.get(self._key(args, kwargs))
-                require_same_step(None if known is None else known.fingerprint, model_device(self.model))
+                key, known = self._key(args, kwargs), list(self._steps)
+                require_same_step(known.index(key) if key in known else -1, model_device(self.model))
             step = self._step(args, kwargs)
             if held:
                 step = self._with_room(step, args, kwargs, held)

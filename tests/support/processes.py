@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 
 def run_ranks(
-    target: str, folder: Path, *, size: int = 2, timeout: float = 240.0, port: bool = False, fake: int = 0
+    target: str,
+    folder: Path,
+    *,
+    size: int = 2,
+    timeout: float = 240.0,
+    port: bool = False,
+    fake: int = 0,
+    backend: str = "gloo",
 ) -> list[dict]:
     """What the function returned on each rank (as JSON); it is called with the rank.
 
@@ -34,7 +41,8 @@ def run_ranks(
     method = f"tcp://127.0.0.1:{_free_port()}" if port else f"file://{folder / 'rendezvous'}"
     size, method = (1, f"fake:{fake}") if fake else (size, method)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    started = [_start([target, rank, size, folder, timeout, method], environment) for rank in range(size)]
+    given = [size, folder, timeout, method, backend]
+    started = [_start([target, rank, *given], environment) for rank in range(size)]
     deadline = time.monotonic() + timeout
     try:
         codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in started]
@@ -80,7 +88,9 @@ def _free_port() -> int:
         return found.getsockname()[1]
 
 
-def main(target: str, rank: int, size: int, folder: Path, timeout: float, method: str) -> None:
+def main(
+    target: str, rank: int, size: int, folder: Path, timeout: float, method: str, backend: str
+) -> None:
     """One rank; shortly before it would be killed it says where it hangs."""
     faulthandler.dump_traceback_later(timeout - 5, exit=True)
     import torch
@@ -93,7 +103,7 @@ def main(target: str, rank: int, size: int, folder: Path, timeout: float, method
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=int(ranks))
     else:
         torch.distributed.init_process_group(
-            "gloo",
+            backend,
             init_method=method,
             rank=rank,
             world_size=size,
@@ -110,4 +120,5 @@ def main(target: str, rank: int, size: int, folder: Path, timeout: float, method
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), float(sys.argv[5]), sys.argv[6])
+    target, rank, size, folder, timeout, *how = sys.argv[1:]
+    main(target, int(rank), int(size), Path(folder), float(timeout), *how)

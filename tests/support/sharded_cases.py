@@ -191,7 +191,8 @@ def trained(case: Case, model: nn.Module, rank: int) -> tuple[list[torch.Tensor]
         batch = case.batch(rank, number)
 
         with without_collection():
-            peaks.append(record("cpu", partial(_step, model, batch, made)).peak)
+            device = next(model.parameters()).device.type
+            peaks.append(record(device, partial(_step, model, batch, made)).peak)
         made += [local(each.grad).clone() for each in model.parameters() if each.grad is not None]
         optimizer.step()
         optimizer.zero_grad()
@@ -213,12 +214,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def quick(rank: int) -> dict[str, Any]:
     """The first cases, with what is refused."""
-    return {**_run(QUICK, rank), "refused": {**refused(), **tails_refused()}}
+    return {**run_cases(QUICK, rank), "refused": {**refused(), **tails_refused()}}
 
 
 def more(rank: int) -> dict[str, Any]:
     """All others."""
-    return _run(MORE, rank)
+    return run_cases(MORE, rank)
 
 
 FEW = ("tokens", "images", "kept after the forward")
@@ -227,15 +228,15 @@ FEW = ("tokens", "images", "kept after the forward")
 
 def few(rank: int) -> dict[str, Any]:
     """A few of all."""
-    return _run({name: case for name, case in EVERY.items() if name in FEW}, rank)
+    return run_cases({name: case for name, case in EVERY.items() if name in FEW}, rank)
 
 
 def rest(rank: int) -> dict[str, Any]:
     """All but these."""
-    return _run({name: case for name, case in EVERY.items() if name not in FEW}, rank)
+    return run_cases({name: case for name, case in EVERY.items() if name not in FEW}, rank)
 
 
-def _run(cases: dict[str, Case], rank: int) -> dict[str, Any]:
+def run_cases(cases: dict[str, Case], rank: int) -> dict[str, Any]:
     alone = distributed.get_backend() == "fake"
     found = {}
     for name, case in cases.items():
