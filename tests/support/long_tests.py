@@ -37,6 +37,7 @@ LONG: Final = {
     "tests/test_pipeline_training.py::test_two_processes_train_as_plain_in_their_memory": (
         "gpipe", "interleaved",
     ),
+    "tests/test_sharded_models.py::test_processes_train_models_as_plain_fsdp": (),
     "tests/test_gathers.py::test_models_whose_gathers_may_run_again_need_less": (),
     "tests/test_fsdp_launchers.py::test_accelerate_with_mixed_precision": (),
     "tests/test_fsdp_launchers.py::test_accelerate_that_loads_by_way_of_meta": (),
