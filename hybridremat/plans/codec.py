@@ -19,11 +19,12 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, overrid
 from cattrs.preconf.json import make_converter
 
 from hybridremat.blocks.types import Option, OptionSet
-from hybridremat.errors import PlanFormatError
+from hybridremat.errors import OutputError, PlanFormatError
 from hybridremat.files import write_atomic
 from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.joint import Delivery, Op, Value
 from hybridremat.graph.sizes import Size, Term, as_data, from_data
+from hybridremat.plans.file_data import MOST_BYTES, read_data
 from hybridremat.plans.fsdp import Fsdp
 from hybridremat.plans.migrations import migrated
 from hybridremat.plans.plan_data import PlanData
@@ -31,6 +32,7 @@ from hybridremat.plans.recount import recounted
 from hybridremat.plans.request import AnyCostModel, AnyDevice, AnyFsdp
 from hybridremat.plans.validate import require_sound
 from hybridremat.sequence.decisions import Backward, Decision, Forward, ForwardOption, Solo
+from hybridremat.units import format_bytes
 
 P = TypeVar("P", bound=PlanData)
 
@@ -199,9 +201,13 @@ def write_plan(plan: PlanData, path: str | Path) -> None:
     Raises
     ------
     OSError
-        If it cannot be written.
+        If it cannot be written, or would be too large to be read.
     """
-    write_atomic(Path(path), json.dumps(plan_to_dict(plan)) + "\n")
+    text = json.dumps(plan_to_dict(plan)) + "\n"
+    if len(text) > MOST_BYTES:
+        size, most = format_bytes(len(text)), format_bytes(MOST_BYTES)
+        raise OutputError(f"the plan takes {size} as a file, and no more than {most} are read: use it here")
+    write_atomic(Path(path), text)
 
 
 def read_plan(path: str | Path, kind: type[P]) -> P:
@@ -215,8 +221,6 @@ def read_plan(path: str | Path, kind: type[P]) -> P:
         If it cannot be read.
     """
     try:
-        return plan_from_dict(json.loads(Path(path).read_text(encoding="utf-8")), kind)
-    except (ValueError, RecursionError) as error:  # JSON and UTF-8 alike
-        raise PlanFormatError(f"{path} is no plan: it is not JSON ({error})") from error
+        return plan_from_dict(read_data(Path(path)), kind)
     except PlanFormatError as error:
         raise PlanFormatError(f"{path}: {error}") from error

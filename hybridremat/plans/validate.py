@@ -8,8 +8,10 @@ from __future__ import annotations
 from hybridremat.blocks.problem import bind_blocks
 from hybridremat.blocks.simulate import simulate_option
 from hybridremat.blocks.types import BlockProblem, OptionSet
+from hybridremat.graph.joint import JointGraph, Schedule
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.segmentation.validate import validate_chain
+from hybridremat.graph.validate import require_sound_graph
 from hybridremat.plans.block_summary import planned_blocks
 from hybridremat.plans.coverage import Coverage
 from hybridremat.plans.judging import plan_judge
@@ -32,6 +34,8 @@ def require_sound(plan: PlanData) -> None:
     require_count("forwards", plan.forwards, "")
     if plan.details is None:
         return
+    require_sound_graph(plan.details.graph)
+    _require_sound_schedule(plan.schedule, plan.details.graph)
     peak = step_memory(plan.details.graph, plan.schedule).peak
     if plan.compiler == "eager" and peak != plan.predicted_peak:  # else it is that of generated code
         raise ValueError(f"its schedule takes {peak} bytes, and it says {plan.predicted_peak}")
@@ -45,6 +49,13 @@ def require_sound(plan: PlanData) -> None:
         _require_sound_coverage(plan.coverage, plan, plan.details)
 
 
+def _require_sound_schedule(schedule: Schedule, graph: JointGraph) -> None:
+    if not 0 <= schedule.num_forward <= len(schedule.steps):
+        raise ValueError("its forward is longer than its schedule")
+    if not {*range(len(graph.ops))}.issuperset(schedule.steps):
+        raise ValueError("it runs ops that are not there")
+
+
 def _require_sound_coverage(coverage: Coverage, plan: PlanData, details: PlanDetails) -> None:
     names = {*coverage.own}
     if names != {*coverage.places} or names != {*coverage.domain.ranges}:
@@ -52,6 +63,7 @@ def _require_sound_coverage(coverage: Coverage, plan: PlanData, details: PlanDet
     if coverage.sizes_of(plan.origin, plan.origin.inputs) != coverage.own:
         raise ValueError("its sizes are not those of its inputs")
     for known in coverage.schedules:
+        _require_sound_schedule(known.schedule, details.graph)
         step_memory(details.graph, known.schedule)
         if any(not 0 <= op < len(details.graph.ops) for op, _ in known.parted):
             raise ValueError("it runs ops by parts that are not there")
