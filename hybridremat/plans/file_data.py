@@ -14,8 +14,8 @@ from typing import Final
 from hybridremat.errors import PlanFormatError
 from hybridremat.units import format_bytes
 
-MOST_BYTES: Final = 128 * 1024**2
-"""The largest file that is read or written. In memory its data takes up to some 25 times as much."""
+MOST_BYTES: Final = 64 * 1024**2
+"""The largest file that is read or written. In memory its data takes up to some 30 times as much."""
 DEEPEST: Final = 64
 """The most lists and objects within each other."""
 LARGEST: Final = 2**63

@@ -103,7 +103,7 @@ class Corpus:
                 holder = holder[key]
             how = drawn.choice(sorted(CHANGES))
             CHANGES[how](holder, path[-1], drawn)
-        except (LookupError, TypeError):  # gone by an earlier change
+        except (LookupError, TypeError, AttributeError):  # gone by an earlier change
             return "nothing"
         return f"{how} at {'.'.join(map(str, path))}"
 
