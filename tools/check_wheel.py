@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import venv
 import zipfile
@@ -23,7 +24,7 @@ PACKAGES = {
     "blocks": "hybridremat/blocks",
     "sequence": "hybridremat/sequence",
 }
-META = ("pyproject.toml", "README.md", "LICENSE")
+META = ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 
 IMPORT_ALL = """
 import importlib, pathlib, sys
@@ -51,6 +52,8 @@ def copy_source(target: Path) -> Path:
         else:
             target.mkdir(exist_ok=True)
             shutil.copy2(ROOT / name, target)
+    (target / "tests").mkdir()
+    (target / "tests" / "test_left_out.py").touch()  # setuptools would take it along
     return target
 
 
@@ -81,6 +84,17 @@ def check_content(wheel: Path) -> list[str]:
     return [".".join(path.parent.parts if path.name == "__init__" else path.parts) for path in modules]
 
 
+def check_archive(archive: Path) -> None:
+    """Exit if the source archive holds tests, caches, or no licence."""
+    with tarfile.open(archive) as file:
+        names = [PurePosixPath(name) for name in file.getnames()]
+    wrong = [f"should not be in {archive.name}: {n}" for n in names if {"tests", "__pycache__"} & {*n.parts}]
+    if not any(name.parts[1:] == ("LICENSE",) for name in names):
+        wrong.append(f"missing from {archive.name}: the licence")
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
 def install(wheel: Path, folder: Path) -> Path:
     """Install ``wheel`` alone into a new environment below ``folder`` and return its interpreter."""
     environment = folder / "environment"
@@ -105,7 +119,8 @@ def main() -> None:
         built = subprocess.run(build, check=False, capture_output=True, text=True)
         if built.returncode:
             sys.exit(built.stdout + built.stderr)
-        (wheel,) = folder.glob("*.whl")
+        (archive,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+        check_archive(archive)
         modules = check_content(wheel)
         elsewhere = folder / "elsewhere"
         elsewhere.mkdir()
