@@ -69,5 +69,13 @@ def test_the_version_is_in_the_changelog():
     assert f"## [{hybridremat.__version__}]" in changelog
 
 
+def test_the_citation_is_of_this_version_and_its_day():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {hybridremat.__version__}\n" in citation
+    day = re.search(r"^date-released: (.+)$", citation, re.MULTILINE)[1]
+    assert f"## [{hybridremat.__version__}] - {day}\n" in changelog
+
+
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
