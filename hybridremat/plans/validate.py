@@ -18,6 +18,7 @@ from hybridremat.plans.judging import plan_judge
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.policy import validated_policy
 from hybridremat.plans.records import PlanDetails
+from hybridremat.sequence.flatten import Flattener
 from hybridremat.units import require_count
 
 
@@ -72,10 +73,12 @@ def _require_sound_coverage(coverage: Coverage, plan: PlanData, details: PlanDet
 def _require_sound_details(plan: PlanData, details: PlanDetails) -> None:
     chain = details.chain
     validate_chain(chain)
-    problems = [binding.problem for binding in bind_blocks(chain)]
-    option_sets = details.block_options
+    bindings, option_sets = bind_blocks(chain), details.block_options
+    problems = [binding.problem for binding in bindings]
     for problem, options in set(zip(problems, option_sets, strict=True)):
         _require_options_run(problem, options)
+    if details.decisions:  # in an order in which they can be carried out
+        step_memory(chain.graph, Flattener(chain, bindings, option_sets)(details.decisions))
     if planned_blocks(chain, option_sets, plan.schedule, details.decisions) != plan.blocks:
         raise ValueError("its blocks are not what its decisions say")
 
