@@ -254,7 +254,7 @@ def test_the_text_begins_with_the_largest_values_and_ends_with_its_terms():
     assert all(len(line) <= 100 for line in (*lines[:7], *legend))
     terms = [re.split("  +", line)[0] for line in legend if not line.startswith(" ")]
     assert terms[:4] == ["most saved", "most recomputed", "limit", "predicted peak"]
-    assert terms[-5:] == ["block", "ops", "option", "bytes", "time"] and "graph break" not in terms
+    assert terms[-6:] == ["block", "ops", "option", "bytes", "time", "terms"] and "graph break" not in terms
     # what is summed up and said beside the figures explains itself; every other line has its meaning
     named = {re.split("  +", line)[0] for line in lines[7:14]} - {"planning", ""}
     assert named <= set(terms)

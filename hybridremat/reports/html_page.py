@@ -21,6 +21,7 @@ from hybridremat.files import write_atomic
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.reports.html_data import report_data
 from hybridremat.reports.html_rows import row_views
+from hybridremat.reports.legend import legend
 from hybridremat.reports.size_svg import size_charts
 from hybridremat.reports.size_tables import size_cells, size_heads
 from hybridremat.reports.text import COUNTED, summary
@@ -45,13 +46,15 @@ def write_html(plan: PlanData, path: str | Path) -> None:
 def render_html(plan: PlanData) -> str:
     """The report of a plan as the text of one HTML page."""
     parts = plan.parts or (plan,)
+    lines = summary_lines(plan)
     return _environment().get_template("report.html.jinja").render(
         plan=plan,
         parts=parts,
         rows=[row_views(part.blocks) for part in parts],
         key_figures=key_figures(plan),
         counted=COUNTED,
-        summary=summary_lines(plan),
+        summary=lines,
+        terms=legend([name for name, _ in lines]),
         pins=_records(plan.pins),
         data=report_data(plan),
         sizes=_sizes(plan),

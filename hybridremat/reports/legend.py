@@ -1,4 +1,4 @@
-"""What the terms of ``print(plan)`` mean."""
+"""What the terms of ``print(plan)`` and of the HTML report mean."""
 
 from __future__ import annotations
 
@@ -36,17 +36,22 @@ _TERMS = {
     "bytes": "what it saves, and the peaks of its forward (fwd) and backward (bwd), without what other "
     "blocks hold",
     "time": "of its forward; extra: of all that it runs again",
+    "terms": "each in full, and all others: docs/glossary.md",
 }
-_OF_TABLE = ("most saved", "most recomputed", "block", "ops", "option", "bytes", "time")
+_OF_TABLE = ("most saved", "most recomputed", "block", "ops", "option", "bytes", "time", "terms")
+
+
+def legend(shown: Collection[str]) -> list[tuple[str, str]]:
+    """Terms and meanings: those of the tables, and of the summary's lines those that are ``shown``."""
+    return [(term, meaning) for term, meaning in _TERMS.items() if term in shown or term in _OF_TABLE]
 
 
 def legend_table(shown: Collection[str]) -> Table:
-    """One row for each term: those of the tables, and of the summary's lines those that are ``shown``."""
+    """:func:`legend` as a table, one row for each term."""
     grid = Table.grid(padding=(0, 2))
     grid.width = LEGEND_WIDTH
     grid.add_column(style="bold dim", no_wrap=True)
     grid.add_column(style="dim")
-    for term, meaning in _TERMS.items():
-        if term in shown or term in _OF_TABLE:
-            grid.add_row(term, Text(meaning))
+    for term, meaning in legend(shown):
+        grid.add_row(term, Text(meaning))
     return grid
