@@ -13,6 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from hybridremat.graph.joint import plain_schedule, short_op
 from hybridremat.graph.memory import step_memory
 from hybridremat.reports.block_rows import block_rows
+from hybridremat.reports.html_page import summary_lines
 from hybridremat.reports.whole_step import whole_step
 from hybridremat.units import format_bytes, format_time
 from support.browsers import chromium
@@ -33,6 +34,32 @@ CELLS = """
 const text = row => [...row.cells].map(cell => cell.innerText).join('\\t');
 return [...document.querySelectorAll(arguments[0])].map(text);
 """
+FAINT = """
+const painter = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+const rgba = colour => {
+  painter.clearRect(0, 0, 1, 1);
+  painter.fillStyle = colour;
+  painter.fillRect(0, 0, 1, 1);
+  return [...painter.getImageData(0, 0, 1, 1).data];
+};
+const linear = part => (part /= 255) <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+const behind = element => {
+  for (; element; element = element.parentElement) {
+    const colour = rgba(getComputedStyle(element).backgroundColor);
+    if (colour[3] === 255) return colour;
+  }
+};
+const contrast = element => {
+  const style = getComputedStyle(element);
+  const ink = rgba(element instanceof SVGElement ? style.fill : style.color);
+  const [low, high] = [ink, behind(element)].map(luminance).sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+};
+const texts = [...document.querySelectorAll('body *')].filter(element => element.getClientRects().length &&
+  [...element.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.textContent.trim()));
+return texts.filter(element => contrast(element) < 4.5).map(element => element.textContent);
+"""  # WCAG 2, 1.4.3
 COLOURS = """
 const of = (selector, what) => getComputedStyle(document.querySelector(selector))[what];
 return [of('body', 'backgroundColor'), of('body', 'color'), of('.note', 'color'), of('.band.block', 'fill')];
@@ -262,7 +289,7 @@ def lightness(colour: str) -> float:
     return 0.3 * red + 0.6 * green + 0.1 * blue
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 390, 360])
 def test_it_fits_its_width_and_no_text_lies_on_another(browser, address, width):
     show(browser, address, width=width)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
@@ -276,6 +303,39 @@ def test_it_fits_its_width_and_no_text_lies_on_another(browser, address, width):
         for (one, a), (other, b) in combinations(boxes, 2):
             apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 2 or b[3] <= a[1] + 2
             assert apart, (one, other)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out(browser, address, scheme):
+    show(browser, address, width=360, scheme=scheme)
+    assert browser.execute_script(FAINT) == []
+
+
+def test_it_can_be_read_without_eyes_or_pointer(page):
+    find(page, "[data-block]").click()  # a block's values
+    nodes = page.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    roles = {"table", "region", "slider", "image", "button", "DisclosureTriangle"}
+    named = [(node["role"]["value"], node["name"]["value"]) for node in nodes if _role(node) in roles]
+    assert {role for role, _ in named} == roles
+    assert all(name for _, name in named)
+    unreached = "[...document.querySelectorAll('.scroll, .timeline, button, summary')].filter(e => e.tabIndex < 0)"
+    assert page.execute_script(f"return {unreached}.map(e => e.outerHTML.slice(0, 80))") == []
+    low = "[...document.querySelectorAll('button')].filter(e => 0 < e.offsetHeight && e.offsetHeight < 24)"
+    assert page.execute_script(f"return {low}.map(e => e.textContent)") == []
+
+
+def _role(node) -> str | None:
+    return None if node["ignored"] else node["role"]["value"]
+
+
+def test_the_terms_of_the_plan_unfold(page, plan):
+    find(page, ".terms summary").send_keys(Keys.ENTER)
+    shown = texts(page, ".terms dt")
+    assert shown[:2] == ["most saved", "most recomputed"] and shown[-1] == "terms"
+    assert find(page, ".terms dl").is_displayed()
+    lines = {name for name, _ in summary_lines(plan)}
+    assert not {"limit", "predicted peak", "least feasible", "overhead"} & lines - set(shown)
+    assert "graph break" not in shown
 
 
 def test_print_leaves_the_controls_out(page):

@@ -44,7 +44,7 @@ class Alive {
     });
     const names = ["Size", "Belongs to", "Made by", "Module", "Shape", "Dtype", "Value", "Since"];
     const head = names.map((name, i) => make("th", { scope: "col", class: i === 0 || i === 7 ? "number" : null }, name));
-    const table = make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
+    const table = make("table", { "aria-label": "Values that are alive there" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
     this.fill(line, table, found.length > FIRST_ROWS ? more : null);
   }
 

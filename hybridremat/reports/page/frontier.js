@@ -34,7 +34,9 @@ class FrontierChart {
     if (limit !== null && limit <= wide) {
       const x = this.x(limit);
       svg.append(draw("line", { class: "limit", x1: x, x2: x, y1: FRAME.top, y2: height - FRAME.bottom }));
-      svg.append(draw("text", { class: "limittext", x: x + 6, y: FRAME.top - 4 }, `limit ${formatBytes(limit)}`));
+      const text = `limit ${formatBytes(limit)}`;
+      const place = x + 6 + 7.4 * text.length < width ? { class: "limittext", x: x + 6 } : { class: "limittext end", x: x - 6 };
+      svg.append(draw("text", { ...place, y: FRAME.top - 4 }, text));
     }
     svg.append(draw("path", { class: "front", d: this.line() }));
     const small = points.length > 150 ? 1.6 : 2.4;

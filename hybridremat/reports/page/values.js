@@ -24,7 +24,7 @@ function valueTable(graph, block) {
     .map(valueRow);
   const head = VALUE_COLUMNS.map((name) =>
     make("th", { scope: "col", "aria-sort": name === "Size" ? "descending" : "none", class: NUMBERS.has(name) ? "number" : null }, make("button", { type: "button" }, name)));
-  const table = make("table", { class: "values sortable" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
+  const table = make("table", { class: "values sortable", "aria-label": `Values of block ${block}` }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
   makeSortable(table);
   const instead = source === block ? null : make("p", { class: "note" }, `Shown for block ${source}, which is identical.`);
   return make("div", { class: "valuebox" }, ...[instead, table].filter((node) => node !== null));
