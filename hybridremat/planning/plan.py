@@ -138,6 +138,22 @@ class Plan(PlanData):
 
         write_html(self, path)
 
+    def plot(self, path: str | Path) -> None:
+        """Draw the memory of the plain and of the planned step over time, as ``.png``, ``.svg`` or ``.pdf``.
+
+        Raises
+        ------
+        PlotError
+            If the file has another suffix, the step is several graphs that are compiled, or has no backward.
+        MissingPackageError
+            If matplotlib is not installed.
+        OutputError
+            If it cannot be written.
+        """
+        from hybridremat.reports.memory_plot import plot_memory
+
+        plot_memory(self, path)
+
     def to_memory_viz(self, path: str | Path) -> None:
         """Write the step as a snapshot of PyTorch's allocator, for its memory viewer.
 

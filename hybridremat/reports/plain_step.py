@@ -1,4 +1,4 @@
-"""The plain step of a plan of several graphs, composed as the plan is."""
+"""The plain step of a plan; of several graphs, composed as the plan is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hybridremat.sequence.judge import Judge
 
 def plain_plan(plan: PlanData) -> PlanData:
     """The plan with every graph as plain PyTorch runs it; those without details stay as they are."""
-    assert plan.composition is not None, "of several graphs"
+    if plan.composition is None:
+        return _plain_part(plan)
     sections = tuple(
         each if each.part is None else _plain_section(each, plan.parts[each.part])
         for each in plan.composition.sections

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +76,22 @@ class PipelinePlan(PipelineData):
             If there is no such stage.
         """
         return tuple(each.made(torch.device(device)) for each in self._stage(stage).inputs)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the timeline as a Gantt chart, one row for each device: ``.png``, ``.svg`` or ``.pdf``.
+
+        Raises
+        ------
+        PlotError
+            If the file has another suffix.
+        MissingPackageError
+            If matplotlib is not installed.
+        OutputError
+            If it cannot be written.
+        """
+        from hybridremat.analysis.pipelines.gantt import plot_timeline
+
+        plot_timeline(self, path)
 
     def _stage(self, stage: int) -> PlannedStage:
         if stage not in range(len(self.stages)):
