@@ -14,6 +14,7 @@ from hybridremat.analysis.paired_steps import Subject, differences, train
 from hybridremat.cli import demo
 from hybridremat.cli import main as cli
 from hybridremat.cli.demo_models import DEMO_MODELS, DemoModel
+from hybridremat.errors import OutputError, TargetError
 
 
 class Net(nn.Module):
@@ -71,7 +72,7 @@ def test_a_loss_outside_gets_a_reserve(rows):
 def run(monkeypatch, rows, **options):
     monkeypatch.setattr(demo, "run_models", lambda *_, **__: list(rows))
     given = {"models": None, "steps": 2, "threads": 1, "cost_model": "flops", "device": "cpu"}
-    given |= {"json": False, "quiet": False}
+    given |= {"json": False, "quiet": False, "quick": False, "output": None}
     return demo.run_demo(Namespace(**{**given, **options}))
 
 
@@ -93,6 +94,40 @@ def test_a_difference_or_a_passed_limit_is_a_failure(rows, monkeypatch, capsys):
     above = replace(rows[0], measured_peak=rows[0].limit + 1)
     assert run(monkeypatch, [*rows, above]) == 1
     assert "above the limit" in capsys.readouterr().out
+
+
+def test_the_quick_demo_writes_its_report_and_opens_it_where_somebody_looks(tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setitem(demo.DEMO_MODELS, "gpt2", INSIDE)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert run(monkeypatch, [], quick=True, output=str(tmp_path / "new" / "folder")) == 0
+    printed = capsys.readouterr()
+    report, image = (tmp_path / "new" / "folder" / name for name in ("plan.html", "frontier.png"))
+    assert "<html" in report.read_text(encoding="utf-8") and image.read_bytes().startswith(b"\x89PNG")
+    assert f"wrote {report}\n" in printed.err and f"wrote {image}\n" in printed.err
+    assert printed.out.count("yes") == 1 and opened == []
+    monkeypatch.setattr("hybridremat.cli.demo_report.has_display", lambda: True)
+    assert run(monkeypatch, [], quick=True, output=str(tmp_path)) == 0
+    assert opened == [(tmp_path / "plan.html").as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"quick": True, "models": "gpt2,llama"}, "--quick trains one model, not 2"),
+        ({"output": "there"}, "add --quick"),
+    ],
+)
+def test_what_does_not_go_with_quick_is_refused(monkeypatch, options, said):
+    with pytest.raises(TargetError, match=said):
+        run(monkeypatch, [], **options)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(demo.ModelDemo, "under", lambda *_: pytest.fail("trained"))
+    with pytest.raises(OutputError, match="no folder can be made there"):
+        run(monkeypatch, [], quick=True, output=str(tmp_path / "file" / "folder"))
 
 
 def test_training_that_differs_in_one_bit_is_noticed():

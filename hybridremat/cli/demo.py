@@ -19,6 +19,7 @@ from hybridremat.analysis.measure import measure
 from hybridremat.analysis.paired_steps import Subject, adamw, differences, time_ratio, train
 from hybridremat.api import get_plan, unwrap, wrap
 from hybridremat.cli.demo_models import DEMO_MODELS, DemoModel
+from hybridremat.cli.demo_report import make_folder, open_report, write_report
 from hybridremat.cli.demo_table import IN_BACKWARD, OFFLOADED, DemoRow, demo_table, verdict
 from hybridremat.cli.output import print_json
 from hybridremat.errors import InfeasibleLimitError, TargetError
@@ -30,6 +31,7 @@ from hybridremat.reports.text import render
 from hybridremat.units import format_bytes
 
 EASY = "60%"
+QUICK, QUICK_MODEL = "40%", "gpt2"
 TIGHT = 1.03  # times the least feasible limit
 PAIRS = 3  # of steps that are timed
 MEBIBYTE = 1 << 20
@@ -46,19 +48,27 @@ class Reference:
 
 def run_demo(options: Namespace) -> int:
     """Run the demo, print its table, and return 1 if numbers differ or a limit was exceeded."""
-    names = options.models.split(",") if options.models else list(DEMO_MODELS)
+    default = [QUICK_MODEL] if options.quick else [*DEMO_MODELS]
+    names = options.models.split(",") if options.models else default
     unknown = [name for name in names if name not in DEMO_MODELS]
     if unknown:
         raise TargetError(f"no demo model {', '.join(unknown)}; there are {', '.join(DEMO_MODELS)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise TargetError("--device cuda: torch sees no CUDA device here")
+    if options.quick and len(names) > 1:
+        raise TargetError(f"--quick trains one model, not {len(names)}: name one, or leave --models out")
+    if options.output is not None and not options.quick:
+        raise TargetError("-o is for what --quick writes: add --quick, or leave -o out")
     if options.steps < 1 or options.threads < 1:
         raise TargetError("--steps and --threads are 1 or more")
     # One thread: on a busy machine several mostly wait for one another, and ratios of times say little.
     # Planning uses all cores, in processes of its own.
     torch.set_num_threads(options.threads)
     models = [DEMO_MODELS[name] for name in names]
-    rows = run_models(models, options.steps, options.cost_model, options.device, quiet=options.quiet)
+    if options.quick:
+        rows = run_quick(models[0], options)
+    else:
+        rows = run_models(models, options.steps, options.cost_model, options.device, quiet=options.quiet)
     if options.json:
         print_json([asdict(row) for row in rows])
     else:
@@ -80,6 +90,18 @@ def run_models(
         title = f"{number}/{len(models)} {model.name}"
         rows += ModelDemo(model, steps, cost_model, device, title, quiet=quiet).rows()
     return rows
+
+
+def run_quick(model: DemoModel, options: Namespace) -> list[DemoRow]:
+    """Train one model plainly and under one limit, and write the report and the picture of that plan."""
+    folder = make_folder(options.output or "hybridremat-demo")
+    how = (options.steps, options.cost_model, options.device, model.name)
+    demo = ModelDemo(model, *how, quiet=options.quiet)
+    row, plan = demo.under(QUICK)
+    written = write_report(plan, folder)
+    demo.console.print(*(f"wrote {path}" for path in written), sep="\n", highlight=False, soft_wrap=True)
+    open_report(written[0])
+    return [row]
 
 
 class ModelDemo:
@@ -109,6 +131,14 @@ class ModelDemo:
         note = "least feasible + 3 %"
         rows.append(self._row(reference, subject, time.perf_counter() - started, note))
         return [*rows, self._row_in_backward(reference)] if self.model.in_backward else rows
+
+    def under(self, share: str) -> tuple[DemoRow, Plan]:
+        """Train plainly, then under one limit, a share of the plain step; the row, and the plan."""
+        reference = self._train_plainly()
+        started = time.perf_counter()
+        subject = self._fresh()
+        plan, note = self._easy_plan(subject, self._reserve(subject), share)
+        return self._row(reference, subject, time.perf_counter() - started, note), plan
 
     def _row_offloaded(self, reference: Reference) -> DemoRow:
         """Train under a limit that nothing keeps unless values may wait elsewhere."""
@@ -162,14 +192,14 @@ class ModelDemo:
         self._log(f"the loss outside takes {format_bytes(outside)}: reserve {format_bytes(reserve)}")
         return reserve
 
-    def _easy_plan(self, subject: Subject, reserve: int) -> tuple[Plan, str]:
+    def _easy_plan(self, subject: Subject, reserve: int, share: str = EASY) -> tuple[Plan, str]:
         try:
-            return self._wrap(subject, EASY, reserve), EASY
+            return self._wrap(subject, share, reserve), share
         except InfeasibleLimitError as error:
             plain = self._wrap(subject, "1000%", reserve).plain_peak
             unwrap(subject.model)
             middle = (error.least + max(plain, error.least)) // 2
-            return self._wrap(subject, middle, reserve), f"half-way: {EASY} is not feasible"
+            return self._wrap(subject, middle, reserve), f"half-way: {share} is not feasible"
 
     def _wrap(
         self,

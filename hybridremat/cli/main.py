@@ -38,6 +38,7 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 EXAMPLES = """\
 examples:
+  hybridremat demo --quick                              train one model under a limit, and write a report
   hybridremat demo                                      train four real models under a limit, side by side
   hybridremat plan gpt2 --limit 60%                     what the limit costs in time
   hybridremat plan train.py:make --limit 6GiB -o p.json your own: make() returns (model, kwargs)
@@ -58,6 +59,12 @@ exit status:
   2  not understood, or it cannot be done: one line on the standard error says why (-v: with a traceback);
      with --json the standard output then holds {"error": …, "message": …}
   130  interrupted (Ctrl-C)
+"""
+DEMO_EXAMPLES = """\
+examples:
+  hybridremat demo --quick
+  hybridremat demo
+  hybridremat demo --models gpt2 --steps 1 --json
 """
 PLAN_EXAMPLES = """\
 examples:
@@ -142,7 +149,7 @@ COMMANDS = {
         add_demo_options,
         "Trains GPT-2, ResNet-50, Llama and U-Net models (small, random weights, nothing downloaded) for\n"
         "several optimizer steps, plain and under limits, and compares numbers, memory and time.",
-        "examples:\n  hybridremat demo\n  hybridremat demo --models gpt2 --steps 1 --json\n",
+        DEMO_EXAMPLES,
     ),
     "plan": Command(
         "plan a model's training step",
