@@ -1,9 +1,9 @@
-"""The demo's table: in README.md as the demo prints it, and in words in docs/benchmarks.md.
+"""The demo's table in docs/benchmarks.md: in words, and as the demo prints it.
 
     python benchmarks/demo.py [NAME …] [--pages]
 
 Runs ``hybridremat demo`` in a process of its own with an empty cache. Rows go to ``data/demo.csv``, what is
-written from them to both pages; ``--pages`` does only that.
+written from them to the page; ``--pages`` does only that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from hybridremat.reports.text import rendered
 SCRIPT: Final = "demo.py"
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
-README: Final = ROOT / "README.md"
 ROWS: Final = Path(__file__).with_name("data") / "demo.csv"
 COLUMNS: Final = (*(each.name for each in fields(DemoRow)), "load", "date", "torch")
 STEPS: Final = 3
@@ -52,8 +51,8 @@ def demo_row(row: Row) -> DemoRow:
     return DemoRow(**{each.name: READ[str(each.type)](row[each.name]) for each in fields(DemoRow)})
 
 
-def readme_part(rows: Sequence[Row]) -> str:
-    """What the script writes into README.md."""
+def printed(rows: Sequence[Row]) -> str:
+    """The table as the demo prints it."""
     table = rendered([demo_table([demo_row(row) for row in rows])]).strip("\n")
     head = (
         f"What `make demo` prints at its end, on 2 cores with {loads(rows)}, {days(rows)}\n"
@@ -71,10 +70,10 @@ def part(rows: Sequence[Row]) -> str:
     return (
         f"`python benchmarks/demo.py`: `hybridremat demo` with an empty cache, {days(rows)}, "
         f"{versions(rows)}, one thread, 2 cores with {loads(rows)}, cost model `profile`, {STEPS} AdamW "
-        f"steps: the table in the README. Planning took {min(seconds):.0f} to {max(seconds):.0f} s of wall "
+        f"steps. Planning took {min(seconds):.0f} to {max(seconds):.0f} s of wall "
         "clock for one limit, capture and [polishing](method.md#polishing) included. "
         f"{equality(found)} Where the loss is inside the model, the measured peak was the predicted one to "
-        f"the byte in {exact} of {len(inside)} rows."
+        f"the byte in {exact} of {len(inside)} rows.\n\n{printed(rows)}"
     )
 
 
@@ -90,10 +89,10 @@ def equality(rows: Sequence[DemoRow]) -> str:
 
 
 def main() -> None:
-    """Run the demo with the models asked for and write both pages."""
+    """Run the demo with the models asked for and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(DEMO_MODELS)}; else all")
-    parser.add_argument("--pages", action="store_true", help="only write the pages from the rows")
+    parser.add_argument("--pages", action="store_true", help="only write the page from the rows")
     options = parser.parse_args()
     rows = read_rows(ROWS)
     if not options.pages:
@@ -101,7 +100,6 @@ def main() -> None:
         rows = [row for row in rows if row["model"] not in {each["model"] for each in found}] + found
         order = [model.name for model in DEMO_MODELS.values()]
         write_rows(ROWS, COLUMNS, sorted(rows, key=lambda row: order.index(row["model"])))
-    write_part(README, SCRIPT, readme_part(read_rows(ROWS)))
     write_part(PAGE, SCRIPT, part(read_rows(ROWS)))
 
 

@@ -99,13 +99,15 @@ def reset_peak() -> None:
 
 
 def answer(options: argparse.Namespace) -> None:
-    """Train a step, and one more for each line of the standard input; answer each with a line of JSON."""
+    """Train two steps, and one more for each line of the standard input; answer each with a line of JSON."""
     if options.cap:
         resource.setrlimit(resource.RLIMIT_DATA, (options.cap, options.cap))
     training = Training(options.way, options.batch, options.length, options.limit)
-    found = {"preparing": resident_peak(), **training.figures, **training.step(profiled=True)}
-    print(json.dumps(found), flush=True)
+    found = {"preparing": resident_peak(), **training.figures}
+    first = training.step(profiled=True)  # the second step is the first one beside AdamW's state
     reset_peak()
+    losses = [first["loss"], training.step()["loss"]]
+    print(json.dumps({**found, "step": first["step"], "loss": losses}), flush=True)
     for _ in sys.stdin:
         print(json.dumps({**training.step(), "resident": resident_peak()}), flush=True)
 
@@ -163,7 +165,7 @@ class Child:
 
 
 def started(way: str, options: argparse.Namespace, folder: str, stack: ExitStack) -> tuple[Child, Row]:
-    """A process that has trained its first step, under the cap if it fits there."""
+    """A process that has trained two steps, under the cap if they fit there."""
     for cap, outcome in ((options.cap, FITS), (0, FAILS)):
         child = stack.enter_context(Child(way, options, cap, folder))
         try:
@@ -192,7 +194,7 @@ def measured(options: argparse.Namespace, folder: str) -> Iterator[Row]:
             "resident": steps[-1]["resident"],
             "ratio": round(statistics.median(ratios), 3),
             "seconds": round(statistics.median(step["seconds"] for step in steps), 1),
-            "loss": json.dumps([step["loss"] for step in (first, *steps)]),
+            "loss": json.dumps([*first["loss"], *(step["loss"] for step in steps)]),
             **circumstances(load),
         }
 
@@ -224,10 +226,10 @@ def part(rows: Sequence[Row]) -> str:
             f"{first['length']} tokens, float32, AdamW, {days(rows)}, {versions(rows)}, one thread, 2 cores "
             f"with {loads(rows)}, cost model `profile`. *Resident*: `VmHWM` of the process in steps, "
             "parameters and AdamW's state in it. *Step*: the profiler's bytes of forward and backward "
-            f"(predicted for the plan: {gib(planned['predicted'])}). *Time*: CPU time over plain's, the "
-            f"median of {first['pairs']} steps in turn (predicted: {1 + float(planned['overhead']):.2f}). *Losses*: "
+            f"(predicted: {gib(planned['predicted'])}). *Time*: CPU time over plain's, the median of "
+            f"{first['pairs']} steps in turn (predicted: {1 + float(planned['overhead']):.2f}). *Losses*: "
             f"those of {len(json.loads(first['loss']))} steps, bit for bit. *Under the cap*: planning and "
-            f"training with `RLIMIT_DATA` at {gib(first['cap'])}.",
+            f"two steps with `RLIMIT_DATA` at {gib(first['cap'])}.",
             "",
             *table(rows),
         )

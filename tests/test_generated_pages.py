@@ -31,7 +31,6 @@ WHEN = {"load": "0.5", "date": "2026-11-23", "torch": "2.13.0"}
 PARTS = [
     *((script, script.PAGE, script.part) for script in (planning, chains, scale, search, step_times)),
     *((script, script.PAGE, script.part) for script in (gaps, strategies, demo, units, offload)),
-    (demo, demo.README, demo.readme_part),
     (compare_marks, compare_marks.PAGE, compare_marks.frontiers_part),
 ]
 
@@ -188,7 +187,7 @@ def demo_text(**changes: object) -> dict[str, str]:
 def test_the_demos_rows_are_read_and_shown_as_it_shows_them() -> None:
     row = demo.demo_row(demo_text(differing='["step 2: loss"]'))
     assert (row.limit, row.overhead, row.differing, row.passed) == (900, 0.048, ("step 2: loss",), False)
-    lines = demo.readme_part([demo_text()]).splitlines()
+    lines = demo.printed([demo_text()]).splitlines()
     assert lines[0].endswith("2 cores with a load of 0.5, 2026-11-23")
     assert lines[3] == "```text" and lines[-1] == "```"
     assert lines[-3].split()[-6:] == ["+4.8%", "+0.6%", "0.87", "7.8", "s", "yes"]

@@ -156,10 +156,9 @@ def unknown_option(words: Sequence[str], parser: argparse.ArgumentParser) -> Usa
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``hybridremat demo`` alone."""
-    parser.add_argument("--quick", action="store_true", help="one model, one limit, and a report")
-    parser.add_argument(
-        "-o", "--output", metavar="FOLDER", help="for --quick's report and picture (default: hybridremat-demo)"
-    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="one model, one limit, and a report")
+    add("-o", "--output", metavar="FOLDER", help="for what --quick writes (default: hybridremat-demo)")
     parser.add_argument("--models", metavar="A,B", help="some of gpt2, resnet50, llama, unet (default: all)")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps (default: 3)")
     parser.add_argument("--cost-model", metavar="NAME", default="profile", help=COST_MODELS)
