@@ -30,8 +30,8 @@ class Lit(LightningModule):
 
 def main(steps: int = 6) -> None:
     texts = torch.randint(256, (8 * steps, 32), generator=torch.Generator().manual_seed(0))
-    how = {"memory_limit": "60%", "cost_model": "flops", "report": False}  # without cost_model, kernels are timed
-    callback = HybridRematLightningCallback(module="net", **how)  # the submodule that training_step calls
+    limit = {"memory_limit": "60%", "cost_model": "flops"}  # without cost_model, kernels are timed
+    callback = HybridRematLightningCallback(module="net", report=False, **limit)  # what training_step calls
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(accelerator="auto", max_epochs=1, callbacks=[callback], **quiet)
     trainer.fit(Lit(), DataLoader(TensorDataset(texts), batch_size=8))
