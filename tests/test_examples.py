@@ -17,7 +17,7 @@ SIZES = {
     "trl_sft.py": "3 2 32",
     "lightning_callback.py": "3",
     "plain_loop.py": "output 2",
-    "offload.py": "16 128 2",
+    "offload.py": "16 128 8",
     "device_not_here.py": "2 128 128",
 }
 """What each script is given, so that it is over soon."""
