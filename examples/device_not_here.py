@@ -1,6 +1,6 @@
 """A Llama of 8 billion parameters planned for one GPU of 80 GB, on a laptop without a GPU.
 
-python examples/device_not_here.py [LAYERS [WIDTH [LENGTH]]]
+python examples/device_not_here.py [LAYERS [WIDTH [LENGTH]]]      (a minute and a half, 0.7 GB, on 2 cores)
 
 Parameters, AdamW's state, batch and step are added up; nothing of that size is allocated.
 """

@@ -68,7 +68,7 @@ def test_inspect_plans_a_model_by_itself(models, capsys):
             "'*' is pinned twice",
         ),
         (["inspect", "missing.json"], "missing.json"),
-        (["inspect", "mymodels.py"], "mymodels.py is no plan"),
+        (["inspect", "mymodels.py"], "mymodels.py: not a plan: it is not JSON"),
         (["inspect", "missing.json", "--set", "a=1"], "missing.json is a plan already made: --set cannot"),
         (["frontier", "gpt2", "--measure", "2", "--device-spec", "t4"], "--measure runs plans here"),
         (["demo", "--models", "gpt2,gpt9"], "no demo model gpt9; there are gpt2, resnet50, llama"),

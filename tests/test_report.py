@@ -196,7 +196,7 @@ def test_plan_files(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
     assert Plan.load(tmp_path / "p.json") == plan
     (tmp_path / "cut.json").write_text((tmp_path / "p.json").read_text()[:-20])
-    with pytest.raises(PlanFormatError, match="is no plan: it is not JSON"):
+    with pytest.raises(PlanFormatError, match="not a plan: it is not JSON"):
         Plan.load(tmp_path / "cut.json")
 
 

@@ -41,7 +41,7 @@ def read_data(path: Path) -> object:
     try:
         data: object = json.loads(content.decode())
     except (ValueError, RecursionError) as error:  # JSON and UTF-8 alike
-        raise PlanFormatError(f"no plan: it is not JSON ({error})") from error
+        raise PlanFormatError(f"not a plan: it is not JSON ({error})") from error
     _require_plain(data)
     return data
 

@@ -39,7 +39,9 @@ LONG: Final = {
     ),
     "tests/test_sharded_models.py::test_processes_train_models_as_plain_fsdp": (),
     "tests/test_gathers.py::test_models_whose_gathers_may_run_again_need_less": (),
+    "tests/test_gathers.py::test_a_gather_costs_what_it_took_in_its_group": (),
     "tests/test_fsdp_launchers.py::test_accelerate_with_mixed_precision": (),
+    "tests/test_fsdp_launchers.py::test_lightning": (),
     "tests/test_fsdp_launchers.py::test_accelerate_that_loads_by_way_of_meta": (),
     "tests/test_fsdp_launchers.py::test_scripts_start_with_torchrun": (
         "accelerate_fsdp2", "lightning_fsdp2", "trainer_fsdp2",
