@@ -99,6 +99,15 @@ def test_what_no_plan_holds_is_refused_under_a_checksum_that_fits(files, tmp_pat
         loaded(changed(files["certified"], change), tmp_path)
 
 
+def test_decisions_in_an_order_that_cannot_be_carried_out_are_refused(files, tmp_path):
+    def swapped(data):
+        decisions = data["details"]["decisions"]
+        decisions.reverse()
+
+    with pytest.raises(PlanFormatError, match="the plan is damaged"):
+        loaded(changed(files["certified"], swapped), tmp_path)
+
+
 def test_a_file_that_is_nested_deeply_is_refused(files, tmp_path):
     deep = []
     for _ in range(file_data.DEEPEST):

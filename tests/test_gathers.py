@@ -18,6 +18,7 @@ def test_gathers_run_again_and_only_these(tmp_path):
     made = run_ranks("support.gathered_cases:quick", tmp_path, fake=2)[0]
     require_exact(made)
     assert made["again"] > 0
+    assert made["may run again"] == ["_c10d_functional.all_gather_into_tensor.default"]
     require_exact(made["checkpointed"])  # by the model, collectives and all: PyTorch would run them again
     assert "DTensor" in made["early gradients"]
     assert made["checked"]["gather left to the plan"] == ""
@@ -57,6 +58,7 @@ def test_ranks_that_would_run_different_plans_are_told(tmp_path):
         assert "unequal parts of a parameter" in said["unequal parts"]
         assert said["alone"].startswith("ModelError") and "on one rank alone" in said["alone"]
         assert said["new shape"].startswith("ModelError") and "hybridremat.prepare" in said["new shape"]
+        assert said["several shapes"] == "it ran"
         assert said["shapes apart"].startswith("ModelError: ranks were given inputs of different shapes")
 
 

@@ -17,7 +17,7 @@ from hybridremat.analysis.fit_result import Fit
 from hybridremat.analysis.fit_sharded_data import OnDevices, ShardedFitData
 from hybridremat.analysis.fit_sharded_text import sharded_text
 from hybridremat.analysis.fit_traffic import sent_by_fsdp
-from hybridremat.analysis.needs import training_needs
+from hybridremat.analysis.needs import TrainingNeeds, training_needs
 from hybridremat.analysis.repeated_layers import repeated_layers
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.analysis.sharded_needs import sharded_needs
@@ -89,20 +89,27 @@ def _on(
         needs = training_needs(made, optimizer, asked.spec)
     else:
         needs = sharded_needs(made, optimizer, sharding, fsdp.ranks, asked.spec)
-    found = ShardedFit(
+    found = without_plan(needs, room, path.plain_needs, path.plain_time, devices, asked)
+    return planned(found, path, asked, path.survey.context.origin)
+
+
+def without_plan(
+    needs: TrainingNeeds, room: RoomFor, plain: int, time: int, devices: Devices, asked: Settings
+) -> ShardedFit:
+    """What the plain step of a rank takes, in bytes and nanoseconds, beside what the rank keeps."""
+    return ShardedFit(
         **asdict(needs),
         **asdict(room(needs.resident)),
-        plain_step=path.plain_needs,
-        least_step=path.plain_needs,
+        plain_step=plain,
+        least_step=plain,
         reserve=asked.reserve_bytes(),
         gpus=devices.gpus,
         shard=devices.shard,
         link=devices.link,
         units=asked.units,
-        step_time=path.plain_time,
+        step_time=time,
         table=(),
     )
-    return planned(found, path, asked, path.survey.context.origin)
 
 
 def row(found: ShardedFit, gpus: int, sent: int, devices: Devices) -> OnDevices:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from hybridremat.analysis.batch_steps import BatchStep
 from hybridremat.analysis.fit_devices import Devices, with_known_link
 from hybridremat.analysis.fit_planned import planned
-from hybridremat.analysis.fit_sharded import RoomFor, ShardedFit, row
+from hybridremat.analysis.fit_sharded import RoomFor, ShardedFit, row, without_plan
 from hybridremat.analysis.fit_traffic import sent_in_graphs
 from hybridremat.analysis.sample_step import SampleStep
 from hybridremat.analysis.sharded_needs import local_needs
@@ -44,20 +44,7 @@ def fit_tensors(
             needs = local_needs(local, optimizer, asked.spec)
             step = BatchStep.captured(local, asked, show=show)
             frontier = step.frontier(reuse=False, show=show)
-            plain = step.plain_need()
-            found = ShardedFit(
-                **asdict(needs),
-                **asdict(room(needs.resident)),
-                plain_step=plain,
-                least_step=plain,
-                reserve=asked.reserve_bytes(),
-                gpus=devices.gpus,
-                shard=devices.shard,
-                link=devices.link,
-                units=asked.units,
-                step_time=step.plain_time,
-                table=(),
-            )
+            found = without_plan(needs, room, step.plain_need(), step.plain_time, devices, asked)
             found = planned(found, frontier, asked, step.context.origin)
             table.append(row(found, gpus, sent_in_graphs(step.traced, gpus), devices))
     assert found is not None, "all of them are tried last"

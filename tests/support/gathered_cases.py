@@ -112,6 +112,10 @@ def quick(rank: int) -> dict[str, Any]:
     other = Case(checkpointed)
     own = _planned(other, "60%", rank, trained(other, checkpointed(), rank)[0], gathers="keep")
     found = _planned(case, case.limits[-1], rank, plain)
+    step = traced(split(sequence=True), regather=True, **texts(0, 0))
+    found["may run again"] = sorted(
+        {op.target for op in step.graph.ops if op.recomputable and "_c10d_functional" in op.target}
+    )
     return {**found, "checked": checked(), "early gradients": said, "checkpointed": own}
 
 
@@ -160,6 +164,16 @@ def told(rank: int) -> dict[str, str]:
     model(**batch).backward()
     apart = said(lambda: model(**(batch, shorter)[rank]))
     model(**shorter).backward()
+
+    def both_shapes() -> None:
+        split_up = CASES["sequence"].model()  # constants in the graphs of ranks differ
+        long, half = texts(0, 0), {"tokens": texts(0, 0)["tokens"][:, :24]}
+        hybridremat.wrap(split_up, kwargs=long, **how)
+        hybridremat.prepare(split_up, kwargs=half)
+        for inputs in (long, half, long):
+            split_up(**inputs).backward()
+
+    wrapped["several shapes"] = said(both_shapes)
     return {**wrapped, "new shape": new, "shapes apart": apart}
 
 
