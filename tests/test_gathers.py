@@ -24,6 +24,7 @@ def test_gathers_run_again_and_only_these(tmp_path):
     assert made["checked"]["gather left to the plan"] == ""
     assert "collectives do not run once each" in made["checked"]["gather"]
     assert "collectives do not run once each" in made["checked"]["reduction"]
+    assert "runs before a collective is waited for" in made["checked"]["late wait"]
 
 
 @pytest.mark.slow

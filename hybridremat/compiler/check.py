@@ -83,6 +83,7 @@ class _Reader:
         self.pairs: dict[fx.Node, Term] = {}  # run_and_save node -> result of its draw
         self.updates: Counter[Term] = Counter()
         self.collectives: list[Term] = []
+        self.waited_for: set[Term] = set()
         self.away = Away()
 
     def read(self, node: fx.Node) -> None:
@@ -111,7 +112,9 @@ class _Reader:
             self.term[node] = self._draw(self._key(call)) if draws else self.terms.of(*self._key(call))
             if call.target is node.target and (is_mutation(node) or is_check(node)):
                 self.updates[self.term[node]] += 1
-            if is_collective(node) and not is_wait(node):
+            if is_wait(node):
+                self.waited_for.update(self.term[source] for source in node.all_input_nodes)
+            elif is_collective(node):
                 self.collectives.append(self.term[node])
 
     def _drawn_call(self, target: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Key:
@@ -208,6 +211,20 @@ def _check_collectives(step: TracedStep, joint: _Reader, ran: list[Term]) -> Non
         raise check_error("collectives do not run once each, in the joint graph's order")
 
 
+def _check_waits(joint: _Reader, emitted: _Reader) -> None:
+    """Nothing runs between a collective and the waits for it: until then it holds what it was given."""
+    started: set[fx.Node] = set()
+    for node in (each for each in emitted.term if each.op == "call_function"):
+        if is_wait(node):
+            started.difference_update(node.all_input_nodes)
+        elif node.target is not operator.getitem and started:
+            raise check_error(f"{node.name} runs before a collective is waited for")
+        if emitted.term[node] in joint.waited_for:
+            started.add(node)
+    if started:
+        raise check_error("a collective is not waited for")
+
+
 def _check_distinct_outputs(step: TracedStep, forward: fx.GraphModule) -> None:
     """Outputs with equal terms must be distinct tensors: the caller may change one in place."""
     joint_of: dict[fx.Node, fx.Node] = {}
@@ -274,6 +291,8 @@ def proven(step: TracedStep, forward: fx.GraphModule, backward: fx.GraphModule) 
             raise check_error("ops were made one that do not compute the same")
     second = _read_backward(backward, first, first.outputs(forward, count, None))
     _check_collectives(step, joint, first.collectives + second.collectives)
+    _check_waits(joint, first)
+    _check_waits(joint, second)
     if first.outputs(forward, 0, count) != joint.outputs(step.module, 0, count):
         raise check_error("a forward output is not computed as in the joint graph")
     _check_distinct_outputs(step, forward)

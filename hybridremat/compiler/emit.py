@@ -32,7 +32,14 @@ from hybridremat.graph.private_torch import (
 from hybridremat.graph.rewrites import form_of
 from hybridremat.graph.rewrites.part_kernels import DRAWING
 from hybridremat.graph.rewrites.rewrite import Form
-from hybridremat.graph.tracing.fx_nodes import is_check, is_mutation, is_random, joint_outputs, tensors
+from hybridremat.graph.tracing.fx_nodes import (
+    is_check,
+    is_mutation,
+    is_random,
+    is_wait,
+    joint_outputs,
+    tensors,
+)
 from hybridremat.graph.tracing.symbolic import JOINT, ORIGIN
 from hybridremat.graph.tracing.trace import TracedStep
 
@@ -119,6 +126,13 @@ class _Writer:
             self.forward_nodes.update(written.values())
             for old, new in written.items():
                 self.first.setdefault(old, new)
+        self._wait_for(node)
+
+    def _wait_for(self, node: fx.Node) -> None:
+        """Wait for a collective right after it: until then PyTorch holds what it was given."""
+        for made in (node, *self.items.get(node, ())):
+            for user in filter(is_wait, made.users):
+                self.resolve(user, self.current)
 
     def deliver(self, op: int, index: int, gradient: fx.Node) -> None:
         """Mark that a gradient leaves after the latest execution of an op; what it is a view of is there."""

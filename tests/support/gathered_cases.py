@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hybridremat
 from hybridremat.graph.costs.collectives import measured_gathers
-from support.sharded_cases import HOW, Case, Tokens, said_of, split, texts, trained
+from support.sharded_cases import HOW, Case, Tokens, said_of, said_of_late_wait, split, texts, trained
 from support.training import traced
 
 
@@ -134,6 +134,7 @@ def checked() -> dict[str, str]:
         "gather left to the plan": said_of(left, "all_gather"),
         "gather": said_of(kept, "all_gather"),
         "reduction": said_of(left, "reduce_scatter"),
+        "late wait": said_of_late_wait(left),
     }
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import distributed, fx, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -445,9 +445,24 @@ def said_of(step: TracedStep, name: str) -> str:
     again = (node for graph in graphs for node in graph.graph.nodes if name in str(node.target))
     if name:
         node = next(again)
-        with node.graph.inserting_after(node):
-            copy = node.graph.call_function(node.target, node.args, node.kwargs)
-            copy.meta.update(node.meta)
+        wait = next(iter(node.users))
+        with node.graph.inserting_after(wait):
+            copy = node.graph.node_copy(node, lambda source: source)
+        with node.graph.inserting_after(copy):
+            node.graph.node_copy(wait, {node: copy}.__getitem__)
+    return refused_as(step, graphs)
+
+
+def said_of_late_wait(step: TracedStep) -> str:
+    """What the checker says where another op runs before the first wait for a collective of the backward."""
+    graphs = emit(step, plain_schedule(step.graph))
+    wait = next(node for node in graphs[1].graph.nodes if "wait_tensor" in str(node.target))
+    wait.next.append(wait)
+    return refused_as(step, graphs)
+
+
+def refused_as(step: TracedStep, graphs: tuple[fx.GraphModule, fx.GraphModule]) -> str:
+    """What the checker says of emitted graphs, or nothing."""
     try:
         check(step, *graphs)
     except hybridremat.PlanError as error:
