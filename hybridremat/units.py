@@ -149,6 +149,14 @@ def format_bytes(size: int) -> str:
     return f"{amount:.2f} {unit}" if amount < 9.995 else f"{amount:.1f} {unit}"
 
 
+def memory_unit(most: int) -> tuple[str, int]:
+    """The unit in which an axis shows up to so many bytes, and its bytes: ``("MiB", 1048576)``."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if most >= size:
+            return unit, size
+    return "bytes", 1
+
+
 def format_time(nanoseconds: int) -> str:
     """Nanoseconds for people: ``"1.2 ms"``."""
     for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):

@@ -7,9 +7,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import hybridremat
 from hybridremat.plans.judging import plan_judge, timed_moves
+from hybridremat.reports import memory_plot
 from hybridremat.reports.html_data import report_data
 from hybridremat.reports.trace_file import FROM_HOST, TO_HOST, trace
 from hybridremat.reports.whole_step import whole_step
@@ -80,6 +82,19 @@ def test_copies_are_drawn_as_they_run(plan):
         assert out.start + out.time <= starts[after]  # also of another graph
         assert back.start >= starts[places[section, move.fetch]] - step.waits[places[section, move.fetch]]
         assert back.start + back.time <= starts[places[section, move.ready]]
+
+
+def test_the_picture_has_each_copy(plan, tmp_path, monkeypatch):
+    figure = Figure()
+    monkeypatch.setattr(memory_plot, "new_figure", lambda: figure)
+    plan.plot(tmp_path / "memory.png")
+    copies = list(whole_step(plan).copies())
+    memory, link = figure.axes
+    assert [each.get_text() for each in link.get_yticklabels()] == ["to host", "back"]
+    for bars, to_host in zip(link.collections, (True, False), strict=True):
+        drawn = {(path.vertices[:, 0].min(), path.vertices[:, 0].max()) for path in bars.get_paths()}
+        assert drawn == {(each.start, each.start + each.time) for each in copies if each.to_host == to_host}
+    assert memory.get_xlim() == link.get_xlim()
 
 
 def graphs_split(step, section):

@@ -12,6 +12,7 @@ from hybridremat.reports import memory_plot
 from hybridremat.reports.plain_step import plain_plan
 from hybridremat.reports.whole_step import whole_step
 from hybridremat.sequence.pipeline.replay import Span
+from hybridremat.units import parse_bytes
 from support.html_pages import joined, planned
 
 
@@ -38,7 +39,7 @@ def test_the_memory_before_and_after(name, figures, tmp_path):
     plan.plot(tmp_path / "memory.png")
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
     (axes,) = figures[0].axes
-    unit = 1024 ** memory_plot.UNITS.index(axes.get_ylabel().rpartition(" ")[2])
+    unit = parse_bytes("1 " + axes.get_ylabel().rpartition(" ")[2])
     plain, _, after, _ = (patch.get_data() for patch in axes.patches)
     for drawn, step in ((plain, whole_step(plain_plan(plan))), (after, whole_step(plan))):
         assert [round(size * unit) for size in drawn.values] == list(step.totals())

@@ -223,7 +223,7 @@ def make():
 def test_the_command_plans_at_sizes(capsys, tmp_path):
     (tmp_path / "sized_net.py").write_text(NET)
     given = ["plan", f"{tmp_path / 'sized_net.py'}:make", "--limit", "90%", "-q"]
-    given += ["--cost-model", "flops", "--sizes", "length=32:65:32", "--curve", str(tmp_path / "curve.png")]
+    given += ["--cost-model", "flops", "--sizes", "length=32:64:32", "--curve", str(tmp_path / "curve.png")]
     assert main([*given, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["curve"]["rows"]
     assert [each["sizes"]["length"] for each in rows] == [32, 64]

@@ -20,7 +20,7 @@ from hybridremat.reports.figures import (
     picture,
     require_suffix,
 )
-from hybridremat.units import format_bytes
+from hybridremat.units import format_bytes, memory_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +70,7 @@ def draw_frontier(
     axes: Axes, frontier: FrontierData, chosen: FrontierPoint | None, limit: int | None
 ) -> None:
     """The frontier, its marked points, both scales of memory, and a legend that holds the figures."""
-    unit, size = _unit(frontier.plain_peak)
+    unit, size = memory_unit(frontier.plain_peak)
     peaks = [point.peak / size for point in frontier.points]
     overheads = [100 * point.overhead for point in frontier.points]
     # A limit between two points gets the smaller one's plan: a step, not a slope.
@@ -147,7 +147,7 @@ def _mark(
 
 def scaled_axes(axes: Axes, frontier: FrontierData) -> int:
     """Give axes both scales of memory, and titles; the bytes of their unit."""
-    unit, size = _unit(frontier.plain_peak)
+    unit, size = memory_unit(frontier.plain_peak)
     _scale(axes, frontier, unit, size)
     return size
 
@@ -177,10 +177,3 @@ def _title(frontier: FrontierData) -> str:
     title = f"{frontier.origin.model or 'one step'}: time against memory"
     inputs = shorten(", ".join(map(str, frontier.origin.inputs)), width=TITLE_WIDTH, placeholder=" …")
     return f"{title}\n{inputs}" if inputs else title
-
-
-def _unit(plain_peak: int) -> tuple[str, int]:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if plain_peak >= size:
-            return unit, size
-    return "bytes", 1

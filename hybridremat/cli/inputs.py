@@ -65,7 +65,7 @@ def dynamic_value(text: str) -> bool | None:
 
 
 def sizes_given(texts: Sequence[str]) -> dict[str, Sequence[int]]:
-    """The sizes of ``--sizes NAME=1,2,3`` and ``--sizes NAME=FROM:TO:STEP``.
+    """The sizes of ``--sizes NAME=1,2,3`` and ``--sizes NAME=FROM:TO:STEP``, with TO.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def sizes_given(texts: Sequence[str]) -> dict[str, Sequence[int]]:
         several = ":" not in numbers
         if not several and (len(given) > 3 or given[2:] == [0]):
             raise UsageError(f"--sizes: {text!r} is no range; write length=FROM:TO:STEP")
-        found[name] = given if several else range(*given)
+        found[name] = given if several else range(given[0], given[1] + 1, *given[2:])
     return found
 
 

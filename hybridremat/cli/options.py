@@ -22,7 +22,7 @@ SET_HELP = "field of a built-in model's config, or argument of your function; re
 PIN_HELP = "MODULE[:OP]=must_save or =must_recompute, both globs: h.*.mlp.act=must_recompute; repeatable"
 OPTIMIZER_HELP = "adamw (default), sgd,momentum=0.9, adamw,foreach=False, … or module:Class"
 DYNAMIC_HELP = "one capture for all input sizes: auto (default: from the second shape on), true or false"
-SIZES_HELP = "also plan at length=64,128,256 or batch=2:17:2 (FROM:TO:STEP, without TO); repeatable"
+SIZES_HELP = "also plan at length=64,128,256 or batch=2:16:2 (FROM:TO:STEP); repeatable"
 DEVICE_HELP = "plan for another device: h200, a100-80g, rtx4090, … or a JSON or TOML file"
 
 
