@@ -143,7 +143,7 @@ def test_copies(copied, line):
     assert_equal_runs(loop, copied(model), wrap_least(copied(planned), batch))
     line(
         GROUP,
-        f"a copy by {copied.__name__.replace('_', ' ')}",
+        f"a copy ({copied.__name__.replace('_', ' ')})",
         "the copy is plain and can be wrapped; the original stays wrapped",
     )
 

@@ -123,7 +123,7 @@ CASES = [
     case(
         "Mixtral, bfloat16",
         in_bfloat16(decoder("Mixtral", num_local_experts=4, use_cache=False, **GROUPED)),
-        remark="PyTorch's grouped product; attention without caches rounds otherwise once compiled",
+        remark="PyTorch's grouped product; compiled attention without caches rounds in another way",
     ),
     case(
         "Mamba, slow path",
@@ -133,6 +133,6 @@ CASES = [
     case(
         "Mamba, associative scan",
         decoder("Mamba", short_batch, **STATES),
-        remark="the default: the model asks whether it is compiled, and then scans otherwise than in eager",
+        remark="the default: the model asks whether it is compiled, and then uses another scan than in eager",
     ),
 ]

@@ -237,7 +237,7 @@ def both(name: str, build: Any, needs: tuple[str, ...], *units: str, **more: Any
     return [case(name, build, needs, **more), case(name, build, needs, *units, **more)]
 
 
-NO_LAYERDROP = "`layerdrop=0`: else steps take paths that no survey saw"
+NO_LAYERDROP = "`layerdrop=0`: otherwise steps take paths that were not surveyed"
 ENCODERS = "model.encoder.layers.*", "model.decoder.layers.*"
 CASES = [
     *both("DETR, backbone unfrozen", detr, OBJECTS, "model.backbone", *ENCODERS),
@@ -272,7 +272,7 @@ CASES = [
         HUGGING,
         "model.layers.*.self_attn",
         "model.layers.*.*layernorm",
-        remark="the experts, which get other rows in each step, hold most",
+        remark="the experts hold most of the memory, and get other rows in each step",
     ),
     *both("torchdiffeq's adjoint between convolutions", ode, ("torchdiffeq",), "before", "after"),
     case(
@@ -291,7 +291,7 @@ CASES = [
         penalty,
         (),
         "generator",
-        remark="the critic, which it differentiates twice, runs as it is and holds most",
+        remark="the critic holds most of the memory; it is differentiated twice, so it runs unplanned",
         everyday=True,
     ),
     *both("PyG GCNConv with its own self-loops", gcn, ("torch_geometric",), "convs.*"),
