@@ -14,6 +14,7 @@ import chains
 import compare_marks
 import demo
 import differences
+import front_door
 import fsdp
 import gaps
 import generated
@@ -30,6 +31,7 @@ import sizes
 import step_times
 import strategies
 import units
+from matplotlib.figure import Figure
 
 WHEN = {"load": "0.5", "date": "2026-11-23", "torch": "2.13.0"}
 PARTS = [
@@ -218,3 +220,16 @@ def test_rows_are_read_as_they_were_written(tmp_path) -> None:
     assert generated.read_rows(path) == []
     generated.write_rows(path, ("a", "b"), [{"a": "1, 2"}, {"a": "3", "b": "4"}])
     assert generated.read_rows(path) == [{"a": "1, 2", "b": ""}, {"a": "3", "b": "4"}]
+
+
+def test_the_front_doors_picture_has_every_step_that_was_run() -> None:
+    rows = generated.read_rows(front_door.ROWS)
+    axes = Figure().add_subplot()
+    front_door.draw(axes, rows, "unet")
+    for line in axes.get_lines()[:-1]:  # the last is plain's time
+        (method,) = (name for name, (label, *_) in front_door.METHODS.items() if label == line.get_label())
+        key = ("unet", method, "cpu")
+        mine = [row for row in rows if (row["model"], row["method"], row["device"]) == key]
+        ratios = [float(row["time_ratio"]) for row in mine if row["time_ratio"] and row["peak_bytes"]]
+        assert sorted(line.get_ydata()) == pytest.approx(sorted(100 * (ratio - 1) for ratio in ratios))
+    assert len(axes.get_lines()) > 4
