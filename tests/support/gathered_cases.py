@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hybridremat
 from hybridremat.graph.costs.collectives import measured_gathers
-from support.sharded_cases import HOW, Case, Tokens, said_of, said_of_late_wait, split, texts, trained
+from support.sharded_cases import HOW, Case, Tokens, local, said_of, said_of_late_wait, split, texts, trained
 from support.training import traced
 
 
@@ -68,11 +68,22 @@ CASES = {
 }
 
 
+def waiting(model: nn.Module) -> nn.Module:
+    """The model, which waits for each gradient: many that are on their way at once can crash gloo."""
+
+    def wait(parameter: torch.Tensor) -> None:
+        local(parameter.grad)
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(wait)
+    return model
+
+
 def every(rank: int) -> dict[str, Any]:
     """Each model at each limit, with gathers left to the plan, beside itself without plans."""
     found = {}
     for name, case in CASES.items():
-        plain, _ = trained(case, case.model(), rank)
+        plain, _ = trained(case, waiting(case.model()), rank)
         for limit in case.limits:
             found[f"{name}, {limit}"] = _planned(case, limit, rank, plain)
     return found
