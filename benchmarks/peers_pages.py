@@ -158,9 +158,9 @@ def write_pages(rows: Sequence[Row]) -> None:
         name = f"peers-{model.replace(':', '-')}-{device}.png"
         write_atomic(DOCS / "images" / name, picture(figure, ".png"))
         dates = sorted({row["date"] for row in own})
-        parts += [f"### {model} on {device}", ""]
+        parts += ["<details>", f"<summary>{model} on {device}</summary>", ""]
         when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
         parts += [f"{when}, torch {own[0]['torch']}.", ""]
         plot = f"![{model}: memory and extra flops](images/{name})"
-        parts += [*table(own), "", strategies(own), "", plot, ""]
+        parts += [*table(own), "", strategies(own), "", plot, "", "</details>", ""]
     write_part(DOCS / "benchmarks.md", SCRIPT, f"{LEGEND}\n\n" + "\n".join(parts).rstrip())

@@ -72,7 +72,7 @@ def test_pages_are_written_between_their_marks(tmp_path, monkeypatch):
         peers_pages.write_pages(ROWS)
         text = page.read_text(encoding="utf-8")
         assert text.startswith("before\n") and text.endswith("\nafter\n") and "of May" not in text
-        assert text.count("### net on cpu") == 1
+        assert text.count("<summary>net on cpu</summary>") == 1
         assert "Least peaks by strategy, with their extra flops: `hybrid` 40.0 % with 40.0 %." in text
     assert (tmp_path / "images" / "peers-net-cpu.png").read_bytes().startswith(b"\x89PNG")
 
