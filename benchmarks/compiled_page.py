@@ -21,6 +21,8 @@ HALF, POINT = 0.5, 1.0
 WHOLE: Final = 1.02
 """What a step may take at 100 %, as a multiple of stock's time."""
 
+OLDER: Final = " Rows of an earlier day say so; they were made beside other work on both cores."
+
 
 def part(rows: Sequence[Row]) -> str:
     """What the script writes into the page."""
@@ -40,6 +42,7 @@ def described(rows: Sequence[Row]) -> str:
     """What stands above the table of plans beside stock steps."""
     plans = [row for row in rows if row["kind"] in (LEAST, BESIDE) and row["load"]]
     seconds = sorted(float(row["seconds"]) for row in plans if row["seconds"])
+    older = "" if len(plans) == sum(row["kind"] in (LEAST, BESIDE) for row in rows) else OLDER
     took = " to ".join(dict.fromkeys(f"{each:.0f}" for each in (seconds[0], seconds[-1])))
     return (
         f"`python benchmarks/compiled.py`: {circumstances_of(plans)}, cost model `flops`. Stock is "
@@ -48,9 +51,8 @@ def described(rows: Sequence[Row]) -> str:
         "`benchmarks/data/stock_inductor.csv`, 2026-11-22. Peaks are shares of plain eager's, those of ours "
         "of the lowered code, which was not built for these two tables. Listed is every stock step that no "
         "other stock step of a model with the same outputs beats in both. Asked for is half of its extra "
-        f"flops, or a percent. Checkpointed layers of BERT and T5 break the graph: the extra flops of these "
-        f"are eager's. A frontier took {took} CPU seconds. Rows of an earlier day say so: they were made "
-        "beside other work on both cores.\n"
+        "flops, or a percent. Checkpointed layers of BERT and T5 break the graph: the extra flops of these "
+        f"are eager's. A frontier took {took} CPU seconds.{older}\n"
     )
 
 
@@ -139,8 +141,7 @@ def times_table(rows: Sequence[Row]) -> Iterator[str]:
             cells.append(_seconds(half))
         else:
             cells += ["–"] * 4
-        load = next(iter(mine.values()))["load"]
-        when = f"{days([*mine.values()])}, {'load ' + load if load else 'other work on both cores'}"
+        when = f"{days([*mine.values()])}, {loads([*mine.values()])}"
         yield f"| {' | '.join((*cells, when))} |"
 
 

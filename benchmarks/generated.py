@@ -127,8 +127,10 @@ def versions(rows: Sequence[Row]) -> str:
 
 
 def loads(rows: Sequence[Row]) -> str:
-    """The load of the machine while rows were measured."""
-    found = sorted(float(row["load"]) for row in rows)
+    """The load of the machine while rows were measured, where it was kept."""
+    found = sorted(float(row["load"]) for row in rows if row["load"])
+    if not found:
+        return "other work"
     return "a load of " + " to ".join(dict.fromkeys(f"{load:.1f}" for load in (found[0], found[-1])))
 
 

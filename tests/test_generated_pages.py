@@ -27,13 +27,14 @@ import scale
 import search
 import step_times
 import strategies
+import tune
 import units
 
 WHEN = {"load": "0.5", "date": "2026-11-23", "torch": "2.13.0"}
 PARTS = [
     *((script, script.PAGE, script.part) for script in (planning, chains, scale, search, step_times)),
     *((script, script.PAGE, script.part) for script in (gaps, strategies, demo, units, offload)),
-    (compiled, compiled.PAGE, compiled.part),
+    *((script, script.PAGE, script.part) for script in (compiled, tune)),
     (compare_marks, compare_marks.PAGE, compare_marks.frontiers_part),
 ]
 
@@ -237,7 +238,7 @@ def test_times_of_compiled_steps_carry_their_own_day() -> None:
     half = old | {"limit": "50%", "extra": "20.0", "measured": "1.5"}
     *_, line = compiled_page.times_table([old, half])
     assert line.startswith("| U-Net | 1.25 (1.02 was asked for) | 1.50 | 1.20 | 1.20 | – | ")
-    assert line.endswith(" | 2026-11-22, other work on both cores |")
+    assert line.endswith(" | 2026-11-22, other work |")
 
 
 def test_tasks_that_have_rows_are_left_unless_they_are_asked_for_again(tmp_path, monkeypatch) -> None:
