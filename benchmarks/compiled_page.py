@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from generated import Row, days, loads, read_rows, versions
+from generated import Row, days, loads, older_day, read_rows, versions
 from marks import DATA, recorded_frontier, recorded_models
 from reference import title
 from stock_inductor import returns_loss_alone
@@ -191,8 +191,7 @@ def _of(rows: Sequence[Row], kind: str, name: str, what: str) -> list[Row]:
 
 def _title(name: str, what: str, row: Row) -> str:
     """A model and what it returns, with the day of rows whose load was not kept."""
-    model = title(name) + (", loss alone" if "alone" in what else "")
-    return model if row["load"] else f"{model} ({row['date']})"
+    return title(name) + (", loss alone" if "alone" in what else "") + older_day(row)
 
 
 def _way(row: Row) -> str:

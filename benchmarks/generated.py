@@ -134,6 +134,11 @@ def loads(rows: Sequence[Row]) -> str:
     return "a load of " + " to ".join(dict.fromkeys(f"{load:.1f}" for load in (found[0], found[-1])))
 
 
+def older_day(row: Row) -> str:
+    """The day, in brackets, of a row from before loads were kept; else nothing."""
+    return "" if row["load"] else f" ({row['date']})"
+
+
 def begin(script: str) -> str:
     """The mark where a script's part of a page begins."""
     return f"<!-- written by benchmarks/{script}: begin -->"

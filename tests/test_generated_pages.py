@@ -10,6 +10,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import chains
+import chunked
 import compare_marks
 import compiled
 import compiled_page
@@ -23,6 +24,7 @@ import offload_table
 import planning
 import pytest
 import reference
+import rewrite_times
 import scale
 import search
 import step_times
@@ -34,7 +36,8 @@ WHEN = {"load": "0.5", "date": "2026-11-23", "torch": "2.13.0"}
 PARTS = [
     *((script, script.PAGE, script.part) for script in (planning, chains, scale, search, step_times)),
     *((script, script.PAGE, script.part) for script in (gaps, strategies, demo, units, offload)),
-    *((script, script.PAGE, script.part) for script in (compiled, tune)),
+    *((script, script.PAGE, script.part) for script in (compiled, chunked)),
+    *((script, script.PAGE, script.part) for script in (rewrite_times, tune)),
     (compare_marks, compare_marks.PAGE, compare_marks.frontiers_part),
 ]
 
