@@ -16,6 +16,7 @@ import compiled
 import compiled_page
 import demo
 import differences
+import fused_losses
 import gaps
 import generated
 import marks
@@ -36,7 +37,7 @@ WHEN = {"load": "0.5", "date": "2026-11-23", "torch": "2.13.0"}
 PARTS = [
     *((script, script.PAGE, script.part) for script in (planning, chains, scale, search, step_times)),
     *((script, script.PAGE, script.part) for script in (gaps, strategies, demo, units, offload)),
-    *((script, script.PAGE, script.part) for script in (compiled, chunked)),
+    *((script, script.PAGE, script.part) for script in (compiled, chunked, fused_losses)),
     *((script, script.PAGE, script.part) for script in (rewrite_times, tune)),
     (compare_marks, compare_marks.PAGE, compare_marks.frontiers_part),
 ]
