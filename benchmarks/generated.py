@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -60,6 +61,44 @@ def printed_by(script: str, *arguments: str, environment: Mapping[str, str] = {}
     return done.stdout
 
 
+def gone_on(
+    script: str,
+    path: Path,
+    columns: Sequence[str],
+    tasks: Sequence[tuple[str, ...]],
+    *,
+    again: bool,
+    environment: Mapping[str, str] = {},
+) -> list[Row]:
+    """All rows of a file; the script first makes those of tasks that it lacks, or ``again`` those of all.
+
+    A task is what the first columns say. Each is done in a process of its own (``--here`` and the task), and
+    its rows are written as they come, so that an interrupted run goes on.
+    """
+    for task in tasks:
+        rows = read_rows(path)
+        others = [row for row in rows if tuple(row[name] for name in columns[: len(task)]) != task]
+        if again or len(others) == len(rows):
+            found = in_a_process(script, "--here", *task, environment=environment)
+            write_rows(path, columns, [*others, *found])
+            print(*task, "measured", file=sys.stderr)
+    return read_rows(path)
+
+
+def task_options(description: str | None, every: Sequence[str]) -> argparse.Namespace:
+    """``names`` to measure, none with ``--pages``; ``again``: whether they were named; ``here``: a task."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(every)}; else those that are missing")
+    parser.add_argument("--pages", action="store_true", help="only write the page from the rows")
+    parser.add_argument("--here", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in every]:
+        parser.error(f"there is no {unknown[0]!r}; there are {', '.join(every)}")
+    options.again = bool(options.names)
+    options.names = [] if options.pages else options.names or [*every]
+    return options
+
+
 def cpu_seconds() -> float:
     """CPU seconds of this process, and of its children that have ended."""
     return sum(os.times()[:4])
@@ -88,9 +127,16 @@ def versions(rows: Sequence[Row]) -> str:
 
 
 def loads(rows: Sequence[Row]) -> str:
-    """The load of the machine while rows were measured."""
-    found = sorted(float(row["load"]) for row in rows)
+    """The load of the machine while rows were measured, where it was kept."""
+    found = sorted(float(row["load"]) for row in rows if row["load"])
+    if not found:
+        return "other work"
     return "a load of " + " to ".join(dict.fromkeys(f"{load:.1f}" for load in (found[0], found[-1])))
+
+
+def older_day(row: Row) -> str:
+    """The day, in brackets, of a row from before loads were kept; else nothing."""
+    return "" if row["load"] else f" ({row['date']})"
 
 
 def begin(script: str) -> str:

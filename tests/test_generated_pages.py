@@ -11,11 +11,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import answers
 import chains
+import chunked
 import compare_marks
+import compiled
+import compiled_page
 import demo
 import differences
 import front_door
 import fsdp
+import fused_losses
 import gaps
 import generated
 import marks
@@ -25,11 +29,13 @@ import planning
 import pytest
 import real_size
 import reference
+import rewrite_times
 import scale
 import search
 import sizes
 import step_times
 import strategies
+import tune
 import units
 from matplotlib.figure import Figure
 
@@ -39,6 +45,8 @@ PARTS = [
     *((script, script.PAGE, script.part) for script in (gaps, strategies, demo, units, offload)),
     *((script, script.PAGE, script.part) for script in (real_size, sizes)),
     *((script, script.PAGE, lambda _, script=script: script.part()) for script in (answers, fsdp)),
+    *((script, script.PAGE, script.part) for script in (compiled, chunked, fused_losses)),
+    *((script, script.PAGE, script.part) for script in (rewrite_times, tune)),
     (compare_marks, compare_marks.PAGE, compare_marks.frontiers_part),
 ]
 
@@ -208,6 +216,58 @@ def test_the_demos_figures_are_told() -> None:
     assert "took 8 to 30 s of wall clock" in text and "In all 3 rows every loss" in text
     assert "the predicted one to the byte in 1 of 2 rows" in text
     assert "In 1 of 2 rows every loss" in demo.part([demo_text(), demo_text(measured_peak=901)])
+
+
+def compiled_row(kind: str, **figures: object) -> dict[str, str]:
+    kept = dict.fromkeys(compiled.COLUMNS, "") | {name: str(figure) for name, figure in figures.items()}
+    return kept | {"model": "unet", "part": kind, "kind": kind} | WHEN
+
+
+def test_plans_that_take_more_than_half_of_stocks_extra_flops_are_marked() -> None:
+    at = {"method": "budget", "budget": "0.4", "limit": 81_000_000}  # stock takes 0.9 % there
+    kept, failed = (
+        compiled_row(compiled.BESIDE, peak=80_000_000, extra=extra, **at) for extra in (1.0, 1.01)
+    )
+    *_, line = compiled_page.beside_table([kept])
+    assert line.startswith("| U-Net | budget 0.4 | ") and line.endswith(" | 1.0 % |")
+    *_, line = compiled_page.beside_table([failed])
+    assert line.endswith(" | 1.0 % (1.0 was asked for) |")
+    *_, line = compiled_page.beside_table([compiled_row(compiled.BESIDE, **at)])
+    assert line.endswith(" | – | – |")
+    assert len([*compiled_page.unreached([kept, failed])]) == 1
+
+
+def test_compiled_steps_that_miss_their_prediction_or_limit_are_counted() -> None:
+    rows = [
+        compiled_row(compiled.LIMITS, limit=100, peak=99, measured="[99, 99, 98]"),
+        compiled_row(compiled.LIMITS, limit=200, peak=199, measured="[199, 199, 201]"),
+    ]
+    text = next(compiled_page.limits_table(rows))
+    assert "in 4 of 6 steps the measured peak was the predicted one to the byte, and in 5 under" in text
+
+
+def test_times_of_compiled_steps_carry_their_own_day() -> None:
+    old = compiled_row(compiled.TIMES, limit="100%", measured=1.25) | {"load": "", "date": "2026-11-22"}
+    half = old | {"limit": "50%", "extra": "20.0", "measured": "1.5"}
+    *_, line = compiled_page.times_table([old, half])
+    assert line.startswith("| U-Net | 1.25 (1.02 was asked for) | 1.50 | 1.20 | 1.20 | – | ")
+    assert line.endswith(" | 2026-11-22, other work |")
+
+
+def test_tasks_that_have_rows_are_left_unless_they_are_asked_for_again(tmp_path, monkeypatch) -> None:
+    made: list[tuple[str, ...]] = []
+
+    def in_a_process(script, here, *task, environment):
+        made.append(task)
+        return [dict(zip(("name", "part", "n"), (*task, len(made)), strict=True))]
+
+    monkeypatch.setattr(generated, "in_a_process", in_a_process)
+    path, tasks = tmp_path / "rows.csv", [("a", "x"), ("a", "y")]
+    how = (path, ("name", "part", "n"), tasks)
+    generated.write_rows(path, how[1], [{"name": "a", "part": "x", "n": 9}])
+    assert [row["n"] for row in generated.gone_on("script", *how, again=False)] == ["9", "1"]
+    assert made == [("a", "y")]
+    assert [row["n"] for row in generated.gone_on("script", *how, again=True)] == ["2", "3"]
 
 
 def test_models_are_named_as_pages_name_them() -> None:

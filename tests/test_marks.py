@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from hybridremat.zoo.models import reference_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from compiled import Against, Stock, against, point_table, stock_points
+from compiled import Stock, stock_points, unbeaten
 from marks import Mark, compare, extra_at, per_layer_checkpoint, recorded_frontier, recorded_models
 
 
@@ -71,26 +70,10 @@ def test_compare_finds_what_is_worse() -> None:
     assert worse.least - worse.recorded_least == 1
 
 
-class Plans:
-    """A frontier with one plan, of 50 bytes and 6 % more flops."""
-
-    peak, predicted_peak, extra_flops = 50, 50, 0.06
-
-    def plan(self, *, memory_limit: int) -> Plans:
-        if memory_limit < self.peak:
-            raise hybridremat.InfeasibleLimitError("no plan", limit=memory_limit, least=self.peak)
-        return self
-
-
 def test_plans_are_held_against_the_stock_steps_that_no_other_beats() -> None:
     stock = (Stock("a", "1.0", 60, 3.0), Stock("b", "0.5", 55, 12.0), Stock("c", "0.1", 55, 13.0))
-    beyond = Stock("d", "0", 40, 20.0)
-    found = list(against(Plans(), (*stock, beyond)))  # type: ignore[arg-type]
-    assert [(each.stock.method, each.peak) for each in found] == [("a", 50), ("b", 50), ("d", None)]
-    assert [each.reached for each in found] == [False, True, False]
-    assert Against(Stock("a", "1.0", 60, 0.0), 60, 1.0).reached
-    rows = [{"model": "m", "eager": 100, "reached": each.reached, **asdict(each)} for each in found]
-    assert point_table(rows).row_count == 3
+    alike, beyond = Stock("e", "0.5", 55, 12.0), Stock("d", "0", 40, 20.0)
+    assert [each.method for each in unbeaten((*stock, alike, beyond))] == ["a", "b", "d"]
 
 
 def test_the_recorded_stock_steps_can_be_read() -> None:
