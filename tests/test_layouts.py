@@ -10,7 +10,10 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 import hybridremat
+from hybridremat.compiler import layout_trials
 from hybridremat.graph.private_torch import boxed_nop
+from hybridremat.graph.tracing import layouts
+from hybridremat.graph.tracing.layouts import is_doubtful
 from support.training import train
 
 
@@ -75,6 +78,20 @@ def test_a_step_with_other_strides_than_traced_trains_as_planned(net, how):
     mine = train(model, batch)
     assert train(plain, batch).differences(mine) == []
     assert max(mine.peaks) == hybridremat.get_plan(model).predicted_peak
+
+
+@pytest.mark.parametrize("how", [{}, {"graph_breaks": "plan"}, {"units": ["norm"]}], ids=str)
+def test_a_step_that_is_captured_again_runs_no_kernels_beside_it(monkeypatch, how):
+    torch.manual_seed(0)
+    model, batch = NormOfTransposed(), {"x": torch.randn(4, 6, 8)}
+    hybridremat.wrap(model, kwargs=batch, memory_limit="100%", cost_model="flops", progress=False, **how)
+    captured = []
+    monkeypatch.setattr(layouts, "is_doubtful", lambda node: captured.append(node) or is_doubtful(node))
+    monkeypatch.setattr(layout_trials, "_tried", lambda *_: pytest.fail("a kernel is tried in training"))
+    for module in (model, *model.children()):  # as fully_shard does
+        module.__class__ = type(f"Other{type(module).__name__}", (type(module),), {})
+    model(**batch).backward()
+    assert captured
 
 
 def test_pytorch_alone_fails_on_the_strides_that_it_traces():

@@ -87,7 +87,8 @@ def plan_step(
         if choose is None and context.settings.several_graphs:
             from hybridremat.planning.breaks.step import plan_path
 
-            several = partial(backend_for, context.settings, several=True)
+            # once for the survey and for the step, so that a capture in training runs no kernels beside it
+            several = partial(backend_for, context.settings, several=True, trials=LayoutTrials())
             if (path := plan_path(model, args, kwargs, context, several)) is not None:  # several graphs
                 step = Step(path[0], path[1], breaks=path[2])
         if step is None:
@@ -118,7 +119,7 @@ class PlannedPartition:
 
     ``inductor`` compiles the two graphs; None: they run op by op. ``rewriting``, ``regather``: see
     :func:`~hybridremat.graph.tracing.trace.trace_joint`. ``alone``: whether the step is one graph, so that
-    other schedules may take turns with the one that is chosen.
+    other schedules may take turns with the one that is chosen. ``trials``: kernels that have been tried.
     """
 
     def __init__(
@@ -129,10 +130,12 @@ class PlannedPartition:
         *,
         alone: bool = False,
         regather: bool = False,
+        trials: LayoutTrials | None = None,
     ) -> None:
         self.choose, self.inductor, self.rewriting, self.alone = choose, inductor, rewriting, alone
         self._regather = regather
-        self._trials = LayoutTrials()  # kept, as a capture in the first step must not run kernels beside it
+        # kept, as a capture in the first step must not run kernels beside it
+        self._trials = trials or LayoutTrials()
 
     def split(
         self, joint: fx.GraphModule, num_outputs: int, *, hold_outputs: bool, leaving: Mapping[int, int]
@@ -227,10 +230,18 @@ def at_step(
 
 
 def backend_for(
-    settings: Settings, choose: Choose, *, build: bool = True, several: bool = False
+    settings: Settings,
+    choose: Choose,
+    *,
+    build: bool = True,
+    several: bool = False,
+    trials: LayoutTrials | None = None,
 ) -> Backend:
-    """The backend of steps of one graph or ``several``; without ``build`` they are planned and never run."""
-    partition = partition_for(settings, choose, several=several)
+    """The backend of steps of one graph or ``several``; without ``build`` they are planned and never run.
+
+    ``trials``: see :class:`PlannedPartition`.
+    """
+    partition = partition_for(settings, choose, several=several, trials=trials)
     inner = partition.inductor or op_by_op
     return backend_of(settings, partition, inner, build=build, several=several)
 
@@ -258,7 +269,9 @@ def backend_of(
     )
 
 
-def partition_for(settings: Settings, choose: Choose, *, several: bool = False) -> PlannedPartition:
+def partition_for(
+    settings: Settings, choose: Choose, *, several: bool = False, trials: LayoutTrials | None = None
+) -> PlannedPartition:
     """What splits the graph of a step, or its ``several`` graphs, by its settings."""
     inductor = None
     if settings.compiler == "inductor":
@@ -266,7 +279,9 @@ def partition_for(settings: Settings, choose: Choose, *, several: bool = False) 
 
         inductor = inductor_for(settings)
     rewriting, regather = rewriting_of(settings, several=several), settings.gathers == "plan"
-    return PlannedPartition(choose, inductor, rewriting, alone=not several, regather=regather)
+    return PlannedPartition(
+        choose, inductor, rewriting, alone=not several, regather=regather, trials=trials
+    )
 
 
 def rewriting_of(settings: Settings, *, several: bool = False) -> JointRewrites | None:
