@@ -6,16 +6,19 @@ import copy
 import json
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 import hybridremat
 from hybridremat.cli.main import main
 from hybridremat.errors import InfeasibleLimitError, InputError, LimitError, PlotError
 from hybridremat.plans.origin import TensorSpec
 from hybridremat.plans.sizes import SizeRow, curves, dimension_names, equal_dimensions, varying
+from hybridremat.reports import size_plot
 from hybridremat.reports.html_page import render_html
 from hybridremat.reports.size_curve import SizeCurve
 from support.sized_steps import HOW, Embedded, captured, tokens
@@ -184,7 +187,7 @@ def test_every_dimension_above_one_has_one_name(shapes):
 
 
 def row(needed=90, **sizes):
-    return SizeRow(sizes, 100, 120 if needed else None, needed, 0.1 if needed else None)
+    return SizeRow(sizes, 100, 120 << 20 if needed else None, needed, 0.1 if needed else None)
 
 
 def test_curves_are_by_the_size_that_varies_most():
@@ -196,10 +199,15 @@ def test_curves_are_by_the_size_that_varies_most():
     assert [[each.sizes["length"] for each in curve] for curve in found] == [[10, 20, 30]] * 2
 
 
-def test_a_curve_is_drawn(tmp_path):
-    curve = SizeCurve(tuple(row(length=n) for n in (10, 20)))
-    curve.plot(tmp_path / "curve.svg")
-    assert "planned" in (tmp_path / "curve.svg").read_text()
+def test_a_curve_is_drawn_where_something_fits(tmp_path, monkeypatch):
+    figure = Figure()
+    monkeypatch.setattr(size_plot, "new_figure", lambda: figure)
+    rows = (*(row(90 << 20, length=n) for n in (10, 20)), row(None, length=30))
+    SizeCurve(rows).plot(tmp_path / "curve.svg")
+    memory, _ = figure.axes
+    (planned,) = (line for line in memory.get_lines() if line.get_label() == "planned")
+    assert list(planned.get_ydata()[:2]) == [90, 90] and np.isnan(planned.get_ydata()[2:]).all()
+    assert "MiB" in memory.get_ylabel()
     with pytest.raises(PlotError, match="no size varies"):
         SizeCurve((row(length=3),)).plot(tmp_path / "one.svg")
     assert not (tmp_path / "one.svg").exists()

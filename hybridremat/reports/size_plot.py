@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,18 +22,19 @@ def plot_sizes(rows: Sequence[SizeRow], path: str | Path) -> None:
         As :meth:`hybridremat.SizeCurve.plot`.
     """
     suffix, over = require_suffix(path), varying(rows)
-    unit, size = memory_unit(max(row.plain_peak for row in rows))
     if over is None:
         raise PlotError("no size varies: plan at several, plan.curve(length=[128, 256]), for one")
+    unit, size = memory_unit(max(row.plain_peak or row.needed or 0 for row in rows))
     figure = new_figure()
     memory, time = figure.subplots(2, 1, sharex=True)
     for number, mine in enumerate(curves(rows, over)):
         at = [row.sizes[over] for row in mine]
         names = ("plain step", "planned") if number == 0 else (None, None)
-        planned = [None if row.needed is None else row.needed / size for row in mine]
-        memory.plot(at, [row.plain_peak / size for row in mine], ".-", color=VERMILION, label=names[0])
+        plain = [scaled(row.plain_peak, size) for row in mine]
+        planned = [scaled(row.needed, size) for row in mine]
+        memory.plot(at, plain, ".-", color=VERMILION, label=names[0])
         memory.plot(at, planned, ".-", color=BLUE, label=names[1])
-        time.plot(at, [100 * (row.overhead or 0.0) for row in mine], ".-", color=GREEN)
+        time.plot(at, [scaled(row.overhead, 0.01) for row in mine], ".-", color=GREEN)
     limits = {row.memory_limit for row in rows if row.memory_limit is not None}
     if len(limits) == 1:
         memory.axhline(limits.pop() / size, color="black", linewidth=0.8, linestyle="--", label="limit")
@@ -42,3 +44,8 @@ def plot_sizes(rows: Sequence[SizeRow], path: str | Path) -> None:
     time.set_ylabel("extra time, %")
     time.set_xlabel(over)
     write_atomic(Path(path), picture(figure, suffix))
+
+
+def scaled(amount: float | None, unit: float) -> float:
+    """An amount in a unit; where nothing fits, nothing is drawn."""
+    return math.nan if amount is None else amount / unit
