@@ -10,7 +10,9 @@ import time
 from contextlib import nullcontext, suppress
 
 import pytest
+import torch
 from rich.console import Console
+from torch import nn
 
 import hybridremat
 from hybridremat.planning import progress, stage_weights
@@ -204,3 +206,15 @@ def test_a_line_for_the_capture_of_all_sizes_and_none_for_each(capsys, nobody_as
         model(x=batch["x"][:rows]).backward()
     texts = [re.sub(r"in [\d.]+ s", "in … s", line) for line in lines(capsys) if "new shape" in line]
     assert texts == ["new shape 40×32: captured for all sizes in … s"]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_pipeline_says_what_it_plans(shown, capsys, nobody_asked, monkeypatch):
+    monkeypatch.setattr(progress, "SOON", 0)
+    tower = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)))
+    how = {"stages": 2, "microbatches": 2, "device_memory": "1MiB", "cost_model": "flops", "progress": shown}
+    hybridremat.pipeline_plan(tower, (torch.zeros(4, 8),), **how)
+    said = [line.partition(" (")[0] for line in lines(capsys)]
+    assert [each for each in said if each in ("planning layers", "planning stages")] == (
+        ["planning layers", "planning stages"] if shown else []
+    )

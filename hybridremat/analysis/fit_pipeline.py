@@ -90,7 +90,7 @@ def _stage(stage: dict[str, Any]) -> dict[str, Any]:
 
 
 def fit_pipeline(
-    made: SampleStep, devices: Devices, asked: Settings, *, optimizer: str, room: Room
+    made: SampleStep, devices: Devices, asked: Settings, *, optimizer: str, room: Room, show: bool
 ) -> PipelineFit:
     """Whether each device holds its stage.
 
@@ -124,6 +124,7 @@ def fit_pipeline(
             optimizer_slots=found.slots,
             link=devices.link,
             layers=_container(made.model, asked),
+            progress=show,
             **settings,
         )
     except InfeasibleLimitError as error:

@@ -40,6 +40,6 @@ def fit_on_devices(
         return Room(name, available, kept_free(made.model, spec, given.margin, available - resident))
 
     if devices.shard == "pp":
-        return fit_pipeline(made, devices, asked, optimizer=given.optimizer, room=room(0))
+        return fit_pipeline(made, devices, asked, optimizer=given.optimizer, room=room(0), show=show)
     fit_share = fit_sharded if devices.shard == "fsdp2" else fit_tensors
     return fit_share(made, devices, asked, optimizer=given.optimizer, room=room, show=show)

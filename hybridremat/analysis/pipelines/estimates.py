@@ -13,6 +13,7 @@ from hybridremat.analysis.pipelines.pieces import Pieces, StageInput, StageModul
 from hybridremat.analysis.pipelines.request import PipelineRequest
 from hybridremat.analysis.resident import resident_bytes, rounding
 from hybridremat.planning.graph_frontier import GraphFrontier
+from hybridremat.planning.progress import Progress, no_progress
 from hybridremat.planning.settings import Settings
 from hybridremat.sequence.pipeline.layer_ways import LayerWay, least_needed, least_time, on_hull, stage_ways
 from hybridremat.sequence.pipeline.replay import StageTimes
@@ -29,6 +30,7 @@ class Estimates:
     pieces: Pieces
     request: PipelineRequest
     loss: LossCosts
+    progress: Progress = no_progress
     _frontiers: dict[Likeness, GraphFrontier] = field(default_factory=dict)
     _ways: dict[tuple[Likeness, ...], tuple[LayerWay, ...]] = field(default_factory=dict)
 
@@ -140,6 +142,7 @@ class Estimates:
         """The ways to run one piece, where what is saved counts as often as forwards wait."""
         kind = self.pieces.kinds[piece]
         if kind not in self._frontiers:
+            self.progress("planning layers", len(self._frontiers), len(set(self.pieces.kinds)))
             made = self.pieces.stage(piece, piece + 1)
             settings = self.settings_of((piece, piece, piece + 1))
             settings = replace(settings, forwards=max(2, *self.waiting))

@@ -30,6 +30,7 @@ from hybridremat.analysis.pipelines.stages import StagePlan, Stages
 from hybridremat.compiler.model_checks import require_matching_inputs
 from hybridremat.errors import LimitError
 from hybridremat.interrupts import prompt_interrupts
+from hybridremat.planning.progress import Progress, planning_progress
 from hybridremat.planning.ranks import rendezvous
 from hybridremat.planning.settings import PipelineSettings, Settings, settings_of
 from hybridremat.runtime.prepare import with_memory
@@ -53,6 +54,7 @@ def pipeline_plan(
     target: Any = None,
     layers: str | None = None,
     across_ranks: bool = True,
+    progress: bool = True,
     **settings: Unpack[PipelineSettings],
 ) -> PipelinePlan:
     """Cut a model into the stages of a pipeline, each under the memory of its device.
@@ -91,6 +93,8 @@ def pipeline_plan(
     across_ranks
         If a process group is up, whether its first rank plans and all others get its plan: all of them have
         to call this. Cuts that differ between ranks do not fit each other.
+    progress
+        Whether to show how far planning is, on the error stream.
     **settings
         As of :func:`hybridremat.plan`; ``wrap`` gets them from the plan.
 
@@ -132,7 +136,13 @@ def pipeline_plan(
     request = PipelineRequest(shape, memory, optimizer_slots, link, asked, loss_fn, target)
     with rendezvous(across_ranks, "pipeline_plan") as ranks:
         group = ranks.group("pipeline", "")
-        made = group.from_leader(lambda: _made(model, args, kwargs or {}, request, layers), _written, _read)
+
+
+        def make() -> PipelinePlan:
+            with planning_progress(show=progress, first="cutting the model in pieces") as show:
+                return _made(model, args, kwargs or {}, request, layers, show)
+
+        made = group.from_leader(make, _written, _read)
         ranks.finish(lambda: str(made))
     return made
 
@@ -152,6 +162,7 @@ def _made(
     kwargs: Mapping[str, Any],
     request: PipelineRequest,
     container: str | None,
+    progress: Progress,
 ) -> PipelinePlan:
     names = layers_of(model, container, request.shape.stages)
     model, args, kwargs = with_memory(model, args, kwargs, request.settings)
@@ -161,7 +172,7 @@ def _made(
         last = pieces.outputs() if request.loss is not None else ()
         outputs = [without_values(tuple(each.shape), each.dtype, pieces.device) for each in last]
         loss = loss_costs(outputs, request)
-        found = find_pipeline(Stages(Estimates(pieces, request, loss)), names)
+        found = find_pipeline(Stages(Estimates(pieces, request, loss, progress)), names)
     return _plan(found, request, names, reserve=loss.peak)
 
 

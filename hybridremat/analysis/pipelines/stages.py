@@ -97,6 +97,7 @@ class Stages:
         """A stage, planned for its device."""
         key = self._key(_place(place))
         if key not in self._plans:
+            self.guess.progress("planning stages", len(self._plans), len(self.guess.waiting))
             self._plans[key] = self._plan(_place(place))
         return self._plans[key]
 
