@@ -239,10 +239,10 @@ def part(rows: Sequence[Row]) -> str:
 def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--limit", default="40%")
-    parser.add_argument("--cap", type=int, default=4 << 30, help="bytes")
+    parser.add_argument("--cap", type=int, default=6 << 30, help="bytes")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--pages", action="store_true", help="only write the page from the rows")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
