@@ -34,6 +34,18 @@ def test_predicted_peaks_are_measured_ones(tmp_path):
         require_exact(made[name])
 
 
+def test_gathered_values_are_moved_once_they_are_there(tmp_path):
+    (made,) = run_ranks("support.gathered_cases:moved", tmp_path, fake=2)
+    require_exact(made)
+    assert made["moves"] > 0
+
+
+@pytest.mark.slow
+def test_two_processes_move_gathered_values(tmp_path):
+    for made in run_ranks("support.gathered_cases:moved", tmp_path):
+        assert made["equal"] and made["same plan"]
+
+
 @pytest.mark.slow
 def test_models_whose_gathers_may_run_again_need_less(tmp_path):
     least = run_ranks("support.gathered_cases:least", tmp_path, fake=2, timeout=300)[0]

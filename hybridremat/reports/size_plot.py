@@ -30,11 +30,11 @@ def plot_sizes(rows: Sequence[SizeRow], path: str | Path) -> None:
     for number, mine in enumerate(curves(rows, over)):
         at = [row.sizes[over] for row in mine]
         names = ("plain step", "planned") if number == 0 else (None, None)
-        plain = [scaled(row.plain_peak, size) for row in mine]
-        planned = [scaled(row.needed, size) for row in mine]
+        plain = [_scaled(row.plain_peak, size) for row in mine]
+        planned = [_scaled(row.needed, size) for row in mine]
         memory.plot(at, plain, ".-", color=VERMILION, label=names[0])
         memory.plot(at, planned, ".-", color=BLUE, label=names[1])
-        time.plot(at, [scaled(row.overhead, 0.01) for row in mine], ".-", color=GREEN)
+        time.plot(at, [_scaled(row.overhead, 0.01) for row in mine], ".-", color=GREEN)
     limits = {row.memory_limit for row in rows if row.memory_limit is not None}
     if len(limits) == 1:
         memory.axhline(limits.pop() / size, color="black", linewidth=0.8, linestyle="--", label="limit")
@@ -46,6 +46,6 @@ def plot_sizes(rows: Sequence[SizeRow], path: str | Path) -> None:
     write_atomic(Path(path), picture(figure, suffix))
 
 
-def scaled(amount: float | None, unit: float) -> float:
+def _scaled(amount: float | None, unit: float) -> float:
     """An amount in a unit; where nothing fits, nothing is drawn."""
     return math.nan if amount is None else amount / unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -89,6 +90,14 @@ def every(rank: int) -> dict[str, Any]:
     return found
 
 
+def moved(rank: int) -> dict[str, Any]:
+    """A model whose gathered parameters wait in a file: they are sent once they have arrived."""
+    case = CASES["parameters"]
+    plain, _ = trained(case, waiting(case.model()), rank)
+    with tempfile.TemporaryDirectory() as folder:
+        return _planned(case, "60%", rank, plain, gathers="keep", offload=f"file:{folder}")
+
+
 def _planned(case: Case, limit: str, rank: int, plain: list[torch.Tensor], **changes: Any) -> dict[str, Any]:
     model = case.model()
     alone = distributed.get_backend() == "fake"
@@ -102,6 +111,7 @@ def _planned(case: Case, limit: str, rank: int, plain: list[torch.Tensor], **cha
         "predicted": plan.predicted_peak,
         "limit": plan.memory_limit,
         "again": gathers_again(plan),
+        "moves": len(plan.schedule.moves),
         "same plan": hybridremat.get_plan(model) is plan,
     }
 

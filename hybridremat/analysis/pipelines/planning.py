@@ -137,7 +137,6 @@ def pipeline_plan(
     with rendezvous(across_ranks, "pipeline_plan") as ranks:
         group = ranks.group("pipeline", "")
 
-
         def make() -> PipelinePlan:
             with planning_progress(show=progress, first="cutting the model in pieces") as show:
                 return _made(model, args, kwargs or {}, request, layers, show)

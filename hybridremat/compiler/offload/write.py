@@ -22,7 +22,7 @@ from hybridremat.errors import PlanError
 from hybridremat.graph.generated_code import OP, PLACE
 from hybridremat.graph.joint import Move, Schedule
 from hybridremat.graph.private_torch import detect_fake_mode, run_and_save_rng_state
-from hybridremat.graph.tracing.fx_nodes import joint_outputs
+from hybridremat.graph.tracing.fx_nodes import is_wait, joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep
 
 Pair = tuple[fx.GraphModule, fx.GraphModule]
@@ -113,8 +113,8 @@ class _Places:
 
 
 def _ends(node: fx.Node) -> bool:
-    """Whether a node belongs to the execution before it: one of its results, or what hands one out."""
-    return node.target is operator.getitem or is_delivery(node)
+    """Whether a node belongs to the execution before it: a result, what waits for it, or hands it out."""
+    return node.target is operator.getitem or is_wait(node) or is_delivery(node)
 
 
 def _owner(node: fx.Node) -> fx.Node | None:
@@ -178,7 +178,9 @@ class _Forward:
             call = owner if OP in owner.meta else owner.all_input_nodes[0]
             # the call's tuple holds all its results until they have been taken out
             taken = [user for user in call.users if user.target is operator.getitem and call is not owner]
-            with self.graph.inserting_after(max([call, *taken], key=order.__getitem__)):
+            made = [call, *taken]
+            there = [*made, *(user for each in made for user in each.users if is_wait(user))]
+            with self.graph.inserting_after(max(there, key=order.__getitem__)):
                 sent[number] = self.graph.call_function(send, (ticket, number, owner))
         for number, move in enumerate(moves):
             with self.graph.inserting_before(self.places.start(move.free)):
