@@ -54,12 +54,17 @@ def real(found: Sequence[Row]) -> str:
     )
 
 
+def instead(name: str, ours: float, theirs: float) -> str:
+    """A model's figure and the one that it stands beside, in percent."""
+    return f"{title(name)} {ours:.1f} instead of {theirs:.1f} %"
+
+
 def beside_checkpoints(found: Sequence[Row]) -> str:
     """Of per-layer checkpointing: extra flops at its memory."""
     cells = []
     for row in found:
         theirs, ours = per_layer_checkpoint(row["model"]), json.loads(row["per_layer"])
-        cells += [f"{title(row['model'])} {ours[0]:.1f} instead of {theirs[0].extra:.1f} %"] if theirs else []
+        cells += [instead(row["model"], ours[0], theirs[0].extra)] if theirs else []
     return f"In the memory of a checkpoint around each layer, extra flops: {', '.join(cells)}"
 
 
@@ -119,10 +124,9 @@ def moves(found: Sequence[Row]) -> str:
 
 def devices(found: Sequence[Row]) -> str:
     """Of units under FSDP2."""
-    cells = []
-    for row in found:
-        ours, theirs = (float(row[name]) for name in ("ours_flops", "checkpoint_flops"))
-        cells.append(f"{title(row['model'])} {ours:.1f} instead of {theirs:.1f} %")
+    cells = [
+        instead(row["model"], float(row["ours_flops"]), float(row["checkpoint_flops"])) for row in found
+    ]
     return f"With FSDP2, in the memory of a checkpoint around each layer, extra flops: {', '.join(cells)}"
 
 
