@@ -20,7 +20,7 @@ from torch._functorch._aot_autograd.subclass_utils import compute_inner_mutated_
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch._inductor import config as inductor_config
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from hybridremat.errors import CaptureError
@@ -106,6 +106,8 @@ class ExportedGraph:
         self.graph: GraphModule = self._capture.graph_module
         self.has_backward = bool(self._state.needs_autograd)
         self.num_outputs = self._num_outputs()
+        if self.has_backward:
+            _return_own_objects(self.graph, self.num_outputs)
 
     def again(self, module: GraphModule) -> ExportedGraph:
         """Export Dynamo's graph once more: a graph is compiled once."""
@@ -145,3 +147,25 @@ class ExportedGraph:
             run, _ = aot_stage2_compile(self._state, self._capture, split, forward, backward, forward)
         compiled: Compiled = run
         return compiled
+
+
+def _return_own_objects(graph: GraphModule, count: int) -> None:
+    """Let the forward return the objects that it is given, the mesh of a ``DTensor``.
+
+    PyTorch traces an object by its last name, so that a forward returns the mesh of its tangents, which it
+    does not have.
+    """
+    places = graph.graph.find_nodes(op="placeholder")
+    tangents = {node: _object(node) for node in places if node.name.startswith("tangents_")}
+    given = [(_object(node), node) for node in places if node not in tangents]
+    (output,) = graph.graph.find_nodes(op="output")
+    results = list(output.args[0])
+    for place, node in enumerate(results[:count]):
+        if isinstance(node, Node) and (item := tangents.get(node)) is not None:
+            results[place] = next((own for other, own in given if other is not None and other == item), node)
+    output.args = (tuple(results),)
+
+
+def _object(node: Node) -> object | None:
+    """What a placeholder stands for that is no tensor and no number."""
+    return getattr(node.meta.get("val"), "real_obj", None)

@@ -191,13 +191,17 @@ def split(tmp_path_factory):
     return run_ranks_once("support.sharded_cases:by_tensors", tmp_path_factory, fake=2)[0]
 
 
-SPLIT = [f"{name}, {limit}" for name in ("tensors", "sequence") for limit in ("100%", "60%")]
+WAYS = "tensors", "sequence", "words in rows", "words in columns"
+SPLIT = [f"{name}, {how}" for name in WAYS for how in ("100%", "60%", "60%, units")]
 
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_models_split_by_tensors_are_planned_to_the_byte(name, split):
     made = split[name]
-    assert set(made["peaks"]) == {made["predicted"]}
+    if name == "sequence, 60%, units":  # what runs between the units is not captured
+        assert 0.95 * made["predicted"] <= max(made["peaks"]) <= made["predicted"]
+    else:
+        assert set(made["peaks"]) == {made["predicted"]}
     assert made["predicted"] <= made["limit"]
     assert made["equal"] or not MOVED
     assert made["untried"] == []

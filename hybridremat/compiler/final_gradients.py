@@ -16,7 +16,7 @@ from torch import fx
 from hybridremat.graph.generated_code import PLACE
 from hybridremat.graph.joint import Delivery, Phase, Schedule
 from hybridremat.graph.memory import MemorySimulator
-from hybridremat.graph.private_torch import overwritten_inputs, step_inputs
+from hybridremat.graph.private_torch import input_gradients, overwritten_inputs, step_inputs
 from hybridremat.graph.tracing.fx_nodes import joint_outputs
 from hybridremat.graph.tracing.trace import TracedStep
 
@@ -27,11 +27,14 @@ FINAL: Final = "hybridremat_final"
 def mark_final_gradients(step: TracedStep, schedule: Schedule, backward: fx.GraphModule) -> None:
     """Note in the calls of a backward that was emitted of ``schedule`` which gradients are final with them.
 
-    None is where the forward changes or returns an input that has a gradient.
+    None is where the forward changes or returns an input that has a gradient, or where inputs are made of
+    others (a DTensor): the results are then gradients of these.
     """
     outputs, inputs = joint_outputs(step.module), step_inputs(step.module)
-    results = dict(enumerate(outputs[step.num_outputs :]))
-    made = {index: node for index, node in results.items() if isinstance(node, fx.Node)}
+    places = input_gradients(step.module)
+    if any(place != step.num_outputs + index for index, place in places.items()):
+        return
+    made = {i: node for i, place in places.items() if isinstance(node := outputs[place], fx.Node)}
     of_inputs = {v for index in made if index in inputs for v in step.node_values[inputs[index]]}
     returned = [node for node in outputs[: step.num_outputs] if isinstance(node, fx.Node)]
     if overwritten_inputs(step.module) or any(of_inputs.intersection(step.node_values[n]) for n in returned):

@@ -24,6 +24,7 @@ from hybridremat.compiler.backend import UNIT, Backend
 from hybridremat.compiler.capture import compile_step, forget_with
 from hybridremat.compiler.model_state import in_dtype
 from hybridremat.errors import CaptureError, ModelError
+from hybridremat.graph.private_collectives import arrived
 from hybridremat.graph.private_torch import saved_tensor_hooks_are_set, tree_map
 
 logger = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ class _Unit:
                 "(model.gradient_checkpointing_disable(), for one): the plan decides what is recomputed."
             )
         given, returned = self.dtypes
-        args, kwargs = _in_dtype((args, kwargs), given)
+        args, kwargs = _in_dtype(tree_map(arrived, (args, kwargs)), given)
         self.ran.add(self.name)
         self.backend.unit = self.name
         self.backend.calls.append(self.name)

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -371,7 +372,7 @@ class Split(nn.Module):
 
 
 def split(*, sequence: bool, mesh: DeviceMesh | None = None, words: int = 101) -> nn.Module:
-    """The model with its layers split over the ranks of a mesh, or all."""
+    """The model with its layers split over the ranks of a mesh, or all, along the sequence with its ends."""
     torch.manual_seed(0)
     model = Split(words)
     mesh = mesh or init_device_mesh("cpu", (distributed.get_world_size(),))
@@ -391,24 +392,40 @@ def split(*, sequence: bool, mesh: DeviceMesh | None = None, words: int = 101) -
     return model
 
 
+def split_in_words(embedding: ParallelStyle) -> nn.Module:
+    """The model with its embedding and head split, too, on a mesh of their own."""
+    model, mesh = split(sequence=False), init_device_mesh("cpu", (distributed.get_world_size(),))
+    head = ColwiseParallel(output_layouts=Replicate())
+    return parallelize_module(model, mesh, {"embed": embedding, "head": head})
+
+
+WAYS: dict[str, Callable[[], nn.Module]] = {
+    "tensors": lambda: split(sequence=False),
+    "sequence": lambda: split(sequence=True),
+    "words in rows": lambda: split_in_words(RowwiseParallel(input_layouts=Replicate())),
+    "words in columns": lambda: split_in_words(ColwiseParallel(output_layouts=Replicate())),
+}
+"""Ways to split the model over all ranks."""
+
+
 def by_tensors(rank: int) -> dict[str, Any]:
-    """Models that are split, planned as a whole; and what the checker says of a collective too many."""
+    """Models that are split, as a whole and by units; what the checker says of a collective too many."""
     alone = distributed.get_backend() == "fake"
     case, found = Case(Split), {}
-    for name in ("tensors", "sequence"):
-        plain, _ = trained(case, split(sequence=name == "sequence"), 0)
-        for limit in ("100%", "60%"):
-            model = split(sequence=name == "sequence")
-            how = {**HOW, "across_ranks": not alone, "memory_limit": limit}
+    for name, made_so in WAYS.items():
+        plain, _ = trained(case, made_so(), 0)
+        for limit, units in (("100%", None), ("60%", None), ("60%", "layers.*")):
+            model = made_so()
+            how = {**HOW, "across_ranks": not alone, "memory_limit": limit, "units": units}
             hybridremat.wrap(model, kwargs=texts(0, 0), **how)
             plan = hybridremat.get_plan(model)
             made, peaks = trained(case, model, 0)
-            found[f"{name}, {limit}"] = {
+            found[f"{name}, {limit}" + ", units" * (units is not None)] = {
                 "equal": all(map(torch.equal, made, plain)),
                 "peaks": peaks,
                 "predicted": plan.predicted_peak,
                 "limit": plan.memory_limit,
-                "untried": list(plan.details.graph.untried),
+                "untried": list(plan.details.graph.untried) if units is None else [],
             }
     return {**found, "twice": twice()}
 
