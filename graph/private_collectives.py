@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import torch
 
-_MODULE = "torch.distributed._functional_collectives"
+from hybridremat.graph.private_torch import tree_leaves, tree_map
+
+T = TypeVar("T")
+
+_MODULE: Final = "torch.distributed._functional_collectives"
 
 
 class _Arrived(torch.autograd.Function):
@@ -24,13 +28,21 @@ class _Arrived(torch.autograd.Function):
         return gradient
 
 
-def arrived(value: Any) -> Any:
-    """The value itself, or the tensor that a collective makes (``AsyncCollectiveTensor``), waited for.
+def arrived(inputs: T) -> T:
+    """Inputs of a module with what collectives make (``AsyncCollectiveTensor``) waited for.
 
-    A compiled graph that is given one that still runs hands its gradient past the autograd of ``DTensor``, by
-    which the backward fails.
+    A compiled graph that is given a tensor that still arrives hands its gradient past the autograd of
+    ``DTensor``, by which the backward fails. Containers stay the same, unless there is one in them.
     """
-    known = sys.modules.get(_MODULE)  # else there are none
-    if known is None or not isinstance(value, known.AsyncCollectiveTensor):
-        return value
-    return _Arrived.apply(value)  # type: ignore[no-untyped-call]
+    known = sys.modules.get(_MODULE)
+    if known is None:
+        return inputs
+    kind = known.AsyncCollectiveTensor
+    if not any(isinstance(item, kind) for item in tree_leaves(inputs)):
+        return inputs
+
+    def waited(item: Any) -> Any:
+        return _Arrived.apply(item) if isinstance(item, kind) else item  # type: ignore[no-untyped-call]
+
+    found: T = tree_map(waited, inputs)
+    return found

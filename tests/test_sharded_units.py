@@ -213,6 +213,10 @@ def test_a_collective_that_runs_twice_is_refused(split):
     assert "collectives do not run once each" in twice
 
 
+def test_a_break_within_a_lookup_in_rows_is_refused(split):
+    assert "split by rows" in split["broken"]
+
+
 @pytest.fixture(scope="module")
 def split_ranks(tmp_path_factory):
     return run_ranks_once("support.sharded_cases:by_tensors", tmp_path_factory, timeout=300)

@@ -25,7 +25,7 @@ from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs,
 from hybridremat.compiler.emit import unwatched
 from hybridremat.compiler.handing_over import HandingOver
 from hybridremat.compiler.inner import Captured, Finish, InnerCompiler, op_by_op
-from hybridremat.compiler.masked_lookups import masked_lookup, release_masks
+from hybridremat.compiler.masked_lookups import ends_in_lookup, masked_lookup
 from hybridremat.compiler.model_checks import require_current_device
 from hybridremat.compiler.opaque_calls import note_leaves
 from hybridremat.compiler.output_hooks import (
@@ -254,11 +254,10 @@ class Backend:
         """
         with self.lock:
             self.graphs += 1
-            masked = release_masks(module)
             if not self.several_graphs:
                 _refuse_graph_break(module)
             with self.noting_errors():
-                if masked:
+                if ends_in_lookup(module):
                     raise masked_lookup()
                 require_current_device(module, example_inputs)
                 make_recurrent_opaque(module)

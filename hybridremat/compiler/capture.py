@@ -18,6 +18,7 @@ from hybridremat.compiler.backend import Backend, CaptureComplete, CapturedGraph
 from hybridremat.compiler.capture_errors import as_capture_error, first_lines, not_captured
 from hybridremat.compiler.first_calls import set_up_first_call
 from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
+from hybridremat.compiler.masked_lookups import releasing_masks
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.garbage import collected_seldom
@@ -224,7 +225,8 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     backend.error = None
     try:
         settings = dynamo_settings(dynamic=backend.dynamic)
-        with nothing_forgotten(), settings, failures_unlogged(), noting_code(backend.codes):
+        noting = noting_code(backend.codes)
+        with nothing_forgotten(), settings, failures_unlogged(), noting, releasing_masks(model):
             yield
     except BackendCompilerFailed as error:
         inner = backend.error or error.inner_exception

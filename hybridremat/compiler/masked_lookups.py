@@ -7,12 +7,17 @@ graph that ends in between leaves the made-up tensor of its capture there, by wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from torch import fx, nn
 
-from hybridremat.errors import CaptureError
+from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.tracing.fx_nodes import tensors
+
+_BUFFER: Final = "MaskBuffer"
 
 
 def looks_up_in_rows(modules: Iterable[nn.Module]) -> bool:
@@ -21,15 +26,36 @@ def looks_up_in_rows(modules: Iterable[nn.Module]) -> bool:
     return any(each.is_shard(0) for weight in weights for each in getattr(weight, "placements", ()))
 
 
-def release_masks(module: fx.GraphModule) -> bool:
-    """Empty the buffers that the capture of a graph has left; returns whether there were any."""
+def ends_in_lookup(module: fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo's ends before a lookup in it is summed up: a buffer is full."""
     values = (value for node in module.graph.nodes for value in tensors(node.meta.get("example_value")))
     placements = (placement for value in values for placement in getattr(value, "placements", ()))
-    buffers = [each.mask_buffer for each in placements if hasattr(each, "mask_buffer")]
-    left = [buffer for buffer in buffers if buffer.data is not None]
-    for buffer in left:
+    return any(each.mask_buffer.data is not None for each in placements if hasattr(each, "mask_buffer"))
+
+
+@contextmanager
+def releasing_masks(model: nn.Module) -> Iterator[None]:
+    """Empty the buffers of a model's lookups if something fails between a lookup and its sum.
+
+    Raises
+    ------
+    CaptureError
+        If one was full, so that this has been cut off.
+    """
+    try:
+        yield
+    except Exception as error:
+        if looks_up_in_rows(model.modules()) and _emptied() and not isinstance(error, HybridRematError):
+            raise masked_lookup() from error
+        raise
+
+
+def _emptied() -> bool:
+    """Empty all buffers, which PyTorch's caches of placements keep; returns whether one was full."""
+    full = [each for each in gc.get_objects() if type(each).__name__ == _BUFFER and each.data is not None]
+    for buffer in full:
         buffer.data, buffer.refcount = None, 0
-    return bool(left)
+    return bool(full)
 
 
 def masked_lookup() -> CaptureError:

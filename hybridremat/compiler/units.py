@@ -201,7 +201,7 @@ class _Unit:
                 "(model.gradient_checkpointing_disable(), for one): the plan decides what is recomputed."
             )
         given, returned = self.dtypes
-        args, kwargs = _in_dtype(tree_map(arrived, (args, kwargs)), given)
+        args, kwargs = _in_dtype(arrived((args, kwargs)), given)
         self.ran.add(self.name)
         self.backend.unit = self.name
         self.backend.calls.append(self.name)

@@ -427,7 +427,23 @@ def by_tensors(rank: int) -> dict[str, Any]:
                 "limit": plan.memory_limit,
                 "untried": list(plan.details.graph.untried) if units is None else [],
             }
-    return {**found, "twice": twice()}
+    return {**found, "twice": twice(), "broken": broken_lookup() if alone else ""}
+
+
+def broken_lookup() -> str:
+    """What is said where a graph breaks between a lookup in rows and its sum; then the model runs plainly."""
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    model = split(sequence=False, mesh=mesh)
+    model.embed.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    parallelize_module(model, mesh, {"embed": RowwiseParallel(input_layouts=Replicate())})
+    try:
+        hybridremat.wrap(
+            model, kwargs=texts(0, 0), memory_limit="100%", across_ranks=False, graph_breaks="plan", **HOW
+        )
+    except hybridremat.CaptureError as error:
+        model(**texts(0, 0)).backward()
+        return str(error)
+    return "it was planned"
 
 
 def both_ways(_: int) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def survey_step(
     dtypes = gathered_dtype(sharding), returned_dtype(sharding)
     compiled = partial(compile_units, model, units, shared=not context.settings.policy, dtypes=dtypes)
     between = set(model.modules()).difference(*(unit.modules() for unit in units.values()))
-    if looks_up_in_rows(between):
+    if known is None and looks_up_in_rows(between):  # FSDP2 splits by rows, too, but gathers before
         logger.info("what runs between the units of %s runs as it is: %s", type(model).__name__, _IN_ROWS)
     elif known is None or known.captures_rest:
         try:
