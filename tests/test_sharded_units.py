@@ -191,8 +191,8 @@ def split(tmp_path_factory):
     return run_ranks_once("support.sharded_cases:by_tensors", tmp_path_factory, fake=2)[0]
 
 
-WAYS = "tensors", "sequence", "words in rows", "words in columns"
-SPLIT = [f"{name}, {how}" for name in WAYS for how in ("100%", "60%", "60%, units")]
+ENDS = "sequence", "words in rows", "words in columns"
+SPLIT = ["tensors, 100%", "tensors, 60%", *(f"{name}, 60%{how}" for name in ENDS for how in ("", ", units"))]
 
 
 @pytest.mark.parametrize("name", SPLIT)

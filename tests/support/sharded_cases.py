@@ -406,6 +406,8 @@ WAYS: dict[str, Callable[[], nn.Module]] = {
     "words in columns": lambda: split_in_words(ColwiseParallel(output_layouts=Replicate())),
 }
 """Ways to split the model over all ranks."""
+HOW_SPLIT = (("60%", None), ("60%", "layers.*")), (("100%", None), ("60%", None))
+"""Limits and units of a model that is split in words or along the sequence, and in layers alone."""
 
 
 def by_tensors(rank: int) -> dict[str, Any]:
@@ -414,7 +416,7 @@ def by_tensors(rank: int) -> dict[str, Any]:
     case, found = Case(Split), {}
     for name, made_so in WAYS.items():
         plain, _ = trained(case, made_so(), 0)
-        for limit, units in (("100%", None), ("60%", None), ("60%", "layers.*")):
+        for limit, units in HOW_SPLIT[name == "tensors"]:
             model = made_so()
             how = {**HOW, "across_ranks": not alone, "memory_limit": limit, "units": units}
             hybridremat.wrap(model, kwargs=texts(0, 0), **how)
