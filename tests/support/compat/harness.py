@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -102,13 +102,22 @@ def _call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def train_joint(
-    model: nn.Module, batch: dict[str, Any], units: Sequence[str] = (), *, rest: bool = True, **how: Any
+    model: nn.Module,
+    batch: dict[str, Any],
+    units: Sequence[str] = (),
+    *,
+    unread: Collection[str] = (),
+    rest: bool = True,
+    **how: Any,
 ) -> Trained:
     """Train a copy through AOTAutograd's own joint graph, or that of each unit, unplanned.
 
-    ``rest``: what runs between units is captured, too.
+    ``unread``: parameters without a gradient, to which it gives zeros where graphs break. ``rest``: what
+    runs between units is captured, too.
     """
     model = copy.deepcopy(model)
+    for name in unread:
+        model.get_parameter(name).requires_grad_(False)
     limits = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
     with torch._dynamo.config.patch(**limits, use_numpy_random_stream=True):
         for unit in find_units(model, units).values() if units else ():
@@ -141,7 +150,9 @@ class Expected:
     ) -> None:
         model = without_caches(model)
         self.eager = train_plain(model, batch, **how)
-        self._train_joint = partial(train_joint, model, batch, units, **how)
+        names = [name for name, _ in model.named_parameters()]
+        unread = [name for name in names if f"gradient 0 {name}" not in self.eager.tensors]
+        self._train_joint = partial(train_joint, model, batch, units, unread=unread, **how)
         self._units = units
 
     @cached_property
