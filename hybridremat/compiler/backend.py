@@ -25,7 +25,6 @@ from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs,
 from hybridremat.compiler.emit import unwatched
 from hybridremat.compiler.handing_over import HandingOver
 from hybridremat.compiler.inner import Captured, Finish, InnerCompiler, op_by_op
-from hybridremat.compiler.masked_lookups import ends_in_lookup, masked_lookup
 from hybridremat.compiler.model_checks import require_current_device
 from hybridremat.compiler.opaque_calls import note_leaves
 from hybridremat.compiler.output_hooks import (
@@ -257,8 +256,10 @@ class Backend:
             if not self.several_graphs:
                 _refuse_graph_break(module)
             with self.noting_errors():
-                if ends_in_lookup(module):
-                    raise masked_lookup()
+                if any(map(is_traceable_wrapper_subclass, example_inputs)):
+                    from hybridremat.compiler.masked_lookups import refuse_cut_lookup
+
+                    refuse_cut_lookup(module)
                 require_current_device(module, example_inputs)
                 make_recurrent_opaque(module)
                 note_leaves(module, example_inputs)

@@ -18,7 +18,6 @@ from hybridremat.compiler.backend import Backend, CaptureComplete, CapturedGraph
 from hybridremat.compiler.capture_errors import as_capture_error, first_lines, not_captured
 from hybridremat.compiler.first_calls import set_up_first_call
 from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
-from hybridremat.compiler.masked_lookups import releasing_masks
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.garbage import collected_seldom
@@ -225,8 +224,8 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     backend.error = None
     try:
         settings = dynamo_settings(dynamic=backend.dynamic)
-        noting = noting_code(backend.codes)
-        with nothing_forgotten(), settings, failures_unlogged(), noting, releasing_masks(model):
+        noting, whole = noting_code(backend.codes), _whole_lookups(model)
+        with nothing_forgotten(), settings, failures_unlogged(), noting, whole:
             yield
     except BackendCompilerFailed as error:
         inner = backend.error or error.inner_exception
@@ -254,6 +253,18 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
         ) from error
     except TorchDynamoException as error:  # a break, an unbacked size in a branch
         raise as_capture_error(model, error) from error
+
+
+@contextmanager
+def _whole_lookups(model: nn.Module) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        from hybridremat.compiler.masked_lookups import cut_lookup
+
+        if (cut := cut_lookup(model, error)) is not None:
+            raise cut from error
+        raise
 
 
 def _own_cause(error: BaseException | None) -> HybridRematError | None:

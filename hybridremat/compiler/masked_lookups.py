@@ -8,8 +8,7 @@ graph that ends in between leaves the made-up tensor of its capture there, by wh
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Final
 
 from torch import fx, nn
@@ -26,28 +25,25 @@ def looks_up_in_rows(modules: Iterable[nn.Module]) -> bool:
     return any(each.is_shard(0) for weight in weights for each in getattr(weight, "placements", ()))
 
 
-def ends_in_lookup(module: fx.GraphModule) -> bool:
-    """Whether a graph of Dynamo's ends before a lookup in it is summed up: a buffer is full."""
-    values = (value for node in module.graph.nodes for value in tensors(node.meta.get("example_value")))
-    placements = (placement for value in values for placement in getattr(value, "placements", ()))
-    return any(each.mask_buffer.data is not None for each in placements if hasattr(each, "mask_buffer"))
-
-
-@contextmanager
-def releasing_masks(model: nn.Module) -> Iterator[None]:
-    """Empty the buffers of a model's lookups if something fails between a lookup and its sum.
+def refuse_cut_lookup(module: fx.GraphModule) -> None:
+    """Refuse a graph of Dynamo's that ends before a lookup in it is summed up: a buffer is full.
 
     Raises
     ------
     CaptureError
-        If one was full, so that this has been cut off.
     """
-    try:
-        yield
-    except Exception as error:
-        if looks_up_in_rows(model.modules()) and _emptied() and not isinstance(error, HybridRematError):
-            raise masked_lookup() from error
-        raise
+    values = (value for node in module.graph.nodes for value in tensors(node.meta.get("example_value")))
+    placements = (placement for value in values for placement in getattr(value, "placements", ()))
+    if any(each.mask_buffer.data is not None for each in placements if hasattr(each, "mask_buffer")):
+        _emptied()
+        raise _cut()
+
+
+def cut_lookup(model: nn.Module, error: Exception) -> CaptureError | None:
+    """What an error of a capture means if it came between a lookup and its sum; the buffers are emptied."""
+    if not looks_up_in_rows(model.modules()) or not _emptied() or isinstance(error, HybridRematError):
+        return None
+    return _cut()
 
 
 def _emptied() -> bool:
@@ -58,7 +54,7 @@ def _emptied() -> bool:
     return bool(full)
 
 
-def masked_lookup() -> CaptureError:
+def _cut() -> CaptureError:
     """The error of a graph that ends before a lookup is summed up."""
     return CaptureError(
         "a graph ends between the lookup in an embedding that is split by rows (RowwiseParallel) and the sum "
