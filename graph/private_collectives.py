@@ -1,8 +1,10 @@
-"""Results of collectives that still run, in eager mode."""
+"""What PyTorch keeps between a collective and its use: late results, and masks of lookups in rows."""
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 import torch
@@ -12,6 +14,7 @@ from hybridremat.graph.private_torch import tree_leaves, tree_map
 T = TypeVar("T")
 
 _MODULE: Final = "torch.distributed._functional_collectives"
+_MASK: Final = "MaskBuffer"
 
 
 class _Arrived(torch.autograd.Function):
@@ -46,3 +49,17 @@ def arrived(inputs: T) -> T:
 
     found: T = tree_map(waited, inputs)
     return found
+
+
+def has_full_mask(values: Iterable[torch.Tensor]) -> bool:
+    """Whether one of them is a lookup in rows that is not summed up yet."""
+    placements = (placement for value in values for placement in getattr(value, "placements", ()))
+    return any(each.mask_buffer.data is not None for each in placements if hasattr(each, "mask_buffer"))
+
+
+def empty_masks() -> bool:
+    """Empty the buffers of all lookups in rows, which caches of placements keep; whether one was full."""
+    full = [each for each in gc.get_objects() if type(each).__name__ == _MASK and each.data is not None]
+    for buffer in full:
+        buffer.data, buffer.refcount = None, 0
+    return bool(full)

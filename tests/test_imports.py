@@ -41,9 +41,8 @@ ORDER = (
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOLDERS = ("graph", "blocks", "sequence", "hybridremat")
-PRIVATE_DOORS = tuple(
-    f"graph/private_{name}.py" for name in ("torch", "joint", "fsdp", "inductor", "inductor_code")
-)
+PRIVATE = "torch", "joint", "fsdp", "collectives", "inductor", "inductor_code"
+PRIVATE_DOORS = tuple(f"graph/private_{name}.py" for name in PRIVATE)
 
 BLOCK = """
 import sys

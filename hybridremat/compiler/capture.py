@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from hybridremat.compiler.backend import Backend, CaptureComplete, CapturedGraph, GraphError
 from hybridremat.compiler.capture_errors import as_capture_error, first_lines, not_captured
@@ -123,10 +123,21 @@ def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     """
     call = fresh_call(model)
     forget_with(call, backend)
-    compiled: Callable[..., Any] = torch.compile(
-        call, backend=backend, dynamic=backend.dynamic, fullgraph=not backend.several_graphs
-    )
-    return compiled
+    whole = not backend.several_graphs
+    return once_arrived(torch.compile(call, backend=backend, dynamic=backend.dynamic, fullgraph=whole))
+
+
+def once_arrived(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The compiled call, for which what collectives make is waited: see ``private_collectives.arrived``."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if distributed.is_available() and distributed.is_initialized():
+            from hybridremat.graph.private_collectives import arrived
+
+            args, kwargs = arrived((args, kwargs))
+        return compiled(*args, **kwargs)
+
+    return run
 
 
 def forget_with(call: Callable[..., Any], backend: Backend) -> None:

@@ -7,16 +7,13 @@ graph that ends in between leaves the made-up tensor of its capture there, by wh
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
-from typing import Final
 
 from torch import fx, nn
 
 from hybridremat.errors import CaptureError, HybridRematError
+from hybridremat.graph.private_collectives import empty_masks, has_full_mask
 from hybridremat.graph.tracing.fx_nodes import tensors
-
-_BUFFER: Final = "MaskBuffer"
 
 
 def looks_up_in_rows(modules: Iterable[nn.Module]) -> bool:
@@ -32,26 +29,16 @@ def refuse_cut_lookup(module: fx.GraphModule) -> None:
     ------
     CaptureError
     """
-    values = (value for node in module.graph.nodes for value in tensors(node.meta.get("example_value")))
-    placements = (placement for value in values for placement in getattr(value, "placements", ()))
-    if any(each.mask_buffer.data is not None for each in placements if hasattr(each, "mask_buffer")):
-        _emptied()
+    if has_full_mask(v for node in module.graph.nodes for v in tensors(node.meta.get("example_value"))):
+        empty_masks()
         raise _cut()
 
 
 def cut_lookup(model: nn.Module, error: Exception) -> CaptureError | None:
     """What an error of a capture means if it came between a lookup and its sum; the buffers are emptied."""
-    if not looks_up_in_rows(model.modules()) or not _emptied() or isinstance(error, HybridRematError):
+    if not looks_up_in_rows(model.modules()) or not empty_masks() or isinstance(error, HybridRematError):
         return None
     return _cut()
-
-
-def _emptied() -> bool:
-    """Empty all buffers, which PyTorch's caches of placements keep; returns whether one was full."""
-    full = [each for each in gc.get_objects() if type(each).__name__ == _BUFFER and each.data is not None]
-    for buffer in full:
-        buffer.data, buffer.refcount = None, 0
-    return bool(full)
 
 
 def _cut() -> CaptureError:

@@ -21,10 +21,9 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.backend import UNIT, Backend
-from hybridremat.compiler.capture import compile_step, forget_with
+from hybridremat.compiler.capture import compile_step, forget_with, once_arrived
 from hybridremat.compiler.model_state import in_dtype
 from hybridremat.errors import CaptureError, ModelError
-from hybridremat.graph.private_collectives import arrived
 from hybridremat.graph.private_torch import saved_tensor_hooks_are_set, tree_map
 
 logger = logging.getLogger(__name__)
@@ -150,8 +149,7 @@ def _compiled(model: nn.Module, backend: Backend, *, own: bool = False) -> Calla
     code = run.__code__.replace(co_name=f"run_unit_of_{type(model).__name__}")
     fresh = FunctionType(code, run.__globals__, closure=run.__closure__)  # Dynamo keeps code by code object
     forget_with(fresh, backend)
-    compiled: Callable[..., Any] = torch.compile(fresh, backend=backend, dynamic=False, fullgraph=False)
-    return compiled
+    return once_arrived(torch.compile(fresh, backend=backend, dynamic=False, fullgraph=False))
 
 
 @dataclass
@@ -201,7 +199,7 @@ class _Unit:
                 "(model.gradient_checkpointing_disable(), for one): the plan decides what is recomputed."
             )
         given, returned = self.dtypes
-        args, kwargs = _in_dtype(arrived((args, kwargs)), given)
+        args, kwargs = _in_dtype((args, kwargs), given)
         self.ran.add(self.name)
         self.backend.unit = self.name
         self.backend.calls.append(self.name)

@@ -429,23 +429,49 @@ def by_tensors(rank: int) -> dict[str, Any]:
                 "limit": plan.memory_limit,
                 "untried": list(plan.details.graph.untried) if units is None else [],
             }
-    return {**found, "twice": twice(), "broken": broken_lookup() if alone else ""}
+    if alone:
+        found |= {"broken": broken_lookups(), "behind a collective": behind_a_collective()}
+    return {**found, "twice": twice()}
 
 
-def broken_lookup() -> str:
-    """What is said where a graph breaks between a lookup in rows and its sum; then the model runs plainly."""
+class Skipped(Split):
+    """A break in a loop, so that PyTorch gives up on the forward and compiles what it calls one by one."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            torch._dynamo.graph_break()
+            x = layer(x)
+        return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def broken_lookups() -> list[str]:
+    """What is said where graphs end between a lookup in rows and its sum; then the model runs plainly."""
+    by_hook, by_loop = Split(101), Skipped(101)
+    by_hook.embed.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    return list(map(broken_lookup, (by_hook, by_loop)))
+
+
+def broken_lookup(model: nn.Module) -> str:
+    """What is said of a model once its embedding is split by rows."""
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    model = split(sequence=False, mesh=mesh)
-    model.embed.register_forward_hook(lambda *_: torch._dynamo.graph_break())
     parallelize_module(model, mesh, {"embed": RowwiseParallel(input_layouts=Replicate())})
+    how = {**HOW, "memory_limit": "100%", "across_ranks": False, "graph_breaks": "plan"}
     try:
-        hybridremat.wrap(
-            model, kwargs=texts(0, 0), memory_limit="100%", across_ranks=False, graph_breaks="plan", **HOW
-        )
+        hybridremat.wrap(model, kwargs=texts(0, 0), **how)
     except hybridremat.CaptureError as error:
         model(**texts(0, 0)).backward()
         return str(error)
     return "it was planned"
+
+
+def behind_a_collective() -> bool:
+    """Whether a layer trains as plainly that is wrapped alone, behind a collective of eager code."""
+    plain, model = WAYS["words in rows"](), WAYS["words in rows"]()
+    x = torch.randn(4, 48, 32, requires_grad=True)
+    hybridremat.wrap(model.layers[0], (x,), memory_limit="100%", across_ranks=False, **HOW)
+    made, _ = trained(Case(Split), model, 0)
+    return all(map(torch.equal, made, trained(Case(Split), plain, 0)[0]))
 
 
 def both_ways(_: int) -> dict[str, Any]:
