@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 import torch
@@ -49,12 +48,6 @@ def arrived(inputs: T) -> T:
 
     found: T = tree_map(waited, inputs)
     return found
-
-
-def has_full_mask(values: Iterable[torch.Tensor]) -> bool:
-    """Whether one of them is a lookup in rows that is not summed up yet."""
-    placements = (placement for value in values for placement in getattr(value, "placements", ()))
-    return any(each.mask_buffer.data is not None for each in placements if hasattr(each, "mask_buffer"))
 
 
 def empty_masks() -> bool:

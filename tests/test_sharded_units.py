@@ -221,6 +221,10 @@ def test_a_layer_behind_an_eager_collective_is_wrapped_alone(split):
     assert split["behind a collective"] or not MOVED
 
 
+def test_a_graph_returns_its_own_mesh(tmp_path):
+    assert run_ranks("support.sharded_cases:columns_by_units", tmp_path, fake=2)[0] or not MOVED
+
+
 @pytest.fixture(scope="module")
 def split_ranks(tmp_path_factory):
     return run_ranks_once("support.sharded_cases:by_tensors", tmp_path_factory, timeout=300)

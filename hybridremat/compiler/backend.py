@@ -256,10 +256,6 @@ class Backend:
             if not self.several_graphs:
                 _refuse_graph_break(module)
             with self.noting_errors():
-                if any(map(is_traceable_wrapper_subclass, example_inputs)):
-                    from hybridremat.compiler.masked_lookups import refuse_cut_lookup
-
-                    refuse_cut_lookup(module)
                 require_current_device(module, example_inputs)
                 make_recurrent_opaque(module)
                 note_leaves(module, example_inputs)

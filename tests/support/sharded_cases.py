@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -472,6 +473,18 @@ def behind_a_collective() -> bool:
     hybridremat.wrap(model.layers[0], (x,), memory_limit="100%", across_ranks=False, **HOW)
     made, _ = trained(Case(Split), model, 0)
     return all(map(torch.equal, made, trained(Case(Split), plain, 0)[0]))
+
+
+def columns_by_units(rank: int) -> bool:
+    """Whether a model is planned by units that a process trains plainly first: its graphs return a mesh."""
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    embedding = {"embed": ColwiseParallel(output_layouts=Replicate())}
+    model = parallelize_module(split(sequence=False), mesh, embedding)
+    case, plain = Case(Split), copy.deepcopy(model)
+    expected, _ = trained(case, plain, rank)
+    how = {**HOW, "memory_limit": "90%", "across_ranks": False, "units": "layers.*"}
+    hybridremat.wrap(model, kwargs=texts(0, 0), **how)
+    return all(map(torch.equal, trained(case, model, rank)[0], expected))
 
 
 def both_ways(_: int) -> dict[str, Any]:

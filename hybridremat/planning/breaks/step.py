@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +24,6 @@ from hybridremat.compiler.capture import (
 from hybridremat.compiler.capture_errors import without_gradients
 from hybridremat.compiler.early_gradients import hook_workspace
 from hybridremat.compiler.first_calls import set_up
-from hybridremat.compiler.masked_lookups import looks_up_in_rows
 from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.compiler.units import compile_units, find_units
@@ -42,8 +41,6 @@ from hybridremat.planning.context import PlanContext
 from hybridremat.plans.fsdp import Fsdp
 
 logger = logging.getLogger(__name__)
-
-_IN_ROWS: Final = "the lookup in an embedding that is split by rows is not captured"
 
 BackendFor = Callable[[Choose], Backend]
 """Makes the backend of a step whose schedules a function gives."""
@@ -100,10 +97,7 @@ def survey_step(
         return surveyed.survey(lambda backend: compile_step(model, backend))
     dtypes = gathered_dtype(sharding), returned_dtype(sharding)
     compiled = partial(compile_units, model, units, shared=not context.settings.policy, dtypes=dtypes)
-    between = set(model.modules()).difference(*(unit.modules() for unit in units.values()))
-    if known is None and looks_up_in_rows(between):  # FSDP2 splits by rows, too, but gathers before
-        logger.info("what runs between the units of %s runs as it is: %s", type(model).__name__, _IN_ROWS)
-    elif known is None or known.captures_rest:
+    if known is None or known.captures_rest:
         try:
             return surveyed.survey(partial(compiled, rest=True), stable=known is None)
         except CaptureError as error:
