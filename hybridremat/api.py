@@ -53,7 +53,8 @@ def wrap(
         Any module; it may be in eval mode, it is planned for training.
     args, kwargs
         Sample inputs: what one training step passes. Only shapes, dtypes and plain values matter; nothing is
-        run on them, except that with ``graph_breaks="plan"`` the forward runs on copies and changes nothing.
+        run on them, except that the forward runs on copies, and changes nothing, for a step of several graphs
+        or with ``units``.
     memory_limit, max_overhead, on_infeasible
         **The goal.** ``memory_limit`` is the most step memory: bytes, ``"6GiB"``, or ``"50%"`` of the plain
         step's; on CUDA ``"auto"``, what the device has left now (:func:`hybridremat.auto_limit`), for all
@@ -95,7 +96,7 @@ def wrap(
         **Graphs and shapes.** ``graph_breaks``: what to do if the model's graph breaks: ``"plan"`` the graphs
         between the breaks together, or ``"error"``; ``"auto"`` plans them with a
         :class:`~hybridremat.GraphBreakWarning`, which names the line. To find them, the forward then runs
-        twice or more on copies of the sample inputs, without saving anything for a backward.
+        on copies of the sample inputs, three times as a rule, without saving anything for a backward.
 
         ``units``: submodules that are planned each as a graph of its own (:func:`hybridremat.wrap_each`).
 
@@ -150,7 +151,8 @@ def wrap(
         **Values that wait elsewhere.** ``"file:FOLDER"`` (models on the CPU) or ``"host"`` (on a GPU):
         between the forward and the backward values may wait in a file or in host memory, where that is
         faster than to compute them again; they are copied while the step runs. ``host_memory_limit``: the
-        bytes that all of them may take (default: half of the memory installed). One graph, op by op.
+        bytes that all of them may take (default: half of the memory installed). Op by op; each of several
+        graphs moves its own values.
     untried
         **Kernels that cannot be tried alone.** What a kernel allocates while it runs is measured on inputs
         that are made up for it. If one takes none of these, ``"error"`` refuses the model, as no limit can be
@@ -165,7 +167,7 @@ def wrap(
         the error stream elsewhere, and a line for each new input shape.
     plan
         **Instead of a limit**, a plan or its file (:meth:`hybridremat.Plan.save`). On the device that it was
-        made on, it runs without being solved or measured again; elsewhere its memory is measured and compared
+        made on, it runs without being solved or timed again; elsewhere its memory is measured and compared
         with its limit. Its request holds for later input shapes, too.
     across_ranks
         **Several processes.** If a process group of ``torch.distributed`` is up, every rank has to call this
@@ -184,7 +186,7 @@ def wrap(
     LimitError, InfeasibleLimitError, PolicyError, ModelError, InputError, CaptureError
         Before anything has changed.
     PlanFormatError, PlanMismatchError
-        If ``plan`` cannot be read, or was made for another model or input.
+        If ``plan`` is no plan, or was made for another model or input.
     RankError
         If another rank failed with an error that is not one of hybridremat's, or could not be reached.
 
@@ -214,7 +216,7 @@ def wrap_each(
     max_overhead: float | str | None = None,
     **settings: Any,
 ) -> M:
-    """Plan submodules together, under one limit for the whole step; the rest of the model runs as it is.
+    """Plan submodules, and what runs between them, as graphs of their own under one limit for the whole step.
 
     Parameters
     ----------

@@ -105,6 +105,6 @@ def test_a_pair_that_is_allowed_keeps_its_limit_and_the_numbers(pair):
 
 def test_every_setting_is_among_the_pairs():
     told = {key for given in ALONE.values() for key in given} | {"memory_limit"}
-    beside = {"cost_model", "workers", "cache", "max_plans", "dynamic", "block_solver", "untried"}
+    beside = {"cost_model", "workers", "cache", "max_plans", "block_solver", "untried"}
     beside |= {"host_memory_limit"}
     assert told | beside | {"reckoning", "granted"} == {each.name for each in fields(Settings)}

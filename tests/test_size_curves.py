@@ -245,3 +245,10 @@ def test_the_command_plans_at_sizes(capsys, tmp_path):
 def test_the_command_refuses_sizes_that_it_cannot_read(wrong, capsys):
     assert main(["plan", "gpt2", "--limit", "90%", "-q", *wrong]) == 2
     assert wrong[0] in capsys.readouterr().err
+
+
+def test_the_command_refuses_a_picture_before_it_plans(capsys, monkeypatch):
+    monkeypatch.setattr("hybridremat.cli.plan._planned", lambda *_, **__: pytest.fail("it planned"))
+    given = ["plan", "gpt2", "--limit", "90%", "-q", "--sizes", "length=32:64:32", "--curve", "curve.jpg"]
+    assert main(given) == 2
+    assert "'curve.jpg' has no suffix of a picture" in capsys.readouterr().err

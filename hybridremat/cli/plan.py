@@ -18,6 +18,7 @@ from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import PlanSettings, Settings
 from hybridremat.plans.codec import write_plan
 from hybridremat.reports.explanation import BlockExplanation, ModuleExplanation, block_text, module_text
+from hybridremat.reports.figures import new_figure, require_suffix
 from hybridremat.reports.size_tables import size_table
 from hybridremat.reports.text import certificate_dict, plan_tables, render, summary
 
@@ -26,6 +27,9 @@ def run_plan(options: Namespace) -> int:
     """Plan, write the file if one is named, and print the summary, or all of the plan as JSON."""
     require_writable(options.output)
     require_writable(options.curve, option="--curve")
+    if options.curve is not None:
+        require_suffix(options.curve)
+        new_figure()
     sizes = sizes_given(options.sizes)
     if options.curve is not None and not sizes:
         raise UsageError("--curve draws the sizes that --sizes names, --sizes length=64:512:64, for one")

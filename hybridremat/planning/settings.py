@@ -170,8 +170,6 @@ class Settings(Request):
             require_count("workers", self.workers, "of processes, or None")
         if self.dynamic not in (None, True, False):
             raise LimitError(f"dynamic={self.dynamic!r} is not known; use None, True or False")
-        if self.dynamic and (why := self.one_capture_refused()):
-            raise LimitError(f"dynamic=True and {why} cannot be combined: leave one of them out")
         if self.policy is not None:
             validated_policy(self.policy)
         for name, known in _CHOICES.items():
@@ -202,15 +200,14 @@ class Settings(Request):
 
     def one_capture_refused(self) -> str:
         """The setting for which each input shape is captured by itself; empty if there is none."""
-        each = ('compiler="inductor"', 'graph_breaks="plan"', "units", "device_spec", 'gathers="plan"')
-        return next(filter(None, map(self._given, each)), "")
+        return next(filter(None, map(self._given, BY_SHAPE)), "")
 
     def _given(self, setting: str) -> str:
         """A setting of :data:`REFUSED_PAIRS` with its value; empty if it is not given."""
         name, _, wanted = setting.partition("=")
         value = getattr(self, name)
         if wanted:
-            return setting if value == wanted.strip('"') else ""
+            return setting if str(value) == wanted.strip('"') else ""
         shown = value.name if isinstance(value, DeviceSpec) else value
         return f"{name}={shown!r}" if value != _DEFAULTS[name] else ""
 
@@ -298,6 +295,12 @@ class Settings(Request):
 UNLIMITED: Final = "unlimited"
 """The ``planning_budget`` of searches that go on to caps of their own."""
 
+BY_SHAPE: Final = (
+    *('compiler="inductor"', 'graph_breaks="plan"', "fsdp", "units"),
+    *("device_spec", 'gathers="plan"'),
+)
+"""Settings with which each input shape is captured by itself."""
+
 REFUSED_PAIRS: Final = (
     (
         'gradients="in_backward"',
@@ -328,6 +331,10 @@ REFUSED_PAIRS: Final = (
         'gradients="in_backward"',
         "fully_shard takes all gradients of a unit together when they are there, and an optimizer has those "
         "of its rank once they are reduced. Leave gradients= out",
+    ),
+    *(
+        ("dynamic=True", each, "each input shape is captured by itself there. Leave one of them out")
+        for each in BY_SHAPE
     ),
 )
 """Settings that cannot be combined, and what to do instead; without a value: any but the default."""

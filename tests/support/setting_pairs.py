@@ -38,6 +38,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "fsdp": {"fsdp": 2, "units": ("first", "second")},
     'gathers="plan"': {"gathers": "plan"},
     "offload": {"offload": f"file:{gettempdir()}", "memory_limit": "60%"},
+    "dynamic=True": {"dynamic": True},
 }
 """A value of each setting that is not its default; where ``memory_limit`` is not among them it is 90 %."""
 

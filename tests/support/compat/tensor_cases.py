@@ -301,6 +301,7 @@ REFUSED = [
         lambda n, x, s: mean_square(n.body(torch.sparse.mm(s, x))),
         lambda: {"x": rows(), "s": torch.eye(32).to_sparse()},
         refused="sparse",
+        in_several=True,
         remark="torch.compile takes none; make it sparse inside the model, or multiply outside",
     ),
     Unusual(
@@ -309,12 +310,14 @@ REFUSED = [
         lambda: {"x": torch.randint(0, 50, (32,))},
         lambda: {"table": nn.Embedding(50, 16, sparse=True, padding_idx=1)},
         refused="data-dependent",
+        in_several=True,
         remark="the number of its gradient's rows depends on the data",
     ),
     Unusual(
         "a shape that depends on the data",
         lambda n, x: mean_square(n.body(x)[x[:, 0] > 0]),
         refused="depends on the data",
+        in_several=True,
         remark="x[mask], nonzero, unique: use torch.where or a product with the mask",
     ),
     Unusual("torch.cond", branch, refused="chooses by the data", remark="its memory depends on the data"),

@@ -47,8 +47,8 @@ def one() -> dict[str, Any]:
 class Unusual:
     """One line of the table: a model, its batch (made anew for each step), and what is known about it.
 
-    ``reference`` is "joint" where AOTAutograd itself changes arithmetic. ``hold`` counts outputs as held
-    through the backward.
+    ``reference`` is "joint" where AOTAutograd itself changes arithmetic. ``refused``: what is said where it
+    has to be one graph; ``in_several``: whether several graphs of it can be planned.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Unusual:
     everyday: bool = False
     how: dict[str, Any] = field(default_factory=dict)
     refused: str = ""
+    in_several: bool = False
     remark: str = ""
 
 
