@@ -99,6 +99,8 @@ def wrap(
         on copies of the sample inputs, three times as a rule, without saving anything for a backward.
 
         ``units``: submodules that are planned each as a graph of its own (:func:`hybridremat.wrap_each`).
+        ``fsdp``: over how many ranks ``fully_shard`` will split the units afterwards, or an
+        :class:`hybridremat.Fsdp` with the dtypes of its policy; what it gathers and reduces is counted.
 
         ``max_plans``: the most input shapes whose plans are kept, and schedules whose graphs are, of a step
         that is captured for all sizes; the least recently used is dropped.
