@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from hybridremat.graph.private_torch import tree_leaves, tree_map
+from hybridremat.graph.private_torch import is_traced, tree_leaves, tree_map
 
 T = TypeVar("T")
 
@@ -34,25 +34,36 @@ def arrived(inputs: T) -> T:
     """Inputs of a module with what collectives make (``AsyncCollectiveTensor``) waited for.
 
     A compiled graph that is given a tensor that still arrives hands its gradient past the autograd of
-    ``DTensor``, by which the backward fails. Containers stay the same, unless there is one in them.
+    ``DTensor``, by which the backward fails. Containers without one stay the same objects, and a tensor that
+    is given twice stays one.
     """
     known = sys.modules.get(_MODULE)
     if known is None:
         return inputs
     kind = known.AsyncCollectiveTensor
-    if not any(isinstance(item, kind) for item in tree_leaves(inputs)):
+    late = {id(item): item for item in tree_leaves(inputs) if isinstance(item, kind)}
+    if not late:
         return inputs
+    there = {key: _Arrived.apply(item) for key, item in late.items()}  # type: ignore[no-untyped-call]
 
-    def waited(item: Any) -> Any:
-        return _Arrived.apply(item) if isinstance(item, kind) else item  # type: ignore[no-untyped-call]
+    def has_none(item: Any) -> bool:
+        return not any(id(leaf) in late for leaf in tree_leaves(item))
 
-    found: T = tree_map(waited, inputs)
+    found: T = tree_map(lambda item: there.get(id(item), item), inputs, is_leaf=has_none)
     return found
 
 
-def empty_masks() -> bool:
-    """Empty the buffers of all lookups in rows, which caches of placements keep; whether one was full."""
-    full = [each for each in gc.get_objects() if type(each).__name__ == _MASK and each.data is not None]
+def empty_made_up_masks() -> bool:
+    """Empty the buffers of lookups in rows that hold tensors of a capture; whether there were any.
+
+    Placements keep these buffers, and PyTorch's caches keep the placements. Those that ``gc.freeze`` has
+    taken out of the collector's sight are not found.
+    """
+    full = [each for each in gc.get_objects() if _is_mask(type(each)) and is_traced(each.data)]
     for buffer in full:
         buffer.data, buffer.refcount = None, 0
     return bool(full)
+
+
+def _is_mask(kind: type) -> bool:
+    return kind.__name__ == _MASK and kind.__module__.startswith("torch.distributed.")

@@ -152,8 +152,7 @@ class ExportedGraph:
 def _return_own_objects(graph: GraphModule, count: int) -> None:
     """Let the forward return the objects that it is given, the mesh of a ``DTensor``.
 
-    PyTorch traces an object by its last name, so that a forward returns the mesh of its tangents, which it
-    does not have.
+    PyTorch may trace an equal mesh of the outputs as that of their tangents, which a forward does not have.
     """
     places = graph.graph.find_nodes(op="placeholder")
     tangents = {node: _object(node) for node in places if node.name.startswith("tangents_")}

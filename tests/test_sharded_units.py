@@ -221,6 +221,10 @@ def test_a_layer_behind_an_eager_collective_is_wrapped_alone(split):
     assert split["behind a collective"] or not MOVED
 
 
+def test_inputs_that_still_arrive_are_waited_for_once(split):
+    assert split["late"] == [True] * 4
+
+
 def test_a_graph_returns_its_own_mesh(tmp_path):
     assert run_ranks("support.sharded_cases:columns_by_units", tmp_path, fake=2)[0] or not MOVED
 

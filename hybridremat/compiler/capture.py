@@ -270,12 +270,13 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
 def _whole_lookups(model: nn.Module) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         from hybridremat.compiler.masked_lookups import cut_lookup
 
-        if (cut := cut_lookup(model, error)) is not None:
-            raise cut from error
-        raise
+        cut = cut_lookup(model)
+        if cut is None or not isinstance(error, Exception) or _own_cause(error) is not None:
+            raise
+        raise cut from error
 
 
 def _own_cause(error: BaseException | None) -> HybridRematError | None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from hybridremat.errors import CaptureError, HybridRematError
-from hybridremat.graph.private_collectives import empty_masks
+from hybridremat.errors import CaptureError
+from hybridremat.graph.private_collectives import empty_made_up_masks
 
 
-def cut_lookup(model: nn.Module, error: Exception) -> CaptureError | None:
-    """What an error of a capture means if it came between a lookup and its sum; the buffers are emptied."""
-    weights = (module.weight for module in model.modules() if isinstance(module, nn.Embedding))
-    in_rows = any(each.is_shard(0) for weight in weights for each in getattr(weight, "placements", ()))
-    if not in_rows or not empty_masks() or isinstance(error, HybridRematError):
+def cut_lookup(model: nn.Module) -> CaptureError | None:
+    """What ended a capture of a model between a lookup and its sum, if so; its masks are gone then."""
+    if not any(hasattr(each, "placements") for each in model.parameters()) or not empty_made_up_masks():
         return None
     return CaptureError(
         "a graph ends between the lookup in an embedding that is split by rows (RowwiseParallel) and the sum "

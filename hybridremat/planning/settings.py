@@ -168,7 +168,7 @@ class Settings(Request):
         require_count("max_plans", self.max_plans, "of input shapes")
         if self.workers is not None:
             require_count("workers", self.workers, "of processes, or None")
-        if self.dynamic not in (None, True, False):
+        if self.dynamic is not None and not isinstance(self.dynamic, bool):
             raise LimitError(f"dynamic={self.dynamic!r} is not known; use None, True or False")
         if self.policy is not None:
             validated_policy(self.policy)

@@ -20,10 +20,7 @@ from support.training import Trained, allocated_peak
 
 CASES = [case for cases in GROUPS.values() for case in cases]
 REFERENCE = {"eager": EQUAL, "joint": EQUAL_TO_JOINT}
-REFUSED_AS = {
-    False: "CaptureError before anything has run",
-    True: "in several graphs bit-equal to plain eager; as one a CaptureError",
-}
+IN_SEVERAL = "in several graphs bit-equal to plain eager; as one a CaptureError"
 
 
 def default_loss(output: Any) -> torch.Tensor:
@@ -155,7 +152,7 @@ def test_what_is_changed_in_place_when_all_is_computed_again(case):
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in REFUSED])
-def test_refused_tensors(case, line):
+def test_refused_tensors(case):
     model, plain, batch = fresh(case), fresh(case), case.batch()
     with pytest.raises(CaptureError, match=case.refused):
         hybridremat.wrap(model, kwargs=batch, memory_limit="50%", graph_breaks="error", **HOW)
@@ -163,15 +160,15 @@ def test_refused_tensors(case, line):
     got = default_loss(model(**batch))
     torch.manual_seed(1)
     assert torch.equal(got, default_loss(plain(**batch)))
-    line("Tensors", case.name, REFUSED_AS[case.in_several], remark=case.remark)
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in REFUSED])
-def test_what_is_refused_as_one_graph_by_default(case):
+def test_what_is_refused_as_one_graph_by_default(case, line):
     model, how = fresh(case), {"kwargs": case.batch(), "memory_limit": "100%", **HOW}
     if not case.in_several:
         with pytest.raises(CaptureError):
             hybridremat.wrap(model, **how)
+        line("Tensors", case.name, "CaptureError before anything has run", remark=case.remark)
         return
     with pytest.warns(hybridremat.GraphBreakWarning):
         hybridremat.wrap(model, **how)
@@ -179,3 +176,4 @@ def test_what_is_refused_as_one_graph_by_default(case):
     expected, structure = learn(fresh(case), case)
     assert expected.differences(trained) == []
     assert outputs == structure
+    line("Tensors", case.name, IN_SEVERAL, remark=case.remark)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import distributed, fx, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_gather_tensor_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -31,6 +32,7 @@ from hybridremat.compiler.units import find_units
 from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.garbage import without_collection
 from hybridremat.graph.joint import plain_schedule
+from hybridremat.graph.private_collectives import arrived
 from hybridremat.graph.tracing.trace import TracedStep
 from support.training import traced
 
@@ -428,10 +430,10 @@ def by_tensors(rank: int) -> dict[str, Any]:
                 "peaks": peaks,
                 "predicted": plan.predicted_peak,
                 "limit": plan.memory_limit,
-                "untried": list(plan.details.graph.untried) if units is None else [],
+                "untried": list(plan.untried),
             }
     if alone:
-        found |= {"broken": broken_lookups(), "behind a collective": behind_a_collective()}
+        found |= {"broken": broken_lookups(), "behind a collective": behind_a_collective(), "late": late()}
     return {**found, "twice": twice()}
 
 
@@ -473,6 +475,17 @@ def behind_a_collective() -> bool:
     hybridremat.wrap(model.layers[0], (x,), memory_limit="100%", across_ranks=False, **HOW)
     made, _ = trained(Case(Split), model, 0)
     return all(map(torch.equal, made, trained(Case(Split), plain, 0)[0]))
+
+
+def late() -> list[bool]:
+    """What becomes of inputs that still arrive, and of those beside them."""
+    x = torch.randn(2, 3, requires_grad=True)
+    pending = all_gather_tensor_autograd(x, 0, distributed.group.WORLD)
+    given = (pending, [pending], {"losses": []})
+    there, (again,), beside = arrived(given)
+    there.sum().backward()
+    plainly = type(there) is torch.Tensor and isinstance(pending, AsyncCollectiveTensor)
+    return [plainly, there is again, beside is given[2], x.grad is not None]
 
 
 def columns_by_units(rank: int) -> bool:
