@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from hybridremat.graph.private_torch import is_traced, tree_leaves, tree_map
+from hybridremat.graph.private_torch import tree_leaves, tree_map
 
 T = TypeVar("T")
 
@@ -53,16 +53,17 @@ def arrived(inputs: T) -> T:
     return found
 
 
-def empty_made_up_masks() -> bool:
-    """Empty the buffers of lookups in rows that hold tensors of a capture; whether there were any.
+def empty_masks() -> list[torch.Tensor]:
+    """Empty the buffers of lookups in rows, which no lookup after an error can use; what was in them.
 
     Placements keep these buffers, and PyTorch's caches keep the placements. Those that ``gc.freeze`` has
     taken out of the collector's sight are not found.
     """
-    full = [each for each in gc.get_objects() if _is_mask(type(each)) and is_traced(each.data)]
+    full = [each for each in gc.get_objects() if _is_mask(type(each)) and each.data is not None]
+    masks = [buffer.data for buffer in full]
     for buffer in full:
         buffer.data, buffer.refcount = None, 0
-    return bool(full)
+    return masks
 
 
 def _is_mask(kind: type) -> bool:

@@ -217,6 +217,10 @@ def test_a_break_within_a_lookup_in_rows_is_refused(split):
     assert all("split by rows" in said for said in split["broken"])
 
 
+def test_masks_of_lookups_are_emptied_after_any_error(split):
+    assert split["left masks"] == [[False, False], [True, False]]
+
+
 def test_a_layer_behind_an_eager_collective_is_wrapped_alone(split):
     assert split["behind a collective"] or not MOVED
 

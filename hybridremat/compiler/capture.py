@@ -273,7 +273,7 @@ def _whole_lookups(model: nn.Module) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         from hybridremat.compiler.masked_lookups import cut_lookup
 
-        cut = cut_lookup(model)
+        cut = cut_lookup(model, error)
         if cut is None or not isinstance(error, Exception) or _own_cause(error) is not None:
             raise
         raise cut from error

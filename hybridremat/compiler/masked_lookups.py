@@ -2,7 +2,7 @@
 
 Each rank looks up the rows that it has. Which tokens are another rank's, ``DTensor`` keeps in a buffer of the
 result's placement until the results are summed up, and all lookups in this embedding share the placement. A
-graph that ends in between leaves the made-up tensor of its capture there, by which all later lookups fail.
+graph that ends in between leaves its mask there, made up if it was captured, by which later lookups fail.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 from torch import nn
 
 from hybridremat.errors import CaptureError
-from hybridremat.graph.private_collectives import empty_made_up_masks
+from hybridremat.graph.private_collectives import empty_masks
+from hybridremat.graph.private_torch import TorchDynamoException, is_traced
 
 
-def cut_lookup(model: nn.Module) -> CaptureError | None:
-    """What ended a capture of a model between a lookup and its sum, if so; its masks are gone then."""
-    if not any(hasattr(each, "placements") for each in model.parameters()) or not empty_made_up_masks():
+def cut_lookup(model: nn.Module, error: BaseException) -> CaptureError | None:
+    """What an error means that ended a capture between a lookup and its sum; masks are gone in any case."""
+    masks = empty_masks() if any(hasattr(each, "placements") for each in model.parameters()) else []
+    if not is_traced(masks) and not (masks and isinstance(error, TorchDynamoException)):
         return None
     return CaptureError(
         "a graph ends between the lookup in an embedding that is split by rows (RowwiseParallel) and the sum "

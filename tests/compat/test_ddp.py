@@ -14,8 +14,8 @@ EQUAL = "bit-equal to DistributedDataParallel alone"
 
 def assert_held(made):
     assert made["different"] == []
-    over = [peak for peak in made["peaks"] if peak > made["limit"] + 512]
-    assert len(over) <= 1  # DDP rebuilds its buckets once
+    over = [step for step, peak in enumerate(made["peaks"]) if peak > made["limit"] + 512]
+    assert over in ([], [1])  # DDP rebuilds its buckets once, before its second step
     assert max(made["peaks"]) <= made["limit"] + made["buckets"] + 512
 
 

@@ -14,7 +14,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor, all
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -28,11 +28,13 @@ import hybridremat
 from hybridremat import Fsdp
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
+from hybridremat.compiler.masked_lookups import cut_lookup
 from hybridremat.compiler.units import find_units
 from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.garbage import without_collection
 from hybridremat.graph.joint import plain_schedule
-from hybridremat.graph.private_collectives import arrived
+from hybridremat.graph.private_collectives import arrived, empty_masks
+from hybridremat.graph.private_torch import TorchDynamoException
 from hybridremat.graph.tracing.trace import TracedStep
 from support.training import traced
 
@@ -434,6 +436,7 @@ def by_tensors(rank: int) -> dict[str, Any]:
             }
     if alone:
         found |= {"broken": broken_lookups(), "behind a collective": behind_a_collective(), "late": late()}
+        found["left masks"] = left_masks()
     return {**found, "twice": twice()}
 
 
@@ -486,6 +489,18 @@ def late() -> list[bool]:
     there.sum().backward()
     plainly = type(there) is torch.Tensor and isinstance(pending, AsyncCollectiveTensor)
     return [plainly, there is again, beside is given[2], x.grad is not None]
+
+
+def left_masks() -> list[tuple[bool, bool]]:
+    """After an error behind a lookup in rows: whether a graph is said to have cut it; what is left of it."""
+    weight = (model := WAYS["words in rows"]()).embed.weight
+    tokens = DTensor.from_local(torch.zeros(2, 3, dtype=torch.long), weight.device_mesh, [Replicate()])
+    found = []
+    for error in (RuntimeError(), TorchDynamoException()):
+        looked_up = functional.embedding(tokens, weight)  # the sum of the ranks' results is never asked for
+        found.append((cut_lookup(model, error) is not None, bool(empty_masks())))
+        del looked_up
+    return found
 
 
 def columns_by_units(rank: int) -> bool:
