@@ -175,6 +175,35 @@ def test_another_path_is_planned_beside_what_has_run():
     assert max(mine.peaks) <= plan.predicted_peak <= plan.memory_limit
 
 
+class Narrow(nn.Module):
+    """Where its input is small, a step takes a branch whose plain step needs less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.narrow, self.head = nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+        self.wide = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+
+    def forward(self, x, labels):
+        large = x.abs().sum() > 1
+        x = torch.tanh(self.first(x))
+        x = self.wide(x) if large else torch.tanh(self.narrow(x))
+        return functional.cross_entropy(self.head(x), labels)
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["in training", "ahead"])
+def test_a_share_stays_what_it_was_granted_as_on_a_path_that_needs_less(prepared):
+    torch.manual_seed(0)
+    model, inputs = Narrow(), {"x": torch.randn(48, 16), "labels": torch.randint(0, 4, (48,))}
+    small = inputs | {"x": inputs["x"] * 1e-6}
+    hybridremat.wrap(model, kwargs=inputs, memory_limit="90%", **HOW)
+    limit = hybridremat.get_plan(model).memory_limit
+    if prepared:
+        hybridremat.prepare(model, kwargs=small)
+    model(**small).backward()
+    plan = hybridremat.get_plan(model)
+    assert plan.memory_limit == limit and plan.plain_peak < limit
+
+
 def test_the_report_names_the_breaks_and_what_they_cost():
     plan = hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", **HOW)
     found = plan.breaks[0]

@@ -23,7 +23,7 @@ from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, LimitError, ModelError
 from hybridremat.graph.memory import step_memory
-from hybridremat.graph.private_torch import inside_transform, tree_leaves
+from hybridremat.graph.private_torch import inside_transform, not_traced, tree_leaves
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.auto_breaks import with_breaks
 from hybridremat.planning.context import PlanContext
@@ -100,6 +100,7 @@ class PlannedCall:
 
             self.first_steps = FirstSteps(model, self._plan_for, self._planned_call)
 
+    @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the planned step in training, the plain model in eval mode or without gradients."""
         if not self.model.training or not torch.is_grad_enabled():

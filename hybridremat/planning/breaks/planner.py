@@ -238,11 +238,12 @@ class PathPlanner:
         run.growing = True
 
     def _adopt(self, order: GraphPath, settings: Settings) -> None:
-        """Plan a path, and expect it."""
-        whole = self._graphs.plan(order, self.paths, settings)
+        """Plan a path, which may take what earlier ones were granted, and expect it."""
+        store = self._context.store
+        whole = self._graphs.plan(order, self.paths, replace(settings, granted=store.granted))
         self._run.path = order
         self.paths.remember(order, whole)
-        self._context.store.add(whole)
+        store.add(whole)
 
 
 def _require_code_as_planned(planned: PhasePeaks, memory: EmittedMemory) -> None:
