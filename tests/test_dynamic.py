@@ -335,6 +335,7 @@ def test_a_plan_of_the_caller_is_that_of_the_first_sizes():
     ("given", "says"),
     [
         ({"dynamic": "yes"}, "dynamic='yes'"),
+        ({"dynamic": 1, "units": "layers.*"}, "dynamic=1 is not known"),
         ({"dynamic": True, "compiler": "inductor"}, "inductor"),
         ({"dynamic": True, "graph_breaks": "plan"}, "graph_breaks"),
         ({"dynamic": True, "units": "layers.*"}, "units"),

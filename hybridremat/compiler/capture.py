@@ -235,7 +235,7 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     backend.error = None
     try:
         settings = dynamo_settings(dynamic=backend.dynamic)
-        noting, whole = noting_code(backend.codes), _whole_lookups(model)
+        noting, whole = noting_code(backend.codes), whole_lookups(model)
         with nothing_forgotten(), settings, failures_unlogged(), noting, whole:
             yield
     except BackendCompilerFailed as error:
@@ -267,7 +267,11 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
 
 
 @contextmanager
-def _whole_lookups(model: nn.Module) -> Iterator[None]:
+def whole_lookups(model: nn.Module) -> Iterator[None]:
+    """Say so if a capture ends between a lookup in an embedding that is split by rows and its sum.
+
+    Whatever ends it, no mask of a lookup is left (:mod:`hybridremat.compiler.masked_lookups`).
+    """
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, fx, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_gather_tensor_autograd
@@ -26,9 +27,9 @@ from torch.nn import functional
 
 import hybridremat
 from hybridremat import Fsdp
+from hybridremat.compiler.capture import whole_lookups
 from hybridremat.compiler.check import check
 from hybridremat.compiler.emit import emit
-from hybridremat.compiler.masked_lookups import cut_lookup
 from hybridremat.compiler.units import find_units
 from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.garbage import without_collection
@@ -491,15 +492,18 @@ def late() -> list[bool]:
     return [plainly, there is again, beside is given[2], x.grad is not None]
 
 
-def left_masks() -> list[tuple[bool, bool]]:
-    """After an error behind a lookup in rows: whether a graph is said to have cut it; what is left of it."""
+def left_masks() -> list[tuple[str, bool]]:
+    """After an error behind a lookup in rows: what comes of the error, and whether the mask is left."""
     weight = (model := WAYS["words in rows"]()).embed.weight
     tokens = DTensor.from_local(torch.zeros(2, 3, dtype=torch.long), weight.device_mesh, [Replicate()])
+    ours = TorchDynamoException()
+    ours.__cause__ = hybridremat.LimitError("ours, as Dynamo hands it over")
     found = []
-    for error in (RuntimeError(), TorchDynamoException()):
-        looked_up = functional.embedding(tokens, weight)  # the sum of the ranks' results is never asked for
-        found.append((cut_lookup(model, error) is not None, bool(empty_masks())))
-        del looked_up
+    for error in (RuntimeError(), KeyboardInterrupt(), TorchDynamoException(), ours):
+        with pytest.raises((Exception, KeyboardInterrupt)) as raised, whole_lookups(model):
+            functional.embedding(tokens, weight)  # the sum of the ranks' results is never asked for
+            raise error
+        found.append((raised.type.__name__, bool(empty_masks())))
     return found
 
 
