@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
@@ -38,14 +37,12 @@ from torch._C._autograd import (
     _saved_tensors_hooks_set_tracing,
     _top_saved_tensors_default_hooks,
 )
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._C._functorch import peek_interpreter_stack
 from torch._C._profiler import _EventType
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import trace_rules
 from torch._dynamo.backends.debugging import boxed_nop
-from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -53,7 +50,6 @@ from torch._dynamo.exc import (
     TorchDynamoException,
     TorchRuntimeError,
 )
-from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import (
     DEFAULT_COMPILATION_METRICS_LIMIT,
@@ -110,9 +106,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as Store  # not there in builds without torch.distributed
 
 
-def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which Dynamo lets run as it is."""
-    left: Callable[..., Any] = torch._dynamo.disable(function)
+def not_traced(function: Callable[..., Any], *, reason: str | None = None) -> Callable[..., Any]:
+    """The function, which Dynamo lets run as it is; ``reason``: what it says where it must not break."""
+    left: Callable[..., Any] = torch._dynamo.disable(function, reason=reason)
     left._boxed_call = getattr(function, "_boxed_call", False)  # type: ignore[attr-defined]
     return left
 
@@ -192,7 +188,6 @@ __all__ = [
     "fake_process_group",
     "force_save_bw_mutation_src",
     "force_save_effectful_ops",
-    "forget_code_of",
     "free_unbacked_symbols",
     "functions_in_graph",
     "get_gradient_edge",
@@ -213,10 +208,8 @@ __all__ = [
     "next_nodes_in_backward",
     "node_number",
     "not_traced",
-    "noting_code",
     "ones_for_result",
     "overwritten_inputs",
-    "reset_code",
     "run_and_save_rng_state",
     "saved_may_vary",
     "saved_tensor_hooks_are_set",
@@ -534,42 +527,6 @@ def functions_in_graph(
 def saved_tensor_hooks_are_set() -> bool:
     """Whether something is to be called with each tensor that autograd saves from now on."""
     return _top_saved_tensors_default_hooks(True) is not None
-
-
-@contextmanager
-def noting_code(codes: set[CodeType]) -> Iterator[None]:
-    """Note the code objects that Dynamo compiles."""
-
-    def note(code: CodeType, new_code: CodeType) -> None:
-        del new_code
-        codes.add(code)
-
-    handle = register_bytecode_hook(note)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-MANY_DEAD = 64  # entries of a code object that are no longer valid: Dynamo counts them against its limit
-
-
-def forget_code_of(backend: object, codes: Iterable[CodeType]) -> None:
-    """Let Dynamo forget what it compiled of some code objects for one backend.
-
-    What is no longer valid stays in its list, so now and then all of a code object goes; what others have
-    compiled of it is captured again then, and runs as it was planned.
-    """
-    for code in codes:
-        entries = _debug_get_cache_entry_list(code)
-        for entry in entries:
-            asked = getattr(entry.backend, "compiler_fn", entry.backend)  # torch.compile puts one around it
-            guards = entry.guard_manager
-            if asked is backend and guards.extra_state is not None:
-                guards.extra_state.invalidate(entry, DeletedGuardManagerWrapper("its step is gone"))
-        dead = sum(entry.backend is None for entry in entries)
-        if dead == len(entries) or dead >= MANY_DEAD:
-            reset_code(code)
 
 
 def is_other_subclass(value: object) -> bool:

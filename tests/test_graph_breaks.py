@@ -23,7 +23,7 @@ from hybridremat.errors import (
     ModelError,
     PlanMismatchError,
 )
-from hybridremat.graph import private_torch
+from hybridremat.graph import private_dynamo
 from hybridremat.graph.costs.allocations import peaks_of
 from support.broken_nets import HOW, Inside, Reader, Stage, batch
 from support.early_gradients import adamw, assert_equal, trained
@@ -595,7 +595,7 @@ def test_views_that_cross_breaks_train_as_in_plain_pytorch(name):
 
 def test_dynamo_forgets_what_it_compiled_for_models_that_are_gone(monkeypatch):
     """It counts that against a limit, by code object; another model of the class runs on as planned."""
-    monkeypatch.setattr(private_torch, "MANY_DEAD", 2)
+    monkeypatch.setattr(private_dynamo, "MANY_DEAD", 2)
     torch.manual_seed(0)
     given, code = batch(rows=8), Reader.forward.__code__
     kept = hybridremat.wrap(Reader(), kwargs=given, memory_limit="100%", **HOW)
@@ -606,12 +606,12 @@ def test_dynamo_forgets_what_it_compiled_for_models_that_are_gone(monkeypatch):
         hybridremat.unwrap(model)
         del model
         gc.collect()
-        assert len(private_torch._debug_get_cache_entry_list(code)) <= 3
+        assert len(private_dynamo._debug_get_cache_entry_list(code)) <= 3
     assert train(plain, given).differences(train(kept, given)) == []
     assert hybridremat.get_plan(kept) == plan
     hybridremat.unwrap(kept)
     gc.collect()
-    assert not private_torch._debug_get_cache_entry_list(code)
+    assert not private_dynamo._debug_get_cache_entry_list(code)
 
 
 def test_a_plan_of_least_memory_is_followed_and_asks_for_what_it_was_asked(tmp_path):

@@ -41,7 +41,7 @@ ORDER = (
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOLDERS = ("graph", "blocks", "sequence", "hybridremat")
-PRIVATE = "torch", "joint", "fsdp", "collectives", "inductor", "inductor_code"
+PRIVATE = "torch", "dynamo", "joint", "fsdp", "collectives", "inductor", "inductor_code"
 PRIVATE_DOORS = tuple(f"graph/private_{name}.py" for name in PRIVATE)
 
 BLOCK = """

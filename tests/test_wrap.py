@@ -55,19 +55,6 @@ def test_names_type_and_optimizer_stay():
     assert list(model.state_dict()) == keys
 
 
-def test_a_wrapped_model_that_is_compiled_runs_its_plan():
-    model, batch = small("mlp")
-    plain = train_plain(model, batch)
-    wrap(model, batch, least_limit(model, batch))
-    plan = hybridremat.get_plan(model)
-    trained = train(torch.compile(model, backend="aot_eager"), batch)
-    assert set(trained.peaks) == {plan.predicted_peak}
-    assert [*trained.tensors.values()] != [] and all(
-        torch.equal(made, expected)
-        for made, expected in zip(trained.tensors.values(), plain.tensors.values(), strict=True)
-    )
-
-
 def test_eval_and_no_grad_run_the_plain_model():
     model, batch = small("convnet")
     plain = copy.deepcopy(model)

@@ -42,11 +42,11 @@ from hybridremat.compiler.recurrent import make_recurrent_opaque
 from hybridremat.compiler.second_backwards import refuse_second_through
 from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.garbage import collected_seldom
+from hybridremat.graph.private_dynamo import forget_code_of
 from hybridremat.graph.private_joint import Compiled, planning_state
 from hybridremat.graph.private_torch import (
     TensorifyScalarRestartAnalysis,
     allows_second_backward,
-    forget_code_of,
     is_other_subclass,
     is_traceable_wrapper_subclass,
     next_node_number,

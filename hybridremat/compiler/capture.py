@@ -21,6 +21,7 @@ from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.garbage import collected_seldom
+from hybridremat.graph.private_dynamo import noting_code, reset_code
 from hybridremat.graph.private_torch import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -30,8 +31,6 @@ from hybridremat.graph.private_torch import (
     TorchRuntimeError,
     dynamo_config,
     failures_unlogged,
-    noting_code,
-    reset_code,
 )
 
 SLOT: Final = "_compiled_call_impl"  # where nn.Module.compile puts a module's call; not copied or pickled

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, LimitError, ModelError
 from hybridremat.graph.memory import step_memory
+from hybridremat.graph.private_dynamo import forget_calls_of, let_calls_be
 from hybridremat.graph.private_torch import inside_transform, not_traced, tree_leaves
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.auto_breaks import with_breaks
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_REFUSED = 64  # shapes that are known not to fit
+NOT_TRACED = "its model is wrapped by hybridremat, and a planned step is a graph of its own"
 MANY_CAPTURES = 8  # of one input shape; switching modes, frozen layers and autocast takes fewer
 
 
@@ -100,11 +102,14 @@ class PlannedCall:
 
             self.first_steps = FirstSteps(model, self._plan_for, self._planned_call)
 
-    @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the planned step in training, the plain model in eval mode or without gradients."""
         if not self.model.training or not torch.is_grad_enabled():
             return self.model._call_impl(*args, **kwargs)
+        return self._in_training(args, kwargs)
+
+    @partial(not_traced, reason=NOT_TRACED)
+    def _in_training(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if inside_transform():
             raise ModelError(
                 f"this {type(self.model).__name__} is wrapped, and was called inside a transform of "
@@ -125,8 +130,11 @@ class PlannedCall:
                 raise
 
     def install(self) -> None:
-        """Replace the model's own call."""
+        """Replace the model's own call, also for functions that were compiled with it before."""
+        let_calls_be(PlannedCall)
+        _refuse_to_compile()
         setattr(self.model, SLOT, self)
+        forget_calls_of(self.model)
 
     def remove(self) -> None:
         """Give the model its own call back."""
@@ -430,6 +438,24 @@ def planned_call(model: nn.Module) -> PlannedCall | None:
     """The planned call of a wrapped module; None if it is not wrapped."""
     call = getattr(model, SLOT, None)
     return call if isinstance(call, PlannedCall) else None
+
+
+@cache
+def _refuse_to_compile() -> None:
+    """Make ``nn.Module.compile`` of a wrapped model an error: it would take the plan off without a word."""
+    usual = nn.Module.compile
+
+    @wraps(usual)
+    def compile_unless_planned(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if planned_call(module) is not None:
+            raise ModelError(
+                f"this {type(module).__name__} is wrapped, and a call is either planned or compiled: call "
+                "hybridremat.unwrap(model) before model.compile(), or leave that out. "
+                'wrap(…, compiler="inductor") compiles what is planned.'
+            )
+        usual(module, *args, **kwargs)
+
+    nn.Module.compile = compile_unless_planned  # type: ignore[method-assign, assignment]
 
 
 def _forward_peak(plan: Plan) -> int:

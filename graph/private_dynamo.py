@@ -1,0 +1,96 @@
+"""What Dynamo keeps of code that it compiled, and what it does at the call of a module that is planned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from types import CodeType
+from typing import Any
+
+from torch import nn
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+from torch._dynamo.convert_frame import input_codes, output_codes, register_bytecode_hook
+from torch._dynamo.guards import DeletedGuardManagerWrapper
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+from torch.fx import GraphModule
+
+__all__ = ["forget_calls_of", "forget_code_of", "let_calls_be", "noting_code", "reset_code"]
+
+MANY_DEAD = 64  # entries of a code object that are no longer valid: Dynamo counts them against its limit
+_TYPE = re.compile(r"___check_type_id\((?P<source>.*), (?P<type>\d+)\)")
+
+
+@contextmanager
+def noting_code(codes: set[CodeType]) -> Iterator[None]:
+    """Note the code objects that Dynamo compiles."""
+
+    def note(code: CodeType, new_code: CodeType) -> None:
+        del new_code
+        codes.add(code)
+
+    handle = register_bytecode_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def forget_code_of(backend: object, codes: Iterable[CodeType]) -> None:
+    """Let Dynamo forget what it compiled of some code objects for one backend."""
+    _forget(codes, lambda entry: getattr(entry.backend, "compiler_fn", entry.backend) is backend)
+
+
+def forget_calls_of(module: nn.Module) -> None:
+    """Let Dynamo forget functions that it compiled with a call of such a module traced into them.
+
+    Nothing else tells it that the module's call has been replaced. What it knows of modules is their class,
+    so calls of others of that class are traced anew, too.
+    """
+    known = (reference() for reference in [*input_codes.seen, *output_codes.seen])
+    _forget((code for code in known if code is not None), lambda entry: _has_call_of(type(module), entry))
+
+
+def _has_call_of(kind: type[nn.Module], entry: Any) -> bool:
+    """Whether a compiled function calls a module of a class: its guards want it without an own forward."""
+    parts = set(entry.guard_manager.code_parts)
+    types = filter(None, map(_TYPE.match, parts))
+    sources = (each["source"] for each in types if int(each["type"]) == id(kind))
+    return any(f"not ___dict_contains('forward', {source}.__dict__)" in parts for source in sources)
+
+
+def _forget(codes: Iterable[CodeType], unwanted: Callable[[Any], bool]) -> None:
+    """Let Dynamo forget some entries of code objects.
+
+    What is no longer valid stays in its list, so now and then all of a code object goes; what others have
+    compiled of it is captured again then, and runs as it was planned.
+    """
+    for code in codes:
+        entries = _debug_get_cache_entry_list(code)
+        for entry in entries:
+            state = getattr(entry.guard_manager, "extra_state", None)
+            if state is not None and unwanted(entry):
+                state.invalidate(entry, DeletedGuardManagerWrapper("its step is gone"))
+        dead = sum(entry.backend is None for entry in entries)
+        if entries and (dead == len(entries) or dead >= MANY_DEAD):
+            reset_code(code)
+
+
+@cache
+def let_calls_be(kind: type) -> None:
+    """Let Dynamo trace the call of a module where ``nn.Module.compile`` has put an object of this class.
+
+    It takes in a module's own forward instead, whatever has been put there.
+    """
+    usual = UnspecializedNNModuleVariable.call_function
+
+    @wraps(usual)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        module = self.value
+        own = isinstance(module, GraphModule) or type(module).__call__ is nn.Module.__call__
+        if own and isinstance(getattr(module, "_compiled_call_impl", None), kind):
+            return self.call_method(tx, "_wrapped_call_impl", list(args), kwargs)
+        return usual(self, tx, args, kwargs)
+
+    UnspecializedNNModuleVariable.call_function = call_function  # type: ignore[method-assign]

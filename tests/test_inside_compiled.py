@@ -1,0 +1,123 @@
+"""Wrapped models that compiled code calls: their plans run, whatever ``torch.compile`` is put around them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+import hybridremat
+from support.training import allocated_peak, small, train, train_plain
+from support.wrapping import least_limit, wrap
+
+
+class Around(nn.Module):
+    """Calls a model, of which it is the outer module."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch):
+        return self.model(**batch)
+
+
+class Calling(Around):
+    """Calls a model in a compiled function, which finds it in a list."""
+
+    def __init__(self, model, backend="aot_eager"):
+        super().__init__(model)
+        found = [model]
+
+        @torch.compile(backend=backend)
+        def call(batch):
+            return found[0](**batch)
+
+        self.call = call
+
+    def forward(self, **batch):
+        return self.call(batch)
+
+
+WAYS = {
+    "the model": lambda model: torch.compile(model, backend="aot_eager"),
+    "a module": lambda model: torch.compile(Around(model), backend="aot_eager"),
+    "a function": Calling,
+}
+
+
+def assert_runs_its_plan(called, model, batch, plain):
+    plan = hybridremat.get_plan(model)
+    trained = train(called, batch)
+    assert set(trained.peaks) == {plan.predicted_peak}
+    made, expected = list(trained.tensors.values()), list(plain.tensors.values())
+    assert all(torch.equal(*pair) for pair in zip(made, expected, strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"units": "layers.*"}], ids=["whole", "units"])
+@pytest.mark.parametrize("way", WAYS)
+def test_compiled_code_around_a_wrapped_model_runs_its_plan(way, settings):
+    model, batch = small("mlp")
+    plain = train_plain(model, batch)
+    wrap(model, batch, least_limit(model, batch, **settings), **settings)
+    assert_runs_its_plan(WAYS[way](model), model, batch, plain)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_so_does_code_that_ran_before_the_model_was_wrapped(way, hooked):
+    model, batch = small("mlp")
+    limit, plain = least_limit(model, batch), train_plain(model, batch)
+    if hooked:
+        model.register_forward_pre_hook(lambda module, inputs: None)
+    called = WAYS[way](model)
+    called(**batch).backward()
+    model.zero_grad()
+    assert allocated_peak(lambda: called(**batch).backward()) > limit
+    model.zero_grad()
+    wrap(model, batch, limit)
+    assert_runs_its_plan(called, model, batch, plain)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_others_of_its_class_stay_in_the_graph(before):
+    model, batch = small("mlp")
+    other, counter = copy.deepcopy(model), CompileCounter()
+    compiled = torch.compile(Around(other), backend=counter, fullgraph=True)
+    if before:
+        compiled(**batch)
+    wrap(model, batch)
+    for _ in range(2):
+        assert torch.equal(compiled(**batch), other.forward(**batch))
+    assert counter.frame_count == 1 + before  # what is known of a module is its class
+
+
+def test_outside_of_training_the_plain_model_is_compiled():
+    model, batch = small("mlp")
+    wrap(model, batch)
+    counter = CompileCounter()
+    compiled = torch.compile(Around(model.eval()), backend=counter, fullgraph=True)
+    assert torch.equal(compiled(**batch), model.forward(**batch))
+    with torch.no_grad():
+        assert torch.equal(compiled(**batch), model.forward(**batch))
+    assert counter.frame_count == 2
+    model.train()
+    with pytest.raises(RuntimeError, match="wrapped by hybridremat"):
+        compiled(**batch)
+    hybridremat.unwrap(model)
+    assert torch.equal(compiled(**batch), model.forward(**batch))
+    assert counter.frame_count == 3
+
+
+def test_a_wrapped_model_is_not_compiled_in_place():
+    model, batch = small("mlp")
+    wrap(model, batch)
+    with pytest.raises(hybridremat.ModelError, match="either planned or compiled"):
+        model.compile(backend="aot_eager")
+    assert hybridremat.get_plan(model) is not None
+    model.layers[0].compile(backend="aot_eager")  # a part: what is planned takes no notice
+    hybridremat.unwrap(model).compile(backend="aot_eager")
+    assert torch.equal(model(**batch), model.forward(**batch))
