@@ -82,6 +82,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
@@ -423,6 +424,11 @@ def _donated() -> list[int] | None:
 def graph_is_retained() -> bool:
     """Called in a backward: whether it was started with ``retain_graph=True``."""
     return bool(_get_current_graph_task_keep_graph())
+
+
+def after_backward(call: Callable[[], None]) -> None:
+    """Called in a backward: have something called when it has ended, what it saved is gone by then."""
+    Variable._execution_engine.queue_callback(call)
 
 
 def is_compiled_node(node: Any) -> bool:

@@ -64,6 +64,35 @@ def test_dropped_outputs_do_not_warn():
         loss_in(model(**batch)).backward()
 
 
+class Masking(Mlp):
+    """Returns beside the loss what its backward reads, and what nothing reads, if it is asked for that."""
+
+    def __init__(self, *, scores):
+        super().__init__()
+        self.scores = scores
+
+    def forward(self, x):
+        mask = (torch.rand_like(x) > 0.5).to(x.dtype)
+        return super().forward(x * mask), mask, *([x.sum(1)] if self.scores else [])
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("scores", [False, True])
+def test_outputs_that_the_backward_holds_itself_do_not_warn(scores, breaks):
+    torch.manual_seed(0)
+    model, batch = Masking(scores=scores), small("mlp")[1]
+    wrap(model, batch, "100%", **({"units": "layers.*"} if breaks else {}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HeldOutputWarning)
+        model(**batch)[0].backward()
+        kept = model(**batch)[0]
+        kept.backward(retain_graph=True)
+        kept.backward()
+    output = model(**batch)
+    with pytest.warns(HeldOutputWarning, match="8.25 KiB" if scores else "8.00 KiB"):
+        output[0].backward()
+
+
 class Scores(nn.Module):
     """No loss inside."""
 

@@ -548,7 +548,7 @@ class CapturedGraph:
             undefined = partial(self._undefined.unreached, dict(enumerate(sources)))
             run = self._handing_over.wrapped(run, undefined)
             spared = sparing_saved(run, self._overwritten)
-            runnable = _runnable(self._ways[1], spared, self._held.warn_once, "backward")
+            runnable = _runnable(self._ways[1], spared, self._held.at_backward, "backward")
             unreached = partial(self._undefined.unreached, early_sources)
             return self._undefined.drop_unreached(sources, self._early.wrapped(runnable, unreached))
 

@@ -24,6 +24,7 @@ from torch import fx
 from hybridremat.compiler.deliveries import is_delivery
 from hybridremat.errors import DoubleBackwardError, HeldOutputWarning, ModelError, PlanMismatchError
 from hybridremat.graph.private_torch import (
+    after_backward,
     graph_is_retained,
     is_traceable_wrapper_subclass,
     tangent_output,
@@ -178,7 +179,7 @@ def _no_loss() -> ModelError:
 
 
 class HeldOutputs:
-    """Warns of outputs of one compiled graph that are still alive in its backward.
+    """Warns of outputs of one compiled graph that are held through its backward.
 
     ``expected``: the plan counts them as held, so there is no warning.
     """
@@ -207,7 +208,7 @@ class HeldOutputs:
         given = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
         self._alive = [weakref.ref(each) for each in found if each.dim() and _address(each) not in given]
         for loss in filter(_is_loss, found):
-            loss.register_hook(lambda _: self.warn_once())
+            loss.register_hook(lambda _: self.at_backward())
 
     def _follow(self, outputs: Sequence[Any], inputs: Sequence[object]) -> None:
         if self._made is None:  # the same in every step: one graph makes them
@@ -216,8 +217,15 @@ class HeldOutputs:
             self._made = frozenset(i for i, output in every.items() if _address(output) not in given)
         self._alive = [weakref.ref(outputs[index]) for index in self._made]
 
-    def warn_once(self) -> None:
-        """Warn if an output is still alive when the backward starts."""
+    def at_backward(self) -> None:
+        """Warn, once, if an output is still alive when the backward that starts now has ended.
+
+        The backward itself holds outputs that it reads, and where the graph is retained, it keeps them.
+        """
+        if self._alive and not self._warned and not graph_is_retained():
+            after_backward(self._warn_if_held)
+
+    def _warn_if_held(self) -> None:
         held = [tensor for ref in self._alive if (tensor := ref()) is not None]
         self._alive = []
         size = sum({_address(tensor): _bytes(tensor) for tensor in held}.values())
