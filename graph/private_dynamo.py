@@ -9,16 +9,18 @@ from functools import cache, wraps
 from types import CodeType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._dynamo.convert_frame import input_codes, output_codes, register_bytecode_hook
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch.fx import GraphModule
 
-__all__ = ["forget_calls_of", "forget_code_of", "let_calls_be", "noting_code", "reset_code"]
+__all__ = ["forget_calls_of", "forget_code_of", "let_calls_be", "noting_code", "reset_code", "without_marks"]
 
 MANY_DEAD = 64  # entries of a code object that are no longer valid: Dynamo counts them against its limit
+_MARKED = "dynamic", "weak_dynamic", "propagated_dynamic", "unbacked", "strict_unbacked", "static"
+_MARKS = frozenset(["_has_dynamo_dim_marking", *(f"_dynamo_{kind}_indices" for kind in _MARKED)])
 _TYPE = re.compile(r"___check_type_id\((?P<source>.*), (?P<type>\d+)\)")
 
 
@@ -75,6 +77,19 @@ def _forget(codes: Iterable[CodeType], unwanted: Callable[[Any], bool]) -> None:
         dead = sum(entry.backend is None for entry in entries)
         if entries and (dead == len(entries) or dead >= MANY_DEAD):
             reset_code(code)
+
+
+@contextmanager
+def without_marks(values: Iterable[object]) -> Iterator[None]:
+    """Hide what makes Dynamo take sizes for symbols: compiled code marks tensors that it takes and makes."""
+    tensors = (value for value in values if type(value) in (Tensor, nn.Parameter))
+    hidden = [(tensor, name) for tensor in tensors for name in _MARKS.intersection(vars(tensor))]
+    marks = [vars(tensor).pop(name) for tensor, name in hidden]
+    try:
+        yield
+    finally:
+        for (tensor, name), mark in zip(hidden, marks, strict=True):
+            setattr(tensor, name, mark)
 
 
 @cache

@@ -121,3 +121,19 @@ def test_a_wrapped_model_is_not_compiled_in_place():
     model.layers[0].compile(backend="aot_eager")  # a part: what is planned takes no notice
     hybridremat.unwrap(model).compile(backend="aot_eager")
     assert torch.equal(model(**batch), model.forward(**batch))
+
+
+@pytest.mark.parametrize("settings", [{}, {"units": "layers.*"}], ids=["whole", "units"])
+def test_what_compiled_code_of_dynamic_shapes_made_is_an_input_like_others(settings):
+    model, batch = small("mlp")
+    encode = torch.compile(torch.sin, backend="aot_eager", dynamic=True)
+    plain = train(Around(copy.deepcopy(model)), {"x": encode(batch["x"])})
+    marked = {"x": encode(batch["x"])}
+    assert any("dynamic_indices" in name for name in vars(marked["x"]))
+    torch._dynamo.mark_dynamic(marked["x"], 0)
+    wrap(model, marked, least_limit(model, marked, **settings), **settings)
+    assert_runs_its_plan(Around(model), model, marked, plain)
+    shorter = encode(batch["x"][:32])
+    assert torch.equal(model(x=shorter), model.forward(shorter))
+    assert marked["x"]._dynamo_dynamic_indices == {0}
+    assert any("dynamic_indices" in name for name in vars(shorter))

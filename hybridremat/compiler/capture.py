@@ -21,7 +21,7 @@ from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.garbage import collected_seldom
-from hybridremat.graph.private_dynamo import noting_code, reset_code
+from hybridremat.graph.private_dynamo import noting_code, reset_code, without_marks
 from hybridremat.graph.private_torch import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -31,6 +31,7 @@ from hybridremat.graph.private_torch import (
     TorchRuntimeError,
     dynamo_config,
     failures_unlogged,
+    tree_leaves,
 )
 
 SLOT: Final = "_compiled_call_impl"  # where nn.Module.compile puts a module's call; not copied or pickled
@@ -123,18 +124,23 @@ def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     call = fresh_call(model)
     forget_with(call, backend)
     whole = not backend.several_graphs
-    return once_arrived(torch.compile(call, backend=backend, dynamic=backend.dynamic, fullgraph=whole))
+    return settled(torch.compile(call, backend=backend, dynamic=backend.dynamic, fullgraph=whole))
 
 
-def once_arrived(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """The compiled call, for which what collectives make is waited: see ``private_collectives.arrived``."""
+def settled(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The compiled call, which is given inputs that have arrived and have the shapes that they have.
+
+    What collectives make is waited for (``private_collectives.arrived``). Marks of dynamic shapes, which
+    other compiled code leaves on tensors that it takes or makes, are hidden meanwhile.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if distributed.is_available() and distributed.is_initialized():
             from hybridremat.graph.private_collectives import arrived
 
             args, kwargs = arrived((args, kwargs))
-        return compiled(*args, **kwargs)
+        with without_marks(tree_leaves((args, kwargs))):
+            return compiled(*args, **kwargs)
 
     return run
 
