@@ -82,6 +82,22 @@ def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkey
     assert plan.least_peak <= 1.1 * alone.least_peak
 
 
+WRONG = {"shape": torch.ones(8, 31), "dtype": torch.ones(8, 32, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_inputs_that_do_not_fit_the_model_raise_what_it_raises(wrong):
+    torch.manual_seed(0)
+    model, right = Mlp(), torch.ones(8, 32)
+    with pytest.raises(RuntimeError) as plain:
+        model(wrong)
+    hybridremat.wrap(model, (right,), memory_limit="100%", **HOW)
+    with pytest.raises(RuntimeError) as planned:
+        model(wrong)
+    assert type(planned.value) is RuntimeError and str(planned.value) == str(plain.value)
+    model(right).backward()
+
+
 def test_an_infeasible_shape_is_refused_before_anything_runs_and_the_others_go_on():
     model = Mlp()
     limit = hybridremat.plan(model, kwargs=rows(64), memory_limit="80%", **HOW).memory_limit

@@ -21,7 +21,14 @@ from hybridremat.compiler.capture import SLOT, model_device, no_backward, transl
 from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
-from hybridremat.errors import CaptureError, InfeasibleLimitError, InputError, LimitError, ModelError
+from hybridremat.errors import (
+    CaptureError,
+    InfeasibleLimitError,
+    InputError,
+    LimitError,
+    ModelError,
+    UntriedKernelError,
+)
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_dynamo import forget_calls_of, let_calls_be
 from hybridremat.graph.private_torch import inside_transform, not_traced, tree_leaves
@@ -125,7 +132,7 @@ class PlannedCall:
         with without_caches(self._caching):
             try:
                 return self._planned_forward(args, kwargs, held)
-            except (CaptureError, InputError):
+            except (CaptureError, InputError, UntriedKernelError):
                 self._raise_as_plain(args, kwargs)
                 raise
 
