@@ -41,17 +41,25 @@ def noting_code(codes: set[CodeType]) -> Iterator[None]:
 
 def forget_code_of(backend: object, codes: Iterable[CodeType]) -> None:
     """Let Dynamo forget what it compiled of some code objects for one backend."""
-    _forget(codes, lambda entry: getattr(entry.backend, "compiler_fn", entry.backend) is backend)
+    _forget(codes, lambda entry: _backend_of(entry) is backend)
 
 
-def forget_calls_of(module: nn.Module) -> None:
+def forget_calls_of(module: nn.Module, *, except_by: type) -> None:
     """Let Dynamo forget functions that it compiled with a call of such a module traced into them.
 
     Nothing else tells it that the module's call has been replaced. What it knows of modules is their class,
-    so calls of others of that class are traced anew, too.
+    so calls of others of that class are traced anew, too. ``except_by``: a class of backends whose code stays.
     """
+
+    def has_call(entry: Any) -> bool:
+        return not isinstance(_backend_of(entry), except_by) and _has_call_of(type(module), entry)
+
     known = (reference() for reference in [*input_codes.seen, *output_codes.seen])
-    _forget((code for code in known if code is not None), lambda entry: _has_call_of(type(module), entry))
+    _forget((code for code in known if code is not None), has_call)
+
+
+def _backend_of(entry: Any) -> object:
+    return getattr(entry.backend, "compiler_fn", entry.backend)  # torch.compile puts one around it
 
 
 def _has_call_of(kind: type[nn.Module], entry: Any) -> bool:
@@ -82,8 +90,8 @@ def _forget(codes: Iterable[CodeType], unwanted: Callable[[Any], bool]) -> None:
 @contextmanager
 def without_marks(values: Iterable[object]) -> Iterator[None]:
     """Hide what makes Dynamo take sizes for symbols: compiled code marks tensors that it takes and makes."""
-    tensors = (value for value in values if type(value) in (Tensor, nn.Parameter))
-    hidden = [(tensor, name) for tensor in tensors for name in _MARKS.intersection(vars(tensor))]
+    tensors = {id(value): value for value in values if type(value) in (Tensor, nn.Parameter)}
+    hidden = [(tensor, name) for tensor in tensors.values() for name in _MARKS.intersection(vars(tensor))]
     marks = [vars(tensor).pop(name) for tensor, name in hidden]
     try:
         yield

@@ -124,14 +124,15 @@ def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     call = fresh_call(model)
     forget_with(call, backend)
     whole = not backend.several_graphs
-    return settled(torch.compile(call, backend=backend, dynamic=backend.dynamic, fullgraph=whole))
+    compiled = torch.compile(call, backend=backend, dynamic=backend.dynamic, fullgraph=whole)
+    return settled(compiled, symbols=backend.dynamic)
 
 
-def settled(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """The compiled call, which is given inputs that have arrived and have the shapes that they have.
+def settled(compiled: Callable[..., Any], *, symbols: bool = False) -> Callable[..., Any]:
+    """The compiled call on inputs that have arrived: see ``private_collectives.arrived``.
 
-    What collectives make is waited for (``private_collectives.arrived``). Marks of dynamic shapes, which
-    other compiled code leaves on tensors that it takes or makes, are hidden meanwhile.
+    Unless sizes are ``symbols``, marks of dynamic shapes, which other compiled code leaves on tensors that it
+    takes or makes, are hidden from it.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -139,7 +140,7 @@ def settled(compiled: Callable[..., Any]) -> Callable[..., Any]:
             from hybridremat.graph.private_collectives import arrived
 
             args, kwargs = arrived((args, kwargs))
-        with without_marks(tree_leaves((args, kwargs))):
+        with without_marks(() if symbols else tree_leaves((args, kwargs))):
             return compiled(*args, **kwargs)
 
     return run

@@ -141,7 +141,7 @@ class PlannedCall:
         let_calls_be(PlannedCall)
         _refuse_to_compile()
         setattr(self.model, SLOT, self)
-        forget_calls_of(self.model)
+        forget_calls_of(self.model, except_by=Backend)
 
     def remove(self) -> None:
         """Give the model its own call back."""
