@@ -48,7 +48,8 @@ def forget_calls_of(module: nn.Module, *, except_by: type) -> None:
     """Let Dynamo forget functions that it compiled with a call of such a module traced into them.
 
     Nothing else tells it that the module's call has been replaced. What it knows of modules is their class,
-    so calls of others of that class are traced anew, too. ``except_by``: a class of backends whose code stays.
+    so calls of others of that class are traced anew, too. What backends of the class ``except_by`` compiled
+    stays.
     """
 
     def has_call(entry: Any) -> bool:
