@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,14 +10,30 @@ from functools import cache, wraps
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+from torch._C._dynamo.eval_frame import (
+    _debug_get_cache_entry_list,
+    get_eval_frame_callback,
+    reset_code,
+)
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import eval_frame
 from torch._dynamo.convert_frame import input_codes, output_codes, register_bytecode_hook
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch.fx import GraphModule
 
-__all__ = ["forget_calls_of", "forget_code_of", "let_calls_be", "noting_code", "reset_code", "without_marks"]
+__all__ = [
+    "forget_calls_of",
+    "forget_code_of",
+    "is_switched_off",
+    "let_calls_be",
+    "noting_code",
+    "reset_code",
+    "usual_stance",
+    "without_marks",
+]
 
 MANY_DEAD = 64  # entries of a code object that are no longer valid: Dynamo counts them against its limit
 _MARKED = "dynamic", "weak_dynamic", "propagated_dynamic", "unbacked", "strict_unbacked", "static"
@@ -86,6 +103,22 @@ def _forget(codes: Iterable[CodeType], unwanted: Callable[[Any], bool]) -> None:
         dead = sum(entry.backend is None for entry in entries)
         if entries and (dead == len(entries) or dead >= MANY_DEAD):
             reset_code(code)
+
+
+def is_switched_off() -> bool:
+    """Whether ``torch.compile`` compiles nothing, by a setting or a variable of the environment."""
+    return bool(dynamo_config.disable) or os.environ.get("TORCHDYNAMO_DISABLE") == "1"
+
+
+@contextmanager
+def usual_stance() -> Iterator[None]:
+    """Run what is compiled as it was compiled, whatever ``torch.compiler.set_stance`` says of such code."""
+    inside = get_eval_frame_callback() not in (None, False)  # of compiled code, where it cannot be set
+    if inside or eval_frame._stance == eval_frame.DynamoStance():
+        yield
+        return
+    with torch.compiler.set_stance("default"):
+        yield
 
 
 @contextmanager

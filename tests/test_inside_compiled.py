@@ -137,3 +137,27 @@ def test_what_compiled_code_of_dynamic_shapes_made_is_an_input_like_others(setti
     assert torch.equal(model(x=shorter), model.forward(shorter))
     assert marked["x"]._dynamo_dynamic_indices == {0}
     assert any("dynamic_indices" in name for name in vars(shorter))
+
+
+@pytest.mark.parametrize("stance", ["force_eager", "eager_on_recompile", "eager_then_compile", "eager"])
+def test_plans_run_whatever_stance_compiled_code_takes(stance):
+    how = {"force_backend": stance} if stance == "eager" else {"stance": stance}
+    model, batch = small("mlp")
+    shorter = {"x": batch["x"][:48].clone()}
+    plain = train_plain(model, shorter)
+    limit = least_limit(model, batch)
+    with torch.compiler.set_stance(**how):
+        wrap(model, batch, limit)
+        hybridremat.prepare(model, kwargs=shorter)
+        assert_runs_its_plan(model, model, shorter, plain)
+    assert hybridremat.get_plan(model).predicted_peak < min(plain.peaks)
+
+
+def test_a_compiler_that_is_switched_off_is_named(monkeypatch):
+    model, batch = small("mlp")
+    off = pytest.raises(hybridremat.CaptureError, match="switched off")
+    with torch._dynamo.config.patch(disable=True), off:
+        wrap(model, batch)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with off:
+        wrap(model, batch)

@@ -21,7 +21,13 @@ from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError
 from hybridremat.graph.garbage import collected_seldom
-from hybridremat.graph.private_dynamo import noting_code, reset_code, without_marks
+from hybridremat.graph.private_dynamo import (
+    is_switched_off,
+    noting_code,
+    reset_code,
+    usual_stance,
+    without_marks,
+)
 from hybridremat.graph.private_torch import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -120,7 +126,17 @@ def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
 
     If it is ``dynamic``, sizes of inputs are symbols, but those that are marked as static
     (:func:`~hybridremat.compiler.dynamic_inputs.sample_with_symbols`).
+
+    Raises
+    ------
+    CaptureError
+        If Dynamo is switched off.
     """
+    if is_switched_off():
+        raise CaptureError(
+            "torch.compile is switched off (by TORCH_COMPILE_DISABLE=1, TORCHDYNAMO_DISABLE=1 or "
+            "torch._dynamo.config.disable), and a step is captured with it: switch it on"
+        )
     call = fresh_call(model)
     forget_with(call, backend)
     whole = not backend.several_graphs
@@ -131,8 +147,8 @@ def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
 def settled(compiled: Callable[..., Any], *, symbols: bool = False) -> Callable[..., Any]:
     """The compiled call on inputs that have arrived: see ``private_collectives.arrived``.
 
-    Unless sizes are ``symbols``, marks of dynamic shapes, which other compiled code leaves on tensors that it
-    takes or makes, are hidden from it.
+    It runs as it was compiled, whatever ``torch.compiler.set_stance`` says. Unless sizes are ``symbols``,
+    marks of dynamic shapes, which other compiled code leaves on tensors that it takes or makes, are hidden.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -140,7 +156,7 @@ def settled(compiled: Callable[..., Any], *, symbols: bool = False) -> Callable[
             from hybridremat.graph.private_collectives import arrived
 
             args, kwargs = arrived((args, kwargs))
-        with without_marks(() if symbols else tree_leaves((args, kwargs))):
+        with usual_stance(), without_marks(() if symbols else tree_leaves((args, kwargs))):
             return compiled(*args, **kwargs)
 
     return run
