@@ -90,7 +90,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    any_torch_dispatch_mode_on_stack,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils._pytree import (
     arg_tree_leaves,
     tree_flatten,
@@ -174,6 +178,7 @@ __all__ = [
     "_profiler_enabled",
     "allow_second_backward",
     "allows_second_backward",
+    "any_torch_dispatch_mode_on_stack",
     "arg_tree_leaves",
     "as_in_eager",
     "backward_number",

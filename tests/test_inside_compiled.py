@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch.utils.flop_counter import FlopCounterMode
 
 import hybridremat
 from support.training import allocated_peak, small, train, train_plain
@@ -161,3 +162,19 @@ def test_a_compiler_that_is_switched_off_is_named(monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     with off:
         wrap(model, batch)
+
+
+@pytest.mark.parametrize("settings", [{}, {"units": "layers.*"}], ids=["whole", "units"])
+def test_in_a_dispatch_mode_nothing_runs_instead_of_the_plan(settings):
+    model, batch = small("mlp")
+    limit, plain = least_limit(model, batch, **settings), train_plain(model, batch)
+    wrapped = wrap(copy.deepcopy(model), batch, limit, **settings)
+    with FlopCounterMode(display=False) as flops:
+        for fails in (lambda: wrapped(**batch), lambda: wrap(model, batch, limit, **settings)):
+            with pytest.raises(hybridremat.ModelError, match="inside of a TorchDispatchMode"):
+                fails()
+        assert flops.get_total_flops() == 0
+        wrapped.forward(**batch)
+        assert flops.get_total_flops() > 0
+    assert model._compiled_call_impl is None
+    assert_runs_its_plan(wrapped, wrapped, batch, plain)

@@ -19,7 +19,7 @@ from hybridremat.compiler.capture_errors import as_capture_error, first_lines, n
 from hybridremat.compiler.first_calls import set_up_first_call
 from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
-from hybridremat.errors import CaptureError, HybridRematError, InputError
+from hybridremat.errors import CaptureError, HybridRematError, InputError, ModelError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_dynamo import (
     is_switched_off,
@@ -35,6 +35,7 @@ from hybridremat.graph.private_torch import (
     LoggedByName,
     TorchDynamoException,
     TorchRuntimeError,
+    any_torch_dispatch_mode_on_stack,
     dynamo_config,
     failures_unlogged,
     tree_leaves,
@@ -149,9 +150,20 @@ def settled(compiled: Callable[..., Any], *, symbols: bool = False) -> Callable[
 
     It runs as it was compiled, whatever ``torch.compiler.set_stance`` says. Unless sizes are ``symbols``,
     marks of dynamic shapes, which other compiled code leaves on tensors that it takes or makes, are hidden.
+
+    Raises
+    ------
+    ModelError
+        By the call, inside of a ``TorchDispatchMode``: PyTorch runs the plain code there, without a word.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if any_torch_dispatch_mode_on_stack():
+            raise ModelError(
+                "a wrapped model was called, or is planned, inside of a TorchDispatchMode (FlopCounterMode, "
+                "CommDebugMode, selective checkpointing), in which PyTorch runs nothing that is compiled. "
+                "Leave that out, or call model.forward(…), which runs the plain model."
+            )
         if distributed.is_available() and distributed.is_initialized():
             from hybridremat.graph.private_collectives import arrived
 
