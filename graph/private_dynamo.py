@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from types import CodeType
-from typing import Any
+from typing import Any, Final, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,25 +21,30 @@ from torch._C._dynamo.eval_frame import (
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import eval_frame
 from torch._dynamo.convert_frame import input_codes, output_codes, register_bytecode_hook
-from torch._dynamo.guards import DeletedGuardManagerWrapper
+from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardBuilder, install_guard
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch.fx import GraphModule
 
 __all__ = [
-    "forget_calls_of",
     "forget_code_of",
     "is_switched_off",
-    "let_calls_be",
     "noting_code",
+    "replace_call",
     "reset_code",
     "usual_stance",
     "without_marks",
 ]
 
+_CALL: Final = "_compiled_call_impl"  # where nn.Module.compile puts a module's call
 MANY_DEAD = 64  # entries of a code object that are no longer valid: Dynamo counts them against its limit
-_MARKED = "dynamic", "weak_dynamic", "propagated_dynamic", "unbacked", "strict_unbacked", "static"
-_MARKS = frozenset(["_has_dynamo_dim_marking", *(f"_dynamo_{kind}_indices" for kind in _MARKED)])
-_TYPE = re.compile(r"___check_type_id\((?P<source>.*), (?P<type>\d+)\)")
+_DYNAMIC = "dynamic", "weak_dynamic", "propagated_dynamic", "unbacked", "strict_unbacked"
+_BESIDE = "dynamic_range", "hint_overrides", "unbacked_bounds", "shape_ids"
+_KINDS = *(f"{kind}_indices" for kind in _DYNAMIC), *_BESIDE
+_MARKS = {"_specialize_on", *(f"_dynamo_{kind}" for kind in _KINDS)}
+_STATIC, _ANY = "_dynamo_static_indices", "_has_dynamo_dim_marking"
+_TYPE = re.compile(r"___check_type_id\((?P<source>.*?), (?P<type>\d+)\)")
+_PLAIN = Tensor, nn.Parameter
+_NO_OWN_FORWARD = re.compile(r"not ___dict_contains\('forward', (?P<source>.*?)\.__dict__\)")
 
 
 @contextmanager
@@ -61,16 +67,20 @@ def forget_code_of(backend: object, codes: Iterable[CodeType]) -> None:
     _forget(codes, lambda entry: _backend_of(entry) is backend)
 
 
-def forget_calls_of(module: nn.Module, *, except_by: type) -> None:
-    """Let Dynamo forget functions that it compiled with a call of such a module traced into them.
+def replace_call(module: nn.Module, call: object, *, except_by: type) -> None:
+    """Replace a module's call as ``nn.Module.compile`` does, also in code that Dynamo compiles or compiled.
 
-    Nothing else tells it that the module's call has been replaced. What it knows of modules is their class,
-    so calls of others of that class are traced anew, too. What backends of the class ``except_by`` compiled
-    stays.
+    Nothing tells it that the call of a module has been replaced, so what it compiled with one traced in is
+    forgotten. What it knows of modules is their class: calls of others of that class are traced anew, too.
+    What backends of the class ``except_by`` compiled stays.
     """
+    kind, put = cast("Any", type(module)), cast("Any", type(call))  # hashable, though mypy doubts it
+    _let_calls_be(put)
+    _replaced.add(kind)
+    setattr(module, _CALL, call)
 
     def has_call(entry: Any) -> bool:
-        return not isinstance(_backend_of(entry), except_by) and _has_call_of(type(module), entry)
+        return not isinstance(_backend_of(entry), except_by) and _has_call_of(kind, entry)
 
     known = (reference() for reference in [*input_codes.seen, *output_codes.seen])
     _forget((code for code in known if code is not None), has_call)
@@ -82,10 +92,9 @@ def _backend_of(entry: Any) -> object:
 
 def _has_call_of(kind: type[nn.Module], entry: Any) -> bool:
     """Whether a compiled function calls a module of a class: its guards want it without an own forward."""
-    parts = set(entry.guard_manager.code_parts)
-    types = filter(None, map(_TYPE.match, parts))
-    sources = (each["source"] for each in types if int(each["type"]) == id(kind))
-    return any(f"not ___dict_contains('forward', {source}.__dict__)" in parts for source in sources)
+    text = str(entry.guard_manager)  # its parts leave out what is below a dictionary
+    called = {found["source"] for found in _NO_OWN_FORWARD.finditer(text)}
+    return any(int(found["type"]) == id(kind) and found["source"] in called for found in _TYPE.finditer(text))
 
 
 def _forget(codes: Iterable[CodeType], unwanted: Callable[[Any], bool]) -> None:
@@ -122,10 +131,13 @@ def usual_stance() -> Iterator[None]:
 
 
 @contextmanager
-def without_marks(values: Iterable[object]) -> Iterator[None]:
-    """Hide what makes Dynamo take sizes for symbols: compiled code marks tensors that it takes and makes."""
-    tensors = {id(value): value for value in values if type(value) in (Tensor, nn.Parameter)}
-    hidden = [(tensor, name) for tensor in tensors.values() for name in _MARKS.intersection(vars(tensor))]
+def without_marks(values: Iterable[object], *, static: bool) -> Iterator[None]:
+    """Hide what makes Dynamo take sizes for symbols: compiled code marks tensors that it takes and makes.
+
+    ``static``: hide, too, what makes it take them for numbers.
+    """
+    tensors = {id(each): each for each in values if isinstance(each, Tensor) and type(each) in _PLAIN}
+    hidden = [(tensor, name) for tensor in tensors.values() for name in _marks_of(tensor, static)]
     marks = [vars(tensor).pop(name) for tensor, name in hidden]
     try:
         yield
@@ -134,20 +146,34 @@ def without_marks(values: Iterable[object]) -> Iterator[None]:
             setattr(tensor, name, mark)
 
 
+def _marks_of(tensor: Tensor, static: bool) -> set[str]:
+    """The names of the marks on a tensor that are to be hidden."""
+    found = _MARKS.intersection(vars(tensor))
+    stays = _STATIC in vars(tensor) and not static
+    return found if stays else found | ({_STATIC, _ANY} & vars(tensor).keys())
+
+
+_replaced: WeakSet[Any] = WeakSet()  # classes of modules whose calls are replaced, or were once
+
+
 @cache
-def let_calls_be(kind: type) -> None:
+def _let_calls_be(kind: type) -> None:
     """Let Dynamo trace the call of a module where ``nn.Module.compile`` has put an object of this class.
 
-    It takes in a module's own forward instead, whatever has been put there.
+    It takes in a module's own forward instead, whatever has been put there. What it compiles with the call of
+    another module of that class must not be taken for a module with such an object.
     """
     usual = UnspecializedNNModuleVariable.call_function
+    absent = partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=_CALL)
 
     @wraps(usual)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         module = self.value
         own = isinstance(module, GraphModule) or type(module).__call__ is nn.Module.__call__
-        if own and isinstance(getattr(module, "_compiled_call_impl", None), kind):
+        if own and isinstance(getattr(module, _CALL, None), kind):
             return self.call_method(tx, "_wrapped_call_impl", list(args), kwargs)
+        if self.source and type(module) in _replaced and _CALL not in vars(module):
+            install_guard(self.source.make_guard(absent))
         return usual(self, tx, args, kwargs)
 
     UnspecializedNNModuleVariable.call_function = call_function  # type: ignore[method-assign]

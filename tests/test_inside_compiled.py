@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.flop_counter import FlopCounterMode
 
 import hybridremat
-from support.training import allocated_peak, small, train, train_plain
+from support.training import Mlp, allocated_peak, small, train, train_plain
 from support.wrapping import least_limit, wrap
 
 
@@ -83,6 +83,39 @@ def test_so_does_code_that_ran_before_the_model_was_wrapped(way, hooked):
     assert_runs_its_plan(called, model, batch, plain)
 
 
+class Listing(Around):
+    """Calls the models of a list one after another, which Dynamo guards as what a dictionary holds."""
+
+    def __init__(self, model):
+        super().__init__(None)
+        self.models = nn.ModuleList([nn.Identity(), model])
+
+    def forward(self, **batch):
+        for model in self.models[1:]:
+            output = model(**batch)
+        return output
+
+
+def test_code_that_found_the_model_in_a_list_runs_its_plan():
+    model, batch = small("mlp")
+    limit, plain = least_limit(model, batch), train_plain(model, batch)
+    called = torch.compile(Listing(model), backend="aot_eager")
+    for _ in range(2):
+        called(**batch).backward()
+        model.zero_grad()
+    wrap(model, batch, limit)
+    assert_runs_its_plan(called, model, batch, plain)
+
+
+@pytest.mark.parametrize("held", [Around, Listing])
+def test_code_that_another_of_its_class_went_through_runs_its_plan(held):
+    model, batch = small("mlp")
+    other, plain = copy.deepcopy(model), train_plain(model, batch)
+    wrap(model, batch, least_limit(model, batch))
+    torch.compile(held(other), backend="aot_eager")(**batch).backward()
+    assert_runs_its_plan(torch.compile(held(model), backend="aot_eager"), model, batch, plain)
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_others_of_its_class_stay_in_the_graph(before):
     model, batch = small("mlp")
@@ -122,6 +155,47 @@ def test_a_wrapped_model_is_not_compiled_in_place():
     model.layers[0].compile(backend="aot_eager")  # a part: what is planned takes no notice
     hybridremat.unwrap(model).compile(backend="aot_eager")
     assert torch.equal(model(**batch), model.forward(**batch))
+
+
+class CallingForward(Mlp):
+    def __call__(self, *args, **kwargs):
+        return self.forward(*args, **kwargs)
+
+
+class CallingSuper(Mlp):
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+
+def test_a_class_whose_call_goes_around_the_usual_one_is_refused():
+    batch = small("mlp")[1]
+    with pytest.raises(hybridremat.ModelError, match="no plan would run"):
+        wrap(CallingForward(), batch)
+    torch.manual_seed(0)
+    model = CallingSuper()
+    plain = train_plain(model, batch)
+    wrap(model, batch, least_limit(model, batch))
+    assert_runs_its_plan(model, model, batch, plain)
+
+
+HINTS = {"hint_override": 8, "specialize_on": [lambda rows: rows == 4]}
+MARKS = {
+    "dynamic": lambda tensor: torch._dynamo.mark_dynamic(tensor, 0, **HINTS),
+    "unbacked": lambda tensor: torch._dynamo.decorators.mark_unbacked(tensor, 0),
+    "static": lambda tensor: torch._dynamo.mark_static(tensor, 0),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("mark", MARKS)
+def test_marks_of_sizes_change_nothing(mark, dynamic):
+    model, batch = small("mlp")
+    wrap(model, batch, "100%", dynamic=dynamic)
+    for rows in (64, 48, 32, 48):
+        x = batch["x"][:rows].clone()
+        MARKS[mark](x)
+        marks = dict(vars(x))
+        assert torch.equal(model(x=x), model.forward(batch["x"][:rows])) and vars(x) == marks
 
 
 @pytest.mark.parametrize("settings", [{}, {"units": "layers.*"}], ids=["whole", "units"])

@@ -14,6 +14,7 @@ import torch
 import hybridremat
 from hybridremat.errors import (
     CaptureError,
+    GraphBreakWarning,
     InfeasibleLimitError,
     InfeasibleLimitWarning,
     LimitError,
@@ -80,6 +81,24 @@ def test_a_later_shape_reuses_the_options_of_the_first_and_solves_nothing(monkey
     assert solved and not alone.reused_options
     assert alone.extra_flops > 0 and 0 < plan.extra_flops <= alone.extra_flops + 0.02
     assert plan.least_peak <= 1.1 * alone.least_peak
+
+
+def test_a_model_whose_graph_breaks_later_is_planned_in_several_graphs():
+    torch.manual_seed(0)
+    model, x = Mlp(), {"x": torch.randn(64, 32)}
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=x, memory_limit="100%", **HOW)
+    model(**x).backward()
+    model.zero_grad()
+    for each in (model, plain):
+        each.layers[1].register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    with pytest.warns(GraphBreakWarning):
+        model(**x).backward()
+    model.zero_grad()
+    trained = train(model, x)
+    assert train(plain, x).differences(trained) == []
+    plan = hybridremat.get_plan(model)
+    assert len(plan.parts) == 2 and max(trained.peaks) <= plan.memory_limit
 
 
 WRONG = {"shape": torch.ones(8, 31), "dtype": torch.ones(8, 32, dtype=torch.float64)}

@@ -168,7 +168,7 @@ def settled(compiled: Callable[..., Any], *, symbols: bool = False) -> Callable[
             from hybridremat.graph.private_collectives import arrived
 
             args, kwargs = arrived((args, kwargs))
-        with usual_stance(), without_marks(() if symbols else tree_leaves((args, kwargs))):
+        with usual_stance(), without_marks(tree_leaves((args, kwargs)), static=not symbols):
             return compiled(*args, **kwargs)
 
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from hybridremat.errors import InputError, ModelError
 from hybridremat.graph.tracing.fx_nodes import tensors
+
+_CALLS = {"super", "__call__", "_call_impl", "_wrapped_call", "_wrapped_call_impl"}
 
 
 def require_capturable(model: nn.Module) -> None:
@@ -63,11 +66,22 @@ def require_trainable(model: object) -> None:
             f"{type(model).__name__} has parameters without a shape yet (nn.LazyLinear and the like): run it "
             "on one batch first."
         )
+    if _calls_around(type(model).__call__):
+        raise ModelError(
+            f"{type(model).__name__}.__call__ calls forward itself, so that no plan would run: call "
+            "super().__call__(…) there"
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(
             f"{type(model).__name__} has no trainable parameters, so it has no backward pass to plan. "
             "Set requires_grad on the parameters to be trained before planning."
         )
+
+
+def _calls_around(call: object) -> bool:
+    """Whether the ``__call__`` of a class calls ``forward``, and names nothing that calls the usual one."""
+    names = call.__code__.co_names if isinstance(call, FunctionType) else ()
+    return "forward" in names and _CALLS.isdisjoint(names)
 
 
 def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -19,8 +19,10 @@ from hybridremat.errors import (
     HybridRematError,
     InfeasibleLimitError,
     InputError,
+    ModelError,
     PlanMismatchError,
     PolicyError,
+    ProfilerActiveError,
 )
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import (
@@ -211,7 +213,7 @@ class AllSizes:
         started = time.perf_counter()
         try:
             made = capture_sizes(self._model, args, kwargs, dimensions, context, show=self._show)
-        except (InfeasibleLimitError, PlanMismatchError, PolicyError):
+        except (InfeasibleLimitError, ModelError, PlanMismatchError, PolicyError, ProfilerActiveError):
             raise
         except HybridRematError as error:
             if asked:

@@ -30,7 +30,7 @@ from hybridremat.errors import (
     UntriedKernelError,
 )
 from hybridremat.graph.memory import step_memory
-from hybridremat.graph.private_dynamo import forget_calls_of, let_calls_be
+from hybridremat.graph.private_dynamo import replace_call
 from hybridremat.graph.private_torch import inside_transform, not_traced, tree_leaves
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.auto_breaks import with_breaks
@@ -138,10 +138,8 @@ class PlannedCall:
 
     def install(self) -> None:
         """Replace the model's own call, also for functions that were compiled with it before."""
-        let_calls_be(PlannedCall)
         _refuse_to_compile()
-        setattr(self.model, SLOT, self)
-        forget_calls_of(self.model, except_by=Backend)
+        replace_call(self.model, self, except_by=Backend)
 
     def remove(self) -> None:
         """Give the model its own call back."""
@@ -270,8 +268,10 @@ class PlannedCall:
             return self._compiled(step, args, kwargs)
         except SurveyNeededError:
             pass
-        except CaptureError:
-            if step.breaks is not None or not self.context.settings.several_graphs:
+        except CaptureError as error:
+            settings = self.context.settings
+            breaks_now = bool(error.place) and settings.graph_breaks == "auto"
+            if step.breaks is not None or not (settings.several_graphs or breaks_now):
                 raise
         return self._compiled(self._surveyed_again(step, args, kwargs), args, kwargs)
 
@@ -293,9 +293,9 @@ class PlannedCall:
                 step.backend.shared |= survey.shared if survey is not None else set()
                 step.breaks.add_path(survey, on_infeasible="error")
                 return step
-        anew = self._steps[self._key(args, kwargs)] = plan_step(
-            self.model, args, kwargs, self.context, show=self._show
-        )
+        self._steps.pop(self._key(args, kwargs), None)
+        anew = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
+        self._steps[self._key(args, kwargs)] = anew
         if anew.breaks is not None:
             anew.breaks.begin()  # planning it ran its graphs
         return anew
