@@ -148,8 +148,9 @@ def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
 def settled(compiled: Callable[..., Any], *, symbols: bool = False) -> Callable[..., Any]:
     """The compiled call on inputs that have arrived: see ``private_collectives.arrived``.
 
-    It runs as it was compiled, whatever ``torch.compiler.set_stance`` says. Unless sizes are ``symbols``,
-    marks of dynamic shapes, which other compiled code leaves on tensors that it takes or makes, are hidden.
+    It runs as it was compiled, whatever ``torch.compiler.set_stance`` says. Marks of dynamic shapes, which
+    other compiled code leaves on tensors that it takes or makes, are hidden; those of static ones, too,
+    unless sizes are ``symbols``.
 
     Raises
     ------

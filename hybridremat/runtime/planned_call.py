@@ -293,8 +293,9 @@ class PlannedCall:
                 step.backend.shared |= survey.shared if survey is not None else set()
                 step.breaks.add_path(survey, on_infeasible="error")
                 return step
-        self._steps.pop(self._key(args, kwargs), None)
+        before = self._key(args, kwargs)
         anew = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
+        self._steps.pop(before, None)
         self._steps[self._key(args, kwargs)] = anew
         if anew.breaks is not None:
             anew.breaks.begin()  # planning it ran its graphs
