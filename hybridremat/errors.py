@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class HybridRematError(Exception):
     """Base of every error that hybridremat raises on purpose."""
@@ -168,3 +171,14 @@ class PredictionWarning(UserWarning):
 
 class DeviceMemoryWarning(UserWarning):
     """The memory limit is more than the device that is planned for has."""
+
+
+_INNER = "hybridremat", "torch", "contextlib", "functools"
+
+
+def warn_caller(text: str, category: type[Warning]) -> None:
+    """Warn at the line of the caller's code: the innermost one that is neither hybridremat's nor torch's."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)

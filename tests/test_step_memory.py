@@ -238,3 +238,15 @@ def test_a_model_that_is_gone_leaves_no_graph_behind():
     graphs_after_a_model()
     first = graphs_after_a_model()
     assert [graphs_after_a_model() for _ in range(3)] == 3 * [first]
+
+
+def test_warnings_are_told_at_the_callers_line():
+    torch.manual_seed(0)
+    model, batch = Masking(scores=True), small("mlp")[1]
+    with pytest.warns(hybridremat.InfeasibleLimitWarning) as told:
+        wrap(model, batch, 1000, on_infeasible="least")
+    assert [each.filename for each in told] == [wrap.__code__.co_filename]
+    output = model(**batch)
+    with pytest.warns(HeldOutputWarning) as told:
+        output[0].backward()
+    assert [each.filename for each in told] == [__file__]

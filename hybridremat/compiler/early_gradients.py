@@ -8,7 +8,6 @@ The compiled graph gets aliases of the parameters, to which autograd passes noth
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridremat.errors import EarlyGradientError, KeptGradientWarning
+from hybridremat.errors import EarlyGradientError, KeptGradientWarning, warn_caller
 from hybridremat.graph.private_torch import (
     hooks_before_and_after,
     inside_distributed_data_parallel,
@@ -224,13 +223,12 @@ class EarlyGradients:
         size = sum(grad.untyped_storage().nbytes() for grad in kept if grad is not None)
         if size and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_caller(
                 f"{format_bytes(size)} of gradients stay in .grad, which the plan takes to be used and "
                 "dropped in the backward: the step takes up to that much more than planned. Drop them in a "
                 "hook (hybridremat.optimizer_in_backward does), or, to add up several backwards, keep .grad "
                 'between steps (optimizer.zero_grad(set_to_none=False)), or wrap with gradients="at_end".',
                 KeptGradientWarning,
-                stacklevel=2,
             )
 
 

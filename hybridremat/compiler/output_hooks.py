@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,13 @@ import torch
 from torch import fx
 
 from hybridremat.compiler.deliveries import is_delivery
-from hybridremat.errors import DoubleBackwardError, HeldOutputWarning, ModelError, PlanMismatchError
+from hybridremat.errors import (
+    DoubleBackwardError,
+    HeldOutputWarning,
+    ModelError,
+    PlanMismatchError,
+    warn_caller,
+)
 from hybridremat.graph.private_torch import (
     after_backward,
     graph_is_retained,
@@ -232,12 +237,11 @@ class HeldOutputs:
         if self._warned or size == 0:
             return
         self._warned = True
-        warnings.warn(
+        warn_caller(
             f"{format_bytes(size)} of model outputs that are not part of the loss are still held during the "
             "backward, beyond what the plan counts. Drop them (loss = model(**batch).loss; what the model "
             "stores on itself counts too), or wrap with hold_outputs=True to have them counted.",
             HeldOutputWarning,
-            stacklevel=2,
         )
 
 

@@ -7,7 +7,6 @@ wrapped model itself reports its forwards. The callback reads the figures for th
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Final
 from torch import nn
 
 from hybridremat.compiler.capture import model_device
-from hybridremat.errors import PredictionWarning, TuningError
+from hybridremat.errors import PredictionWarning, TuningError, warn_caller
 from hybridremat.integrations.loop_figures import StepFigures, StepLog
 from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
 from hybridremat.integrations.loop_options import LoopOptions, find_target
@@ -246,4 +245,4 @@ class LoopWatch:
         if not self._warned:
             self._warned = True
             logger.warning("%s", text)
-            warnings.warn(text, PredictionWarning, stacklevel=2)
+            warn_caller(text, PredictionWarning)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from torch import nn
 
-from hybridremat.errors import CaptureError, GraphBreakWarning, InfeasibleLimitError
+from hybridremat.errors import CaptureError, GraphBreakWarning, InfeasibleLimitError, warn_caller
 from hybridremat.planning.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -42,13 +41,12 @@ def with_breaks(model: nn.Module, settings: Settings, run: Callable[[Settings], 
     except InfeasibleLimitError as error:
         text = f"{error} {name} is not one graph{whole.place}."
         raise InfeasibleLimitError(text, limit=error.limit, least=error.least) from None
-    warnings.warn(
+    warn_caller(
         f"{name} is not one graph{whole.place}: its graphs are planned together. What "
         "crosses from one to the next is kept, and code between them is measured on these inputs, with the "
         "forward run on copies. Removing the break makes better plans; graph_breaks=\"plan\" says that this "
         'is meant, and graph_breaks="error" refuses it.',
         GraphBreakWarning,
-        stacklevel=2,
     )
     return found
 

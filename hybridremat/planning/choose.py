@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-import warnings
 from dataclasses import replace
 
-from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning
+from hybridremat.errors import InfeasibleLimitError, InfeasibleLimitWarning, warn_caller
 from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.settings import OnInfeasible, Settings
@@ -44,7 +43,7 @@ def choose_with_point(
         if on_infeasible == "error" or too_slow:
             raise
         limit, chosen = chosen.needs, frontier.finished(chosen, chosen.needs)
-        warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=4)
+        warn_caller(f"{error} The plan of least memory runs.", InfeasibleLimitWarning)
     plan = plan_of_point(
         frontier,
         chosen,

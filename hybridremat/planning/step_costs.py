@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from dataclasses import replace
 from functools import partial
 
-from hybridremat.errors import DeviceMemoryWarning
+from hybridremat.errors import DeviceMemoryWarning, warn_caller
 from hybridremat.graph.costs.collectives import GatherRate, with_gather_times
 from hybridremat.graph.costs.cost_models import ProfileCost, device_rates, with_footprints, with_times
 from hybridremat.graph.costs.device_specs import DeviceSpec
@@ -82,11 +81,10 @@ def _with_memory(
 def warn_beyond(spec: DeviceSpec, limit: int | None) -> None:
     """Warn if a limit (bytes) exceeds the memory of the device of ``spec``."""
     if limit is not None and limit > spec.memory:
-        warnings.warn(
+        warn_caller(
             f"the limit of {format_bytes(limit)} is more than {spec.name} has, {format_bytes(spec.memory)}; "
             "parameters and optimizer state come on top of it",
             DeviceMemoryWarning,
-            stacklevel=3,
         )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 
 import torch
 
 from hybridremat.compiler.second_backwards import BackwardToken, refuse_again, refuse_second_of
-from hybridremat.errors import OutstandingForwardWarning
+from hybridremat.errors import OutstandingForwardWarning, warn_caller
 from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.planning.context import PlanContext
 from hybridremat.units import format_bytes
@@ -35,14 +34,13 @@ class ForwardsInFlight:
         if self._warned or waiting < planned or plan is None:
             return
         self._warned = True
-        warnings.warn(
+        warn_caller(
             f"a forward starts while {waiting} of this model's earlier ones still wait for their backward, "
             f"and the plan was made for {planned} at a time: about "
             f"{format_bytes(waiting * plan.saved_bytes)} are held beyond what it counts. Wrap with "
             f"forwards={waiting + 1}, run each backward before the next forward, or drop what holds the "
             "earlier outputs.",
             OutstandingForwardWarning,
-            stacklevel=2,
         )
 
     def after_forward(self, outputs: object, *, several_graphs: bool) -> None:
@@ -70,10 +68,9 @@ class ForwardsInFlight:
         if self._warned_again or self.context.settings.forwards > 1:
             return
         self._warned_again = True
-        warnings.warn(
+        warn_caller(
             "a second backward ran through one forward: what the graphs that it alone reaches have saved "
             "was there while the first one ran, and the plan takes the backward for one. Wrap with "
             "forwards=2, which counts what is saved twice, or run one backward, (first + second).backward().",
             OutstandingForwardWarning,
-            stacklevel=2,
         )

@@ -7,7 +7,6 @@ assumed to be held to the end of the step, and to carry gradients.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from functools import partial
 
 from hybridremat.compiler.backend import CapturedGraph, SurveyNeededError
 from hybridremat.compiler.emitted_memory import EmittedMemory
-from hybridremat.errors import InfeasibleLimitError, PlanError, UnsurveyedPathWarning
+from hybridremat.errors import InfeasibleLimitError, PlanError, UnsurveyedPathWarning, warn_caller
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.graphs import StepGraphs
@@ -213,13 +212,12 @@ class PathPlanner:
         if self._warned:
             return
         self._warned = True
-        warnings.warn(
+        warn_caller(
             "a step took a path through its graph breaks that was not surveyed: the code between and after "
             "its graphs has not been measured, and is counted as the most of what was measured on other "
             "paths. If it takes more, the step passes its limit. hybridremat.prepare(model, …) with inputs "
             "that take this path measures it.",
             UnsurveyedPathWarning,
-            stacklevel=2,
         )
 
     def _follow(self, path: GraphPath) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from hybridremat.errors import InfeasibleLimitWarning
+from hybridremat.errors import InfeasibleLimitWarning, warn_caller
 from hybridremat.graph.joint import Schedule
 from hybridremat.planning.breaks.composition import composed
 from hybridremat.planning.breaks.limits import StepLimits, infeasible_error
@@ -82,7 +81,7 @@ def _choose(problem: PathProblem, asked: StepLimits, settings: Settings) -> Path
     too_slow = asked.limit is None or least <= asked.limit
     if settings.on_infeasible == "error" or too_slow:
         raise error
-    warnings.warn(f"{error} The plan of least memory runs.", InfeasibleLimitWarning, stacklevel=2)
+    warn_caller(f"{error} The plan of least memory runs.", InfeasibleLimitWarning)
     return replace(lean, limit=least, least=least)
 
 
