@@ -14,6 +14,8 @@ def require_sound_graph(graph: JointGraph) -> None:
             raise ValueError(f"the {what}s are not numbered by their places")
     if not {*range(len(graph.values))}.issuperset(chain(_named(graph), *map(_values_of, graph.ops))):
         raise ValueError("its graph names values that are not there")
+    if not {*range(len(graph.ops))}.issuperset(graph.checkpointed):
+        raise ValueError("its graph names ops that are not there")
     made = {value: op.id for op in graph.ops for value in op.writes}
     if made != {value.id: value.producer for value in graph.values if value.producer is not None}:
         raise ValueError("its values are not made by the ops that write them")

@@ -91,6 +91,8 @@ def set_value(name, item):
         (lambda data: graph(data).update(gradients=[-1]), "values that are not there"),
         (lambda data: data["schedule"].update(steps=[-1]), "longer than its schedule|ops that are not there"),
         (lambda data: data["schedule"].update(num_forward=-1), "longer than its schedule"),
+        (lambda data: graph(data).update(checkpointed=[10**6]), "ops that are not there"),
+        (lambda data: data.update(strategy_gap=1e308), "saves more than its time"),
     ],
 )
 def test_what_no_plan_holds_is_refused_under_a_checksum_that_fits(files, tmp_path, change, said):
@@ -146,3 +148,14 @@ def test_what_is_watched_is_noticed(tmp_path):
     with pytest.raises(ForbiddenError), nothing_else_happens():
         (tmp_path / "written").unlink(missing_ok=True)
     assert Path(tmp_path).exists()
+
+
+def test_gradients_that_leave_in_the_backward_have_to_be_computed(tmp_path):
+    early = corpus(tmp_path, ("early",))["early"]
+    leaving = graph(early)["deliveries"][0][0]
+    makes = {tuple(op[OP["writes"]]): number for number, op in enumerate(graph(early)["ops"])}
+    (maker,) = (number for writes, number in makes.items() if leaving in writes)
+    kept = [step for step in early["schedule"]["steps"] if step != maker]
+    assert len(kept) < len(early["schedule"]["steps"])
+    with pytest.raises(PlanFormatError, match="gradients that leave"):
+        loaded(changed(early, lambda data: data["schedule"].update(steps=kept)), tmp_path)

@@ -33,6 +33,8 @@ def require_sound(plan: PlanData) -> None:
         raise ValueError("its pins are not those of its policy")
     plan.request.reserve_bytes()
     require_count("forwards", plan.forwards, "")
+    if plan.strategy_gap is not None and not 0 <= plan.strategy_gap <= 1:
+        raise ValueError("its strategy saves more than its time")
     if plan.details is None:
         return
     require_sound_graph(plan.details.graph)
@@ -55,6 +57,10 @@ def _require_sound_schedule(schedule: Schedule, graph: JointGraph) -> None:
         raise ValueError("its forward is longer than its schedule")
     if not {*range(len(graph.ops))}.issuperset(schedule.steps):
         raise ValueError("it runs ops that are not there")
+    made = {value for op in schedule.steps for value in graph.ops[op].writes}
+    leaving = {each.gradient for each in graph.deliveries}
+    if any(graph.values[value].producer is not None for value in leaving - made):
+        raise ValueError("it does not compute all gradients that leave in its backward")
 
 
 def _require_sound_coverage(coverage: Coverage, plan: PlanData, details: PlanDetails) -> None:
