@@ -92,6 +92,7 @@ def set_value(name, item):
         (lambda data: data["schedule"].update(steps=[-1]), "longer than its schedule|ops that are not there"),
         (lambda data: data["schedule"].update(num_forward=-1), "longer than its schedule"),
         (lambda data: graph(data).update(checkpointed=[10**6]), "ops that are not there"),
+        (lambda data: data["blocks"].append(data["blocks"][0]), "blocks are not numbered"),
         (lambda data: data.update(strategy_gap=1e308), "saves more than its time"),
     ],
 )

@@ -28,6 +28,8 @@ def require_sound(plan: PlanData) -> None:
         require_sound(part)
     if plan.places and {*plan.places} != {*range(len(plan.parts))}:
         raise ValueError("its places are not those of its parts")
+    if [block.index for block in plan.blocks] != [*range(len(plan.blocks))]:
+        raise ValueError("its blocks are not numbered by their places")
     policy = validated_policy(plan.request.policy or {})
     if any(policy.get(pin.pattern) != pin.action for pin in plan.pins):
         raise ValueError("its pins are not those of its policy")
