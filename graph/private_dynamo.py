@@ -72,7 +72,7 @@ def replace_call(module: nn.Module, call: object, *, except_by: type) -> None:
 
     Nothing tells it that the call of a module has been replaced, so what it compiled with one traced in is
     forgotten. What it knows of modules is their class: calls of others of that class are traced anew, too.
-    What backends of the class ``except_by`` compiled stays.
+    What backends of the class ``except_by`` compiled stays, but beside many dead entries (``_forget``).
     """
     kind, put = cast("Any", type(module)), cast("Any", type(call))  # hashable, though mypy doubts it
     _let_calls_be(put)
@@ -153,7 +153,7 @@ def _marks_of(tensor: Tensor, static: bool) -> set[str]:
     return found if stays else found | ({_STATIC, _ANY} & vars(tensor).keys())
 
 
-_replaced: WeakSet[Any] = WeakSet()  # classes of modules whose calls are replaced, or were once
+_replaced: WeakSet[Any] = WeakSet()  # classes of modules whose calls are or were replaced; some become others
 
 
 @cache
@@ -172,7 +172,7 @@ def _let_calls_be(kind: type) -> None:
         own = isinstance(module, GraphModule) or type(module).__call__ is nn.Module.__call__
         if own and isinstance(getattr(module, _CALL, None), kind):
             return self.call_method(tx, "_wrapped_call_impl", list(args), kwargs)
-        if self.source and type(module) in _replaced and _CALL not in vars(module):
+        if self.source and _CALL not in vars(module) and not _replaced.isdisjoint(type(module).__mro__):
             install_guard(self.source.make_guard(absent))
         return usual(self, tx, args, kwargs)
 

@@ -177,8 +177,11 @@ _INNER = "hybridremat", "torch", "contextlib", "functools"
 
 
 def warn_caller(text: str, category: type[Warning]) -> None:
-    """Warn at the line of the caller's code: the innermost one that is neither hybridremat's nor torch's."""
+    """Warn at the line of the caller's code: the innermost one that is neither hybridremat's nor torch's.
+
+    Code that torch generates has no name. In a thread of the engine there is no code of the caller's.
+    """
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+    while frame.f_back is not None and frame.f_globals.get("__name__", "torch").partition(".")[0] in _INNER:
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)

@@ -116,6 +116,15 @@ def test_code_that_another_of_its_class_went_through_runs_its_plan(held):
     assert_runs_its_plan(torch.compile(held(model), backend="aot_eager"), model, batch, plain)
 
 
+def test_a_model_whose_class_changes_runs_its_plan():
+    model, batch = small("mlp")
+    other, plain = copy.deepcopy(model), train_plain(model, batch)
+    wrap(model, batch, least_limit(model, batch))
+    other.__class__ = model.__class__ = type("Sharded", (Mlp,), {})
+    torch.compile(Around(other), backend="aot_eager")(**batch).backward()
+    assert_runs_its_plan(torch.compile(Around(model), backend="aot_eager"), model, batch, plain)
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_others_of_its_class_stay_in_the_graph(before):
     model, batch = small("mlp")
@@ -162,6 +171,15 @@ class CallingForward(Mlp):
         return self.forward(*args, **kwargs)
 
 
+class CallingImpl(Mlp):
+    def __call__(self, *args, **kwargs):
+        return self._call_impl(*args, **kwargs)
+
+
+class BeingForward(Mlp):
+    __call__ = Mlp.forward
+
+
 class CallingSuper(Mlp):
     def __call__(self, *args, **kwargs):
         return super().__call__(*args, **kwargs)
@@ -169,8 +187,9 @@ class CallingSuper(Mlp):
 
 def test_a_class_whose_call_goes_around_the_usual_one_is_refused():
     batch = small("mlp")[1]
-    with pytest.raises(hybridremat.ModelError, match="no plan would run"):
-        wrap(CallingForward(), batch)
+    for kind in (CallingForward, CallingImpl, BeingForward):
+        with pytest.raises(hybridremat.ModelError, match="no plan would run"):
+            wrap(kind(), batch)
     torch.manual_seed(0)
     model = CallingSuper()
     plain = train_plain(model, batch)

@@ -99,6 +99,7 @@ def test_a_model_whose_graph_breaks_later_is_planned_in_several_graphs():
     assert train(plain, x).differences(trained) == []
     plan = hybridremat.get_plan(model)
     assert len(plan.parts) == 2 and max(trained.peaks) <= plan.memory_limit
+    assert len(model._compiled_call_impl._steps) == 1  # none that no step can reach
 
 
 WRONG = {"shape": torch.ones(8, 31), "dtype": torch.ones(8, 32, dtype=torch.float64)}

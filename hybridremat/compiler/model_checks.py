@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from hybridremat.errors import InputError, ModelError
 from hybridremat.graph.tracing.fx_nodes import tensors
 
-_CALLS = {"super", "__call__", "_call_impl", "_wrapped_call", "_wrapped_call_impl"}
+_CALLS = {"super", "__call__", "_wrapped_call", "_wrapped_call_impl"}
 
 
 def require_capturable(model: nn.Module) -> None:
@@ -68,7 +68,7 @@ def require_trainable(model: object) -> None:
         )
     if _calls_around(type(model).__call__):
         raise ModelError(
-            f"{type(model).__name__}.__call__ calls forward itself, so that no plan would run: call "
+            f"{type(model).__name__}.__call__ does not call nn.Module's, so that no plan would run: call "
             "super().__call__(…) there"
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -79,9 +79,11 @@ def require_trainable(model: object) -> None:
 
 
 def _calls_around(call: object) -> bool:
-    """Whether the ``__call__`` of a class calls ``forward``, and names nothing that calls the usual one."""
-    names = call.__code__.co_names if isinstance(call, FunctionType) else ()
-    return "forward" in names and _CALLS.isdisjoint(names)
+    """Whether the ``__call__`` of a class is its own, and names nothing that calls the usual one."""
+    own = inspect.unwrap(call) if callable(call) else call
+    if call is nn.Module.__call__ or not isinstance(own, FunctionType):
+        return False
+    return _CALLS.isdisjoint(own.__code__.co_names)
 
 
 def require_matching_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

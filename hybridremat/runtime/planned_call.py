@@ -216,7 +216,7 @@ class PlannedCall:
     def _run_planned(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.in_flight.before_forward()
         with self.around_forward():
-            output = self._run(step, args, kwargs)
+            step, output = self._run(step, args, kwargs)
         self.in_flight.after_forward(output, several_graphs=step.breaks is not None)
         self._notice_captures(step.backend)
         return output
@@ -259,13 +259,13 @@ class PlannedCall:
                 backend.graphs,
             )
 
-    def _run(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a step; with planned breaks, it is surveyed again first if its graphs have changed."""
+    def _run(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Step, Any]:
+        """Run a step, or another one if its graphs have changed: which, and what it returns."""
         if step.breaks is not None:
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             step.breaks.enter(change_check([*self.model.parameters(), *self.model.buffers(), *inputs]))
         try:
-            return self._compiled(step, args, kwargs)
+            return step, self._compiled(step, args, kwargs)
         except SurveyNeededError:
             pass
         except CaptureError as error:
@@ -273,7 +273,9 @@ class PlannedCall:
             breaks_now = bool(error.place) and settings.graph_breaks == "auto"
             if step.breaks is not None or not (settings.several_graphs or breaks_now):
                 raise
-        return self._compiled(self._surveyed_again(step, args, kwargs), args, kwargs)
+        with self._one_path:
+            step = self._surveyed_again(step, args, kwargs)
+            return step, self._compiled(step, args, kwargs)
 
     def _compiled(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with translated_errors(self.model, step.backend):
@@ -293,9 +295,10 @@ class PlannedCall:
                 step.backend.shared |= survey.shared if survey is not None else set()
                 step.breaks.add_path(survey, on_infeasible="error")
                 return step
-        before = self._key(args, kwargs)
+        several = self.context.settings.several_graphs
         anew = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
-        self._steps.pop(before, None)
+        if self.context.settings.several_graphs != several:
+            self._steps.clear()  # their keys are others from now on
         self._steps[self._key(args, kwargs)] = anew
         if anew.breaks is not None:
             anew.breaks.begin()  # planning it ran its graphs
