@@ -198,8 +198,9 @@ def test_an_output_without_a_gradient_leaves_its_parameters_alone():
 def test_gradients_that_stay_are_told_with_their_bytes():
     model, batch = small("mlp")
     hybridremat.wrap(model, kwargs=batch, memory_limit="100%", **EARLY)
-    with pytest.warns(KeptGradientWarning, match=r"12\.4 KiB of gradients stay in \.grad"):
+    with pytest.warns(KeptGradientWarning, match=r"12\.4 KiB of gradients stay in \.grad") as told:
         loss_in(model(**batch)).backward()
+    assert [each.filename for each in told] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once
         loss_in(model(**batch)).backward()

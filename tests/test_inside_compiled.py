@@ -15,6 +15,12 @@ from support.training import Mlp, allocated_peak, small, train, train_plain
 from support.wrapping import least_limit, wrap
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    """Dynamo compiles a function eight times at most, and one of ``Around`` for each model that was in one."""
+    torch._dynamo.reset()
+
+
 class Around(nn.Module):
     """Calls a model, of which it is the outer module."""
 
