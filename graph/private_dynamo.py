@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial, wraps
@@ -11,7 +12,6 @@ from types import CodeType
 from typing import Any, Final, cast
 from weakref import WeakSet
 
-import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import (
     _debug_get_cache_entry_list,
@@ -20,12 +20,13 @@ from torch._C._dynamo.eval_frame import (
 )
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import eval_frame
-from torch._dynamo.convert_frame import input_codes, output_codes, register_bytecode_hook
+from torch._dynamo.convert_frame import compile_lock, input_codes, output_codes, register_bytecode_hook
 from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardBuilder, install_guard
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch.fx import GraphModule
 
 __all__ = [
+    "compile_lock",
     "forget_code_of",
     "is_switched_off",
     "noting_code",
@@ -101,17 +102,23 @@ def _forget(codes: Iterable[CodeType], unwanted: Callable[[Any], bool]) -> None:
     """Let Dynamo forget some entries of code objects.
 
     What is no longer valid stays in its list, so now and then all of a code object goes; what others have
-    compiled of it is captured again then, and runs as it was planned.
+    compiled of it is captured again then, and runs as it was planned. Compiling in another thread goes over
+    the same lists.
     """
-    for code in codes:
-        entries = _debug_get_cache_entry_list(code)
-        for entry in entries:
-            state = getattr(entry.guard_manager, "extra_state", None)
-            if state is not None and unwanted(entry):
-                state.invalidate(entry, DeletedGuardManagerWrapper("its step is gone"))
-        dead = sum(entry.backend is None for entry in entries)
-        if entries and (dead == len(entries) or dead >= MANY_DEAD):
-            reset_code(code)
+    with compile_lock:
+        for code in codes:
+            _forget_of(code, unwanted)
+
+
+def _forget_of(code: CodeType, unwanted: Callable[[Any], bool]) -> None:
+    entries = _debug_get_cache_entry_list(code)
+    for entry in entries:
+        state = getattr(entry.guard_manager, "extra_state", None)
+        if state is not None and unwanted(entry):
+            state.invalidate(entry, DeletedGuardManagerWrapper("its step is gone"))
+    dead = sum(entry.backend is None for entry in entries)
+    if entries and (dead == len(entries) or dead >= MANY_DEAD):
+        reset_code(code)
 
 
 def is_switched_off() -> bool:
@@ -119,15 +126,44 @@ def is_switched_off() -> bool:
     return bool(dynamo_config.disable) or os.environ.get("TORCHDYNAMO_DISABLE") == "1"
 
 
+class _UsualStance:
+    """The stance of compiled code that was set, while threads run what takes no notice of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._set, self._usual = eval_frame._stance, eval_frame.DynamoStance()
+
+    def enter(self) -> None:
+        with self._lock:
+            self._running += 1
+            if eval_frame._stance != self._usual:
+                self._set = eval_frame._set_stance(self._usual)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._running -= 1
+            if not self._running and eval_frame._stance is self._usual:  # no thread has set another
+                eval_frame._set_stance(self._set)
+
+
+_STANCE: Final = _UsualStance()
+
+
 @contextmanager
 def usual_stance() -> Iterator[None]:
-    """Run what is compiled as it was compiled, whatever ``torch.compiler.set_stance`` says of such code."""
-    inside = get_eval_frame_callback() not in (None, False)  # of compiled code, where it cannot be set
-    if inside or eval_frame._stance == eval_frame.DynamoStance():
+    """Run what is compiled as it was compiled, whatever ``torch.compiler.set_stance`` says of such code.
+
+    Stances are the process's: one that another thread sets meanwhile begins when the last such run has ended.
+    """
+    if get_eval_frame_callback() not in (None, False):  # inside of compiled code it cannot be set
         yield
         return
-    with torch.compiler.set_stance("default"):
+    _STANCE.enter()
+    try:
         yield
+    finally:
+        _STANCE.leave()
 
 
 @contextmanager

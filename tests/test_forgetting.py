@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import threading
 
+import pytest
 import torch
 from torch import nn
 
 import hybridremat
 from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
+from hybridremat.graph.private_dynamo import compile_lock, usual_stance
 from support.broken_nets import HOW
 
 
@@ -22,6 +25,48 @@ def test_what_is_to_be_forgotten_waits_for_the_last_call_that_runs():
     assert sorted(done) == ["first", "second"]
     forget_soon(lambda: done.append("third"))
     assert done[-1] == "third"
+
+
+def in_another_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_and_while_another_thread_compiles_for_the_end_of_a_later_call():
+    done = []
+    with compile_lock:
+        in_another_thread(lambda: forget_soon(lambda: done.append("first")))
+        assert done == []
+        forget_soon(lambda: done.append("second"))  # of the thread that compiles
+        assert sorted(done) == ["first", "second"]
+
+
+@pytest.mark.parametrize("set_meanwhile", [None, "eager_on_recompile"])
+def test_a_stance_is_back_when_the_last_of_two_threads_has_run(set_meanwhile):
+    def stance():
+        return torch._dynamo.eval_frame._stance.stance
+
+    entered, leave = threading.Event(), threading.Event()
+
+    def run():
+        with usual_stance():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=run)
+    with torch.compiler.set_stance("force_eager"):
+        with usual_stance():
+            thread.start()
+            entered.wait()
+            assert stance() == "default"
+        assert stance() == "default"
+        if set_meanwhile:
+            torch.compiler.set_stance(set_meanwhile)
+        leave.set()
+        thread.join()
+        assert stance() == (set_meanwhile or "force_eager")
+    assert stance() == "default"
 
 
 class Collecting(nn.Module):

@@ -17,7 +17,7 @@ from support.wrapping import least_limit, wrap
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled():
-    """Dynamo compiles a function eight times at most, and one of ``Around`` for each model that was in one."""
+    """Dynamo compiles a function eight times at most, and one of ``Around`` for each model in one."""
     torch._dynamo.reset()
 
 

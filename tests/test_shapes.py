@@ -22,6 +22,7 @@ from hybridremat.errors import (
     ProfilerActiveError,
 )
 from hybridremat.planning import option_cache, planner
+from hybridremat.runtime import planned_call
 from support.sized_steps import Embedded
 from support.training import Mlp, Transformer, allocated_peak, train
 
@@ -100,6 +101,23 @@ def test_a_model_whose_graph_breaks_later_is_planned_in_several_graphs():
     plan = hybridremat.get_plan(model)
     assert len(plan.parts) == 2 and max(trained.peaks) <= plan.memory_limit
     assert len(model._compiled_call_impl._steps) == 1  # none that no step can reach
+
+
+def test_a_break_that_comes_later_and_does_not_fit_is_planned_for_once(monkeypatch):
+    torch.manual_seed(0)
+    model, x = Mlp(), {"x": torch.randn(64, 32)}
+    least = hybridremat.plan(model, kwargs=x, memory_limit=1, on_infeasible="least", **HOW).predicted_peak
+    hybridremat.wrap(model, kwargs=x, memory_limit=least, **HOW)
+    handle = model.layers[1].register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    with pytest.raises(InfeasibleLimitError, match="is not one graph") as first:
+        model(**x)
+    with monkeypatch.context() as patch, pytest.raises(InfeasibleLimitError) as again:
+        patch.setattr(planned_call, "plan_step", None)
+        model(**x)
+    assert str(again.value) == str(first.value)
+    handle.remove()
+    model(**x).backward()
+    assert hybridremat.get_plan(model).predicted_peak == least
 
 
 WRONG = {"shape": torch.ones(8, 31), "dtype": torch.ones(8, 32, dtype=torch.float64)}

@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -35,7 +34,7 @@ from hybridremat.graph.private_torch import inside_transform, not_traced, tree_l
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.auto_breaks import with_breaks
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.input_keys import conditions, input_key, shape_text, unlike
+from hybridremat.planning.input_keys import shape_text, unlike
 from hybridremat.planning.pipeline import Step, at_step, backend_for, plan_step
 from hybridremat.planning.plan import Plan
 from hybridremat.planning.progress import say
@@ -47,6 +46,7 @@ from hybridremat.planning.rank_agreement import (
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.sizes import require_several
 from hybridremat.runtime.in_flight import ForwardsInFlight
+from hybridremat.runtime.known_steps import KnownSteps
 from hybridremat.runtime.kv_caches import caching_configs, without_caches
 from hybridremat.units import format_bytes
 
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_REFUSED = 64  # shapes that are known not to fit
 NOT_TRACED = "its model is wrapped by hybridremat, and a planned step is a graph of its own"
 MANY_CAPTURES = 8  # of one input shape; switching modes, frozen layers and autocast takes fewer
 
@@ -67,8 +66,8 @@ MANY_CAPTURES = 8  # of one input shape; switching modes, frozen layers and auto
 class PlannedCall:
     """Replaces a module's call: planned in training, plain otherwise.
 
-    Steps are kept by input shape; beyond ``Settings.max_plans``, the least recently used is dropped. With
-    ``Settings.dynamic``, shapes that differ in sizes alone share theirs (``all_sizes.py``).
+    Steps are kept by input shape (``known_steps.py``). With ``Settings.dynamic``, shapes that differ in sizes
+    alone share theirs (``all_sizes.py``).
 
     Attributes
     ----------
@@ -90,8 +89,7 @@ class PlannedCall:
         self._asked = context.settings
         self._show = show
         self.in_flight = ForwardsInFlight(context)
-        self._steps: OrderedDict[Hashable, Step] = OrderedDict()
-        self._refused: dict[Hashable, InfeasibleLimitError] = {}
+        self._steps = KnownSteps(model)
         self._one_path = threading.RLock()  # of planning, and of a forward that takes a path through graphs
         self.sizes: AllSizes | None = None
         if context.settings.dynamic is not False:
@@ -99,7 +97,7 @@ class PlannedCall:
 
             self.sizes = AllSizes(model, show=show)
         self._caching = caching_configs(model)
-        self._warned_of_shapes = self._warned_of_captures = self._sharded_as_planned = False
+        self._warned_of_captures = self._sharded_as_planned = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
         self._held = HeldOutputs(expected=context.settings.hold_outputs)
         self.tuning: Tuning | None = None
@@ -170,7 +168,7 @@ class PlannedCall:
         ).validated(need_limit=True)
         self.context = replace(PlanContext.of(settings), store=self.context.store)
         self.in_flight.context = self.context
-        self._refused.clear()  # what they were asked for has changed
+        self._steps.forget_refused()
         logger.info(
             "the loss of %s is computed outside of it: %s, and %s are reserved for what that allocates",
             type(self.model).__name__,
@@ -295,11 +293,12 @@ class PlannedCall:
                 step.backend.shared |= survey.shared if survey is not None else set()
                 step.breaks.add_path(survey, on_infeasible="error")
                 return step
-        several = self.context.settings.several_graphs
-        anew = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
+        several, asked = self.context.settings.several_graphs, (self._key(args, kwargs), "surveyed again")
+        with self._steps.unless_refused(asked, self.context):
+            anew = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
         if self.context.settings.several_graphs != several:
-            self._steps.clear()  # their keys are others from now on
-        self._steps[self._key(args, kwargs)] = anew
+            self._steps.clear()
+        self._keep(args, kwargs, anew)
         if anew.breaks is not None:
             anew.breaks.begin()  # planning it ran its graphs
         return anew
@@ -353,35 +352,24 @@ class PlannedCall:
 
     def _step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         key = self._key(args, kwargs)
-        if key in self._steps:
-            self._steps.move_to_end(key)
-            return self._steps[key]
+        if (step := self._steps.get(key)) is not None:
+            return step
         if self.sizes is not None and (known := self.sizes.known(args, kwargs)) is not None:
             return known
         started = time.perf_counter()
-        asked = key, conditions(self.model), self.context.store.granted
-        self._require_not_refused(asked)
-        self._require_whole(args, kwargs)
-        try:
+        with self._steps.unless_refused(key, self.context):
+            self._require_whole(args, kwargs)
             sized = None if self.sizes is None else self.sizes.step(args, kwargs, self.context)
             if sized is not None:
                 taken = time.perf_counter() - started
                 logger.info("new shape %s: planned in %.1f s", shape_text(args, kwargs), taken)
                 return sized
             step = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
-        except InfeasibleLimitError as error:
-            kept = InfeasibleLimitError(str(error), limit=error.limit, least=error.least)
-            settings = self.context.settings
-            if settings.budget_seconds() is None and settings.gradients == "at_end":  # else more may change
-                self._refused = dict([*self._refused.items(), (asked, kept)][-MOST_REFUSED:])
-            raise
-        key = self._key(args, kwargs)  # with breaks it is another
         if self.sizes is not None:
             self.sizes.planned_alone(args, kwargs)
             if step.fingerprint is not None:  # plans of other sizes may take its place in the store
                 self.context.store.keep_figures(step.fingerprint)
-        self._make_room()  # not earlier: a shape that cannot be planned must not cost another its plan
-        self._steps[key] = step
+        self._keep(args, kwargs, step)
         if len(self._steps) > 1:
             self._say_new_shape(args, kwargs, time.perf_counter() - started)
         return step
@@ -416,33 +404,16 @@ class PlannedCall:
             self.context = self.in_flight.context = context
         return step
 
-    def _require_not_refused(self, asked: Hashable) -> None:
-        """Refuse a step at once that was refused before, as long as nothing has changed."""
-        if (known := self._refused.get(asked)) is not None:
-            raise InfeasibleLimitError(str(known), limit=known.limit, least=known.least)
+    def _keep(self, args: Sequence[Any], kwargs: Mapping[str, Any], step: Step) -> None:
+        """Keep a step once it is planned: a shape that cannot be must not cost another its plan."""
+        self._steps.keep(self._key(args, kwargs), step, most=self.context.settings.max_plans)
 
     def _say_new_shape(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> None:
         plans = f"{len(self._steps)} of {self.context.settings.max_plans}"
         say(f"new shape {shape_text(args, kwargs)}: planned in {seconds:.1f} s, {plans}", show=self._show)
 
     def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-        """The key of a step; with planned breaks it has the model's state, as eager code may depend on it."""
-        breaks = self.context.settings.several_graphs
-        return input_key(args, kwargs), conditions(self.model) if breaks else None
-
-    def _make_room(self) -> None:
-        most = self.context.settings.max_plans
-        while len(self._steps) >= most:
-            self._steps.popitem(last=False)
-            if not self._warned_of_shapes:
-                self._warned_of_shapes = True
-                logger.warning(
-                    "%s has met more than max_plans=%d input shapes; a plan is dropped for each new one, "
-                    "and made again if its shape comes back. Pad inputs to few lengths (a collator's "
-                    "pad_to_multiple_of=), or raise max_plans.",
-                    type(self.model).__name__,
-                    most,
-                )
+        return self._steps.key(args, kwargs, self.context.settings)
 
 
 def planned_call(model: nn.Module) -> PlannedCall | None:

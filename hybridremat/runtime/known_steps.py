@@ -1,0 +1,103 @@
+"""The planned steps of a wrapped model by their inputs, and the inputs whose steps do not fit the limit."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence, ValuesView
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from hybridremat.errors import InfeasibleLimitError
+from hybridremat.planning.context import PlanContext
+from hybridremat.planning.input_keys import conditions, input_key
+from hybridremat.planning.pipeline import Step
+from hybridremat.planning.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+MOST_REFUSED = 64  # shapes that are known not to fit
+
+
+class KnownSteps:
+    """Steps by input shape; beyond ``Settings.max_plans``, the least recently used is dropped."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._steps: OrderedDict[Hashable, Step] = OrderedDict()
+        self._refused: dict[Hashable, InfeasibleLimitError] = {}
+        self._warned = False
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The keys."""
+        return iter(self._steps)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._steps
+
+    def values(self) -> ValuesView[Step]:
+        """The steps."""
+        return self._steps.values()
+
+    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any], settings: Settings) -> Hashable:
+        """The key of a step; with planned breaks it has the model's state, as eager code may depend on it."""
+        breaks = settings.several_graphs
+        return input_key(args, kwargs), conditions(self._model) if breaks else None
+
+    def get(self, key: Hashable) -> Step | None:
+        """The step of a key, which is the last used from then on."""
+        if key in self._steps:
+            self._steps.move_to_end(key)
+        return self._steps.get(key)
+
+    def keep(self, key: Hashable, step: Step, *, most: int) -> None:
+        """Keep a step, and no more than ``most``."""
+        while key not in self._steps and len(self._steps) >= most:
+            self._steps.popitem(last=False)
+            self._warn_once(most)
+        self._steps[key] = step
+
+    def clear(self) -> None:
+        """Drop all steps: their keys are others from now on."""
+        self._steps.clear()
+
+    @contextmanager
+    def unless_refused(self, asked: Hashable, context: PlanContext) -> Iterator[None]:
+        """Around the planning of a step: one that did not fit is refused at once while nothing has changed.
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If it does not fit, or did not.
+        """
+        settings = context.settings
+        asked = asked, conditions(self._model), context.store.granted
+        if (known := self._refused.get(asked)) is not None:
+            raise InfeasibleLimitError(str(known), limit=known.limit, least=known.least)
+        try:
+            yield
+        except InfeasibleLimitError as error:
+            kept = InfeasibleLimitError(str(error), limit=error.limit, least=error.least)
+            if settings.budget_seconds() is None and settings.gradients == "at_end":  # else more may change
+                self._refused = dict([*self._refused.items(), (asked, kept)][-MOST_REFUSED:])
+            raise
+
+    def forget_refused(self) -> None:
+        """Plan again for what did not fit: what is asked of plans has changed."""
+        self._refused.clear()
+
+    def _warn_once(self, most: int) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s has met more than max_plans=%d input shapes; a plan is dropped for each new one, "
+                "and made again if its shape comes back. Pad inputs to few lengths (a collator's "
+                "pad_to_multiple_of=), or raise max_plans.",
+                type(self._model).__name__,
+                most,
+            )
