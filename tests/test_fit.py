@@ -279,5 +279,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         assert cli.main([*quick, *words]) == 0
         out = capsys.readouterr().out
         assert out.startswith("without a plan: parameters ") and "largest batch" not in out
+    assert cli.main([*quick, "--no-batch", "--memory", "30000"]) == 1
+    assert "does not fit" in capsys.readouterr().out
     assert cli.main([*quick, "--optimizer", "adamv"]) == 2
     assert "no such optimizer" in capsys.readouterr().err

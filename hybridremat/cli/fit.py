@@ -16,7 +16,7 @@ from hybridremat.plans.fsdp import Fsdp
 
 
 def run_fit(options: Namespace) -> int:
-    """Add everything up, and print the answer; 0 whether it fits or not.
+    """Add everything up, print the answer, and return 1 if nothing fits.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def run_fit(options: Namespace) -> int:
         print_json(found.to_dict())
     else:
         sys.stdout.write(f"{found}\n")
-    return 0
+    return 1 if found.fits == "no" else 0
 
 
 def _settings(options: Namespace) -> dict[str, Any]:

@@ -55,7 +55,8 @@ examples:
 
 exit status:
   0  done
-  1  the demo found a difference or a limit that was passed; the doctor, something that does not work
+  1  fit: it does not fit; the demo found a difference or a limit that was passed; the doctor, something
+     that does not work
   2  not understood, or it cannot be done: one line on the standard error says why (-v: with a traceback);
      with --json the standard output then holds {"error": …, "message": …}
   130  interrupted (Ctrl-C)
@@ -281,8 +282,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0; 1 if the demo finds a difference or an exceeded limit, or the doctor something that does not work; 2
-    for an error; 130 after Ctrl-C.
+    0; 1 if training does not fit, the demo finds a difference or an exceeded limit, or the doctor something
+    that does not work; 2 for an error; 130 after Ctrl-C.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
