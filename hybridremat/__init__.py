@@ -49,6 +49,7 @@ from hybridremat.errors import (
     UntriedKernelError,
     UsageError,
 )
+from hybridremat.interrupts import prompt_interrupts
 from hybridremat.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ class _Face(ModuleType):
         home = _HOME.get(name)
         if home is None:
             raise AttributeError(f"module 'hybridremat' has no attribute {name!r}")
-        value: object = getattr(import_module(home), name)
+        with prompt_interrupts():
+            value: object = getattr(import_module(home), name)
         setattr(self, name, value)
         return value
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 CLEANUP = 2.0  # seconds in which a further Ctrl-C changes nothing: workers are ended, files removed
-RETRY = 0.05  # seconds until an interrupt that was lost in a destructor is sent again
+RETRY = 0.05  # seconds until an interrupt that was lost in a destructor, or came in an import, is sent again
 
 
 class _Guard:
@@ -27,6 +27,7 @@ class _Guard:
         self.came = False
         self._holds, self._held = 0, False
         self._quiet, self._last = quiet, -CLEANUP  # when one was raised
+        self._depth = len(_stack(sys._getframe()))
         self._again: threading.Timer | None = None
         self._hook = sys.unraisablehook
 
@@ -42,12 +43,22 @@ class _Guard:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.unraisablehook = self._hook
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         self.came = True
         if self._holds:
             self._held = True
+        elif self._importing(frame):
+            self._send_again()
         else:
             self._interrupt()
+
+    def _importing(self, frame: FrameType | None) -> bool:
+        """Whether a module is imported in the call: one that is left half done stays so in the process.
+
+        A program that then ends (``quiet``) does not care, and may import what runs for hours.
+        """
+        inside = _stack(frame)[: -self._depth]
+        return not self._quiet and any(each.f_code.co_filename == _IMPORT for each in inside)
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -72,9 +83,24 @@ class _Guard:
             self._hook(lost)
             return
         self._last = -CLEANUP
+        self._send_again()
+
+    def _send_again(self) -> None:
         self._again = threading.Timer(RETRY, os.kill, (os.getpid(), signal.SIGINT))
         self._again.daemon = True
         self._again.start()
+
+
+_IMPORT = "<frozen importlib._bootstrap>"
+
+
+def _stack(frame: FrameType | None) -> list[FrameType]:
+    """The frames of a call, from the innermost to the outermost."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
 
 
 _current: _Guard | None = None
@@ -85,8 +111,9 @@ def prompt_interrupts(*, quiet: bool = False) -> Iterator[None]:
     """Raise ``KeyboardInterrupt`` for SIGINT, even where the first one is swallowed.
 
     Destructors and callbacks of weak references, of which capturing a model has many, print it and go on:
-    it is sent again. Other code catches it, or makes another error of it: it is raised again at the next
-    :func:`raise_if_interrupted`, for that error, and at the end. Does nothing outside the main thread, inside
+    it is sent again. So it is while a module is imported: one that is left half done stays so. Other code
+    catches it, or makes another error of it: it is raised again at the next :func:`raise_if_interrupted`, for
+    that error, and at the end. Does nothing outside the main thread, inside
     another guard, and where SIGINT is ignored or handled by somebody else. ``quiet``: an interrupt turns
     warnings off for good; for programs that then end.
     """

@@ -51,6 +51,37 @@ print("lost", lost)
 """
 
 
+IMPORTING = """
+import os, signal, sys
+import torch
+import hybridremat
+
+class Interrupting:
+    sent = 0
+
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            self.sent += 1
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+how = {"memory_limit": "100%", "cost_model": "flops", "workers": 1, "progress": False, "cache": False}
+try:
+    hybridremat.wrap(model, (torch.ones(4, 8),), **how)
+except KeyboardInterrupt:
+    hybridremat.wrap(model, (torch.ones(4, 8),), **how)
+    print("interrupted", sys.meta_path[0].sent)
+"""
+
+
+@pytest.mark.parametrize("module", ["sympy.functions", "torch._inductor.config", "hybridremat.planning"])
+def test_modules_whose_import_was_interrupted_are_whole(module) -> None:
+    command = [sys.executable, "-c", IMPORTING, module]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.stdout == "interrupted 1\n", done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("moments", [6, pytest.param(40, marks=pytest.mark.slow)])
 def test_every_interrupt_ends_wrap(moments) -> None:
     command = [sys.executable, "-c", "import sys; sys.path[:0] = ['tests']\n" + MANY, str(moments)]
