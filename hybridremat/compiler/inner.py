@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from hybridremat.compiler.constants import share_constants
 from hybridremat.compiler.direct_calls import call_directly
 from hybridremat.compiler.dispatch import Dispatch
 from hybridremat.graph.private_joint import Compiled, ExportedGraph
@@ -89,12 +90,14 @@ class OpByOp:
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self._module, self._exported = module, ExportedGraph(module, inputs)
+        share_constants(self._exported.graph)
         forget_examples(module)
 
     def again(self) -> OpByOp:
         """See :class:`Captured`."""
         other = object.__new__(OpByOp)
         other._module, other._exported = self._module, self._exported.again(self._module)
+        share_constants(other._exported.graph)
         return other
 
     @property
@@ -112,6 +115,7 @@ class OpByOp:
             finish = callbacks.begin(graph, backward=backward)
             if (dispatch := callbacks.dispatch) is not None:
                 return finish(dispatch.backward if backward else dispatch.forward)
+            share_constants(graph)
             call_directly(graph)
             return finish(boxed_nop(graph, list(given)))
 
