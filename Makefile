@@ -37,7 +37,7 @@ TORCH ?= $(OLDEST)
 TORCH_INDEX ?=
 OTHER := .torch/$(TORCH)
 # What a release of torch could break: the graphs that are captured, their numbers, Inductor's lowering
-OF_TORCH := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py direct_calls.py units.py dynamic.py inside_compiled.py compiled*.py lowered_memory.py generated_lines.py))
+OF_TORCH := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py trace.py checker.py direct_calls.py units.py dynamic.py inside_compiled.py constants.py forgetting.py compiled*.py lowered_memory.py generated_lines.py))
 
 # The mathematics: blocks, the chain, judge, bounds, searches; torch is neither needed nor importable.
 OF_MATHEMATICS := $(wildcard tests/test_blocks*.py tests/test_sequence*.py $(addsuffix .py,$(addprefix tests/test_,\
