@@ -28,7 +28,7 @@ class _Guard:
         self._holds, self._held = 0, False
         self._quiet, self._last = quiet, -CLEANUP  # when one was raised
         self._depth = len(_stack(sys._getframe()))
-        self._again: threading.Timer | None = None
+        self._again: list[threading.Timer] = []  # what sends one again: the last is the one that counts
         self._hook = sys.unraisablehook
 
     def enter(self) -> None:
@@ -36,12 +36,18 @@ class _Guard:
         signal.signal(signal.SIGINT, self._on_signal)
 
     def leave(self) -> None:
-        self._last = time.monotonic()  # a signal on its way ends here
-        if self._again is not None:
-            self._again.cancel()
-            self._again.join(CLEANUP)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.settle()  # a signal on its way ends here
+        for timer in self._again:
+            timer.join(CLEANUP)
+        if signal.getsignal(signal.SIGINT) == self._on_signal:  # else the call has set another
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.unraisablehook = self._hook
+
+    def settle(self) -> None:
+        """Let what is sent again, and what follows at once, change nothing."""
+        self._last = time.monotonic()
+        for timer in self._again:
+            timer.cancel()
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         self.came = True
@@ -86,9 +92,12 @@ class _Guard:
         self._send_again()
 
     def _send_again(self) -> None:
-        self._again = threading.Timer(RETRY, os.kill, (os.getpid(), signal.SIGINT))
-        self._again.daemon = True
-        self._again.start()
+        for timer in self._again:
+            timer.cancel()
+        timer = threading.Timer(RETRY, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True
+        timer.start()
+        self._again = [*(each for each in self._again if each.is_alive()), timer]
 
 
 _IMPORT = "<frozen importlib._bootstrap>"
@@ -151,4 +160,5 @@ def raise_if_interrupted() -> None:
     """Raise an interrupt that came in the guarded call and was swallowed: that call still goes on."""
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and _current is not None and _current.came:
+        _current.settle()
         raise KeyboardInterrupt

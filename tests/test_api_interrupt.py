@@ -82,6 +82,53 @@ def test_modules_whose_import_was_interrupted_are_whole(module) -> None:
     assert done.stdout == "interrupted 1\n", done.stderr[-3000:]
 
 
+PRESSED = """
+import os, signal, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from hybridremat.interrupts import prompt_interrupts, raise_if_interrupted
+
+def press(times):
+    time.sleep(0.1)
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.03)
+
+@prompt_interrupts()
+def call(then):
+    try:
+        import takes_half_a_second
+        then()
+    finally:
+        time.sleep(0.3)
+        print("cleaned up")
+
+for then in (raise_if_interrupted, lambda: time.sleep(1)):
+    sys.modules.pop("takes_half_a_second", None)
+    threading.Thread(target=press, args=(8,)).start()
+    try:
+        call(then)
+    except KeyboardInterrupt:
+        time.sleep(0.5)
+        print("once", signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+@prompt_interrupts()
+def own():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+own()
+print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+"""
+
+
+def test_many_interrupts_in_an_import_are_one(tmp_path) -> None:
+    text = "import time\nend = time.time() + 0.5\nwhile time.time() < end:\n    sum(range(100))\n"
+    (tmp_path / "takes_half_a_second.py").write_text(text)
+    command = [sys.executable, "-c", PRESSED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    expected = ["cleaned up", "once True"] * 2
+    assert done.stdout.split("\n") == [*expected, "True", ""], done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("moments", [6, pytest.param(40, marks=pytest.mark.slow)])
 def test_every_interrupt_ends_wrap(moments) -> None:
     command = [sys.executable, "-c", "import sys; sys.path[:0] = ['tests']\n" + MANY, str(moments)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -41,6 +42,29 @@ def test_a_step_that_is_captured_again_keeps_its_limit(settings):
     assert model._compiled_call_impl.captures > captures
     assert plain.differences(trained) == []
     assert max(trained.peaks) <= limit
+
+
+def test_memory_of_other_libraries_is_nobody_elses_constant():
+    first, second = (numpy.ones(4, dtype="float32") for _ in range(2))
+
+    @torch._dynamo.allow_in_graph
+    def scaled(x):
+        return x * torch.as_tensor(first) + torch.as_tensor(second)
+
+    class Reading(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return scaled(self.layer(x)).pow(2).mean()
+
+    model, x = Reading(), torch.randn(8, 4)
+    plain = copy.deepcopy(model)
+    wrap(model, {"x": x}, "100%")
+    for _ in range(3):
+        assert torch.equal(model(x=x), plain(x))
+        second += 1
 
 
 def test_constants_are_shared_by_their_bits():

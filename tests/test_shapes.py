@@ -22,7 +22,6 @@ from hybridremat.errors import (
     ProfilerActiveError,
 )
 from hybridremat.planning import option_cache, planner
-from hybridremat.runtime import planned_call
 from support.sized_steps import Embedded
 from support.training import Mlp, Transformer, allocated_peak, train
 
@@ -103,21 +102,35 @@ def test_a_model_whose_graph_breaks_later_is_planned_in_several_graphs():
     assert len(model._compiled_call_impl._steps) == 1  # none that no step can reach
 
 
-def test_a_break_that_comes_later_and_does_not_fit_is_planned_for_once(monkeypatch):
+class Varied(torch.nn.Module):
+    """What it computes, and how much of it, depends on a number that it keeps."""
+
+    def __init__(self, *, breaks):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, width) for width in (16, 64, 4096))
+        self.breaks, self.mode = breaks, 0
+
+    def forward(self, x):
+        if self.breaks and self.mode:
+            torch._dynamo.graph_break()
+        return self.layers[self.mode](x).tanh().sin().pow(2).mean()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_step_that_does_not_fit_leaves_those_that_do(breaks):
     torch.manual_seed(0)
-    model, x = Mlp(), {"x": torch.randn(64, 32)}
-    least = hybridremat.plan(model, kwargs=x, memory_limit=1, on_infeasible="least", **HOW).predicted_peak
-    hybridremat.wrap(model, kwargs=x, memory_limit=least, **HOW)
-    handle = model.layers[1].register_forward_hook(lambda *_: torch._dynamo.graph_break())
-    with pytest.raises(InfeasibleLimitError, match="is not one graph") as first:
-        model(**x)
-    with monkeypatch.context() as patch, pytest.raises(InfeasibleLimitError) as again:
-        patch.setattr(planned_call, "plan_step", None)
-        model(**x)
-    assert str(again.value) == str(first.value)
-    handle.remove()
-    model(**x).backward()
-    assert hybridremat.get_plan(model).predicted_peak == least
+    model, x = Varied(breaks=breaks), {"x": torch.randn(64, 16)}
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=x, memory_limit=100_000, **HOW)
+    for rows in (64, 48):
+        x = {"x": torch.randn(rows, 16)}
+        model.mode = 2
+        for _ in range(2):
+            with pytest.raises(InfeasibleLimitError):
+                model(**x)
+        for mode in (1, 0, 1):
+            model.mode = plain.mode = mode
+            assert torch.equal(model(**x), plain(**x))
 
 
 WRONG = {"shape": torch.ones(8, 31), "dtype": torch.ones(8, 32, dtype=torch.float64)}

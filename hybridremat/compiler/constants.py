@@ -25,8 +25,14 @@ def share_constants(module: fx.GraphModule) -> None:
     with _disable_current_modes():  # also called in the middle of a compilation
         for name in names:
             own = getattr(module, name, None)
-            if type(own) is Tensor and own.layout == torch.strided and not own.is_meta:
+            if type(own) is Tensor and _is_its_own(own):
                 setattr(module, name, _known_as(own))
+
+
+def _is_its_own(tensor: Tensor) -> bool:
+    """Whether PyTorch has allocated a tensor: the memory of another library's may change."""
+    strided = tensor.layout == torch.strided and not tensor.is_meta
+    return strided and tensor.untyped_storage().resizable()
 
 
 def _known_as(own: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from torch import nn
 from hybridremat.compiler.capture import model_device
 from hybridremat.graph.private_torch import tree_leaves
 
+PLAIN = bool, int, float, str, type(None)
+
 Shapes = tuple[tuple[int, ...] | None, ...]
 """The shape of each input that is a tensor, as ``tree_leaves`` counts inputs."""
 
@@ -79,7 +81,7 @@ def _key(
         if isinstance(leaf, torch.Tensor):
             first = seen.setdefault(id(leaf), len(seen))  # Dynamo captures a tensor that is passed twice so
             return shape(leaf), leaf.dtype, leaf.device, first
-        if isinstance(leaf, (bool, int, float, str, type(None))):
+        if isinstance(leaf, PLAIN):
             return type(leaf), leaf
         return type(leaf).__qualname__
 
@@ -115,6 +117,14 @@ def every_dimension(shapes: Shapes) -> dict[int, tuple[int, ...]]:
         for number, shape in enumerate(shapes)
     }
     return {number: dims for number, dims in sized.items() if dims}
+
+
+def plain_state(model: nn.Module) -> Hashable:
+    """What the modules keep of plain values, and their hooks: what a forward most often depends on."""
+    modules = [vars(module) for module in model.modules()]
+    hooks = [tuple(map(tuple, (each["_forward_pre_hooks"], each["_forward_hooks"]))) for each in modules]
+    plain = [{name: item for name, item in each.items() if isinstance(item, PLAIN)} for each in modules]
+    return tuple(hooks), tuple((name, type(item), item) for each in plain for name, item in each.items())
 
 
 def conditions(model: nn.Module) -> Hashable:

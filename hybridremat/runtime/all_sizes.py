@@ -31,6 +31,7 @@ from hybridremat.planning.input_keys import (
     every_dimension,
     has_gaps,
     has_idle_strides,
+    plain_state,
     ranks_key,
     shape_text,
     shapes_of,
@@ -61,6 +62,7 @@ class _Family:
     first: Shapes
     varied: set[tuple[int, int]] = field(default_factory=set)
     captures: list[SizedCapture] = field(default_factory=list)
+    states: dict[int, Hashable] = field(default_factory=dict)  # plain values that captures were made with
     steps: dict[Shapes, Step] = field(default_factory=dict)
     failed: str = ""
     alone: bool = False
@@ -123,8 +125,13 @@ class AllSizes:
             return None
         for capture in family.captures:
             if (sizes := capture.sizes_of(shapes)) is not None:
-                with at_step(self._model, args, kwargs, context, show=self._show) as here:
-                    fingerprint = capture.plan(sizes, here)
+                try:
+                    with at_step(self._model, args, kwargs, context, show=self._show) as here:
+                        fingerprint = capture.plan(sizes, here)
+                except InfeasibleLimitError:
+                    if family.states[id(capture)] == plain_state(self._model):
+                        raise
+                    continue  # another graph may be captured by now
                 return self._kept(family, shapes, capture, fingerprint)
         return self._captured(family, shapes, args, kwargs, context)
 
@@ -227,6 +234,7 @@ class AllSizes:
             family.failed = why if not asked else ""
             return None
         family.captures.append(made)
+        family.states[id(made)] = plain_state(self._model)
         taken = time.perf_counter() - started
         say(f"new shape {shape_text(args, kwargs)}: captured for all sizes in {taken:.1f} s", show=self._show)
         if made.refused is not None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.input_keys import conditions, input_key
+from hybridremat.planning.input_keys import conditions, input_key, plain_state
 from hybridremat.planning.pipeline import Step
 from hybridremat.planning.settings import Settings
 
@@ -67,8 +67,12 @@ class KnownSteps:
         self._steps.clear()
 
     @contextmanager
-    def unless_refused(self, asked: Hashable, context: PlanContext) -> Iterator[None]:
+    def unless_refused(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], context: PlanContext
+    ) -> Iterator[None]:
         """Around the planning of a step: one that did not fit is refused at once while nothing has changed.
+
+        One of several graphs is not: which of them a step takes may depend on anything.
 
         Raises
         ------
@@ -76,7 +80,11 @@ class KnownSteps:
             If it does not fit, or did not.
         """
         settings = context.settings
-        asked = asked, conditions(self._model), context.store.granted
+        if settings.several_graphs:
+            yield
+            return
+        state = conditions(self._model), plain_state(self._model)
+        asked = input_key(args, kwargs), state, context.store.granted
         if (known := self._refused.get(asked)) is not None:
             raise InfeasibleLimitError(str(known), limit=known.limit, least=known.least)
         try:

@@ -293,9 +293,8 @@ class PlannedCall:
                 step.backend.shared |= survey.shared if survey is not None else set()
                 step.breaks.add_path(survey, on_infeasible="error")
                 return step
-        several, asked = self.context.settings.several_graphs, (self._key(args, kwargs), "surveyed again")
-        with self._steps.unless_refused(asked, self.context):
-            anew = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
+        several = self.context.settings.several_graphs
+        anew = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
         if self.context.settings.several_graphs != several:
             self._steps.clear()
         self._keep(args, kwargs, anew)
@@ -357,14 +356,14 @@ class PlannedCall:
         if self.sizes is not None and (known := self.sizes.known(args, kwargs)) is not None:
             return known
         started = time.perf_counter()
-        with self._steps.unless_refused(key, self.context):
-            self._require_whole(args, kwargs)
+        self._require_whole(args, kwargs)
+        with self._steps.unless_refused(args, kwargs, self.context):
             sized = None if self.sizes is None else self.sizes.step(args, kwargs, self.context)
-            if sized is not None:
-                taken = time.perf_counter() - started
-                logger.info("new shape %s: planned in %.1f s", shape_text(args, kwargs), taken)
-                return sized
-            step = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
+        if sized is not None:
+            taken = time.perf_counter() - started
+            logger.info("new shape %s: planned in %.1f s", shape_text(args, kwargs), taken)
+            return sized
+        step = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
         if self.sizes is not None:
             self.sizes.planned_alone(args, kwargs)
             if step.fingerprint is not None:  # plans of other sizes may take its place in the store
@@ -396,7 +395,8 @@ class PlannedCall:
     def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any], settings: Settings) -> Step:
         """The step with these settings, which are those of the model from then on."""
         context = replace(self.context, settings=settings)
-        step = plan_step(self.model, args, kwargs, context, show=self._show)
+        with self._steps.unless_refused(args, kwargs, context):
+            step = plan_step(self.model, args, kwargs, context, show=self._show)
         if settings is not self.context.settings:
             self._asked = replace(
                 self._asked, graph_breaks=settings.graph_breaks, units=settings.units
