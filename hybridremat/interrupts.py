@@ -28,7 +28,7 @@ class _Guard:
         self._holds, self._held = 0, False
         self._quiet, self._last = quiet, -CLEANUP  # when one was raised
         self._depth = len(_stack(sys._getframe()))
-        self._again: list[threading.Timer] = []  # what sends one again: the last is the one that counts
+        self._again: list[threading.Timer] = []  # what sends one again
         self._hook = sys.unraisablehook
 
     def enter(self) -> None:
@@ -92,8 +92,6 @@ class _Guard:
         self._send_again()
 
     def _send_again(self) -> None:
-        for timer in self._again:
-            timer.cancel()
         timer = threading.Timer(RETRY, os.kill, (os.getpid(), signal.SIGINT))
         timer.daemon = True
         timer.start()

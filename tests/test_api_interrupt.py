@@ -111,6 +111,17 @@ for then in (raise_if_interrupted, lambda: time.sleep(1)):
         time.sleep(0.5)
         print("once", signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 
+@prompt_interrupts(quiet=True)
+def program():
+    import takes_half_a_second
+
+sys.modules.pop("takes_half_a_second", None)
+threading.Thread(target=press, args=(1,)).start()
+try:
+    program()
+except KeyboardInterrupt:
+    print("in the import", "takes_half_a_second" not in sys.modules)
+
 @prompt_interrupts()
 def own():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -125,7 +136,7 @@ def test_many_interrupts_in_an_import_are_one(tmp_path) -> None:
     (tmp_path / "takes_half_a_second.py").write_text(text)
     command = [sys.executable, "-c", PRESSED, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    expected = ["cleaned up", "once True"] * 2
+    expected = [*["cleaned up", "once True"] * 2, "in the import True"]
     assert done.stdout.split("\n") == [*expected, "True", ""], done.stderr[-3000:]
 
 

@@ -133,6 +133,37 @@ def test_a_step_that_does_not_fit_leaves_those_that_do(breaks):
             assert torch.equal(model(**x), plain(**x))
 
 
+def test_a_hook_that_is_gone_refuses_nothing():
+    torch.manual_seed(0)
+    model, x = Varied(breaks=False), torch.randn(48, 16)
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, (torch.randn(64, 16),), memory_limit=100_000, dynamic=False, **HOW)
+    handle = model.layers[0].register_forward_pre_hook(lambda _, given: given[0].repeat(100, 1))
+    with pytest.raises(InfeasibleLimitError):
+        model(x)
+    handle.remove()
+    assert torch.equal(model(x), plain(x))
+
+
+class Turning(Varied):
+    """Takes its way by what it is given."""
+
+    def forward(self, x):
+        layer = self.layers[2 if x.sum() > 0 else 1]
+        return layer(x).tanh().sin().pow(2).mean()
+
+
+def test_a_path_that_does_not_fit_refuses_no_other_one():
+    torch.manual_seed(0)
+    model, x = Turning(breaks=True), torch.rand(64, 16)
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, (-x,), memory_limit=100_000, graph_breaks="plan", **HOW)
+    for given in (x, x[:48].clone()):
+        with pytest.raises(InfeasibleLimitError):
+            model(given)
+        assert torch.equal(model(-given), plain(-given))
+
+
 WRONG = {"shape": torch.ones(8, 31), "dtype": torch.ones(8, 32, dtype=torch.float64)}
 
 
@@ -196,6 +227,10 @@ def test_plans_are_bounded_in_number_and_given_up_whole(caplog):
     assert len(call._steps) == len(call.context.store) == 2
     gc.collect()
     assert first() is None
+    ten, eight = call._steps
+    for count in (10, 11):
+        model(**rows(count)).backward()
+    assert ten in call._steps and eight not in call._steps  # the one that was used least recently
 
 
 def test_a_shape_that_cannot_be_planned_costs_no_other_its_plan(monkeypatch):

@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 from torch.profiler import record_function
 
+from hybridremat.compiler.constants import share_constants
 from hybridremat.compiler.dispatch import Dispatch
 from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs, original
 from hybridremat.compiler.emit import unwatched
@@ -508,6 +509,7 @@ class CapturedGraph:
         self, joint: fx.GraphModule, inputs: object, *, num_fwd_outputs: int, **_: object
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The forward and backward graph of a joint graph."""
+        share_constants(joint)
         if self._made is None:
             with planning_state(), self._backend.noting_errors():
                 self._made = self._backend.partitioner.split(joint, num_fwd_outputs, **self._how)
@@ -522,6 +524,7 @@ class CapturedGraph:
 
     def begin(self, graph: fx.GraphModule, *, backward: bool) -> Finish:
         """Read what is needed of a graph before it is compiled: a backward, perhaps when it first runs."""
+        share_constants(graph)
         if not backward and self._made is None and self._backend.several_graphs:  # it has no backward
             with planning_state():
                 started = self._backend.partitioner.forward_only(graph)

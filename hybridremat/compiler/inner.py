@@ -115,7 +115,6 @@ class OpByOp:
             finish = callbacks.begin(graph, backward=backward)
             if (dispatch := callbacks.dispatch) is not None:
                 return finish(dispatch.backward if backward else dispatch.forward)
-            share_constants(graph)
             call_directly(graph)
             return finish(boxed_nop(graph, list(given)))
 
