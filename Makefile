@@ -43,7 +43,7 @@ OF_TORCH := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py tr
 OF_MATHEMATICS := $(wildcard tests/test_blocks*.py tests/test_sequence*.py $(addsuffix .py,$(addprefix tests/test_,\
 	bounds exchange judge least_times memory offload_placement offload_search polish segment solving sweeps)))
 
-.PHONY: help demo test test-core test-slow test-long test-all test-torch test-oldest test-newest other-torches lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
+.PHONY: help demo test test-core test-slow test-long test-times test-all test-torch test-oldest test-newest other-torches lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -52,24 +52,28 @@ help: ## this list
 demo: $(STAMP) ## train real models under a memory limit, plain and planned side by side
 	$(BIN)/hybridremat demo
 
-# Every mechanism has a test here. Without a marker on the command line, pytest runs the same ones.
-test: $(STAMP) browser ## the quick tests, one of each mechanism: minutes
-	$(PYTEST) -m "not slow and not compat" $(PYTEST_ARGS)
+# Without a marker on the command line, pytest runs the same ones. What takes seconds: tests/support/seconds.py.
+test: $(STAMP) browser ## the quick tests, of each mechanism what takes little time: six minutes
+	$(PYTEST) -m "not slow and not seconds and not compat" $(PYTEST_ARGS)
 
 test-core: $(STAMP) ## the quick tests of the mathematics, without torch: half a minute
 	HYBRIDREMAT_CORE=1 $(PYTEST) -m "not slow" $(OF_MATHEMATICS) $(PYTEST_ARGS)
 
 # Property tests are in both: with few examples above, with all of them here (tests/conftest.py).
-test-slow: $(STAMP) browser ## the other tests: more models and cases, all examples of property tests
-	$(PYTEST) -m "slow and not long and not compat" --hypothesis-profile=full $(PYTEST_ARGS)
+test-slow: $(STAMP) browser ## what takes seconds, more models and cases, all examples of property tests
+	$(PYTEST) -m "(slow or seconds) and not long and not compat" --hypothesis-profile=full $(PYTEST_ARGS)
 
 test-long: $(STAMP) ## what CI leaves out: models in full size, and further cases of slow tests
 	$(PYTEST) -m "long and not compat" --hypothesis-profile=full $(PYTEST_ARGS)
 
+test-times: $(STAMP) browser ## measure which tests take seconds, and leave those to make test-slow
+	$(BIN)/pytest -n 0 -m "not slow and not compat" -o junit_duration_report=call --junitxml=build/tests.xml $(PYTEST_ARGS)
+	$(BIN)/python tools/test_times.py build/tests.xml
+
 test-all: $(STAMP) browser ## all of these
 	$(PYTEST) -m "not compat" --hypothesis-profile=full $(PYTEST_ARGS)
 
-test-torch: $(OTHER)/.installed browser ## the quick tests with another torch: make test-torch TORCH=2.11.0
+test-torch: $(OTHER)/.installed browser ## the quick tests and those of seconds with another torch: make test-torch TORCH=2.11.0
 	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not compat" $(PYTEST_ARGS)
 
 test-oldest: ## the quick tests of captured graphs, their numbers and compiled steps with the oldest torch

@@ -10,6 +10,7 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("support")
 
+from support import seconds  # noqa: E402
 from support.command_line import MODELS  # noqa: E402 - assertions in it are to say what they compare
 from support.examples import PROFILES  # noqa: E402
 from support.long_tests import long_ids, unknown  # noqa: E402
@@ -71,6 +72,19 @@ def _name_the_long_tests(config, items):
         raise pytest.UsageError(f"tests/support/long_tests.py names no tests: {sorted(missing)}")
 
 
+def _leave_what_takes_seconds(config, items):
+    """Tests that `make test` has no time for, unless they are to be in it all the same."""
+    known, there = seconds.measured(), defaultdict(set)
+    for item in items:
+        path, _, name = item.nodeid.partition("::")
+        there[path].add(name.partition("[")[0])
+        long = seconds.takes_seconds(path, name, set(item.fixturenames), known)
+        if long and not item.get_closest_marker("everyday"):
+            item.add_marker("seconds")
+    if not any("::" in each for each in config.args) and (missing := seconds.missing(known, there)):
+        raise pytest.UsageError(f"tests/data/seconds.json (make test-times) names no tests: {missing}")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Slow tests have more time; with all examples (``--hypothesis-profile=full``) property tests are."""
@@ -80,6 +94,7 @@ def pytest_collection_modifyitems(config, items):
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
                 item.add_marker("slow")
     _leave_cases_to_the_slow_tests(items)
+    _leave_what_takes_seconds(config, items)
     for item in items:
         slow = item.get_closest_marker("slow") or item.get_closest_marker("compat")
         if slow and not item.get_closest_marker("timeout"):

@@ -44,6 +44,7 @@ def asked_or_not():
         yield pytest.param(name, True, marks=() if name == "buffers" else pytest.mark.slow)
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize(("name", "dynamic"), asked_or_not())
 def test_one_capture_trains_as_the_plain_model_at_every_size(name, dynamic):
     make, draw, sizes, share = NETS[name]

@@ -121,6 +121,7 @@ MODELS = {
 ALIKE = ("smooth l1", "cross entropy of probabilities")  # a loss of the kind of "mse"
 
 
+@pytest.mark.everyday
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in ALIKE else n for n in MODELS]

@@ -264,6 +264,7 @@ def test_the_largest_batch_of_a_device_that_is_not_here():
     assert found.plan.predicted_peak <= 120_000 < found.plan.plain_peak
 
 
+@pytest.mark.everyday
 def test_the_command(tmp_path, monkeypatch, capsys):
     (tmp_path / "own.py").write_text(
         "import torch\nfrom support.training import Mlp\n"

@@ -57,6 +57,7 @@ def test_a_wrapped_model_has_the_plan_that_fit_speaks_of():
     assert (plan.predicted_peak, plan.overhead) == (found.plan.predicted_peak, found.plan.overhead)
 
 
+@pytest.mark.everyday
 def test_what_stays_and_what_is_sent_is_what_fsdp_leaves_and_moves(tmp_path):
     (real,) = run_ranks("support.fit_cases:sharded", tmp_path, fake=RANKS)
     found = fsdp("1GiB")

@@ -106,6 +106,7 @@ def test_shapes_beyond_the_number_of_captures_are_refused_not_run_unplanned(monk
             functional.relu(model(**batch(rows))).backward()
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("make", [Reader, pytest.param(Layers, marks=pytest.mark.slow)])
 def test_bit_equal_within_the_limit_of_the_whole_step(make):
     torch.manual_seed(0)
@@ -356,6 +357,7 @@ class Twice(Reader):
         return super().forward(x, labels) + self.first.narrow.weight.sum() * x.detach().sum().sign()
 
 
+@pytest.mark.everyday
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("how", [{}, {"compiler": "inductor"}], ids=str)
 def test_a_frontier_of_several_graphs_is_what_wrap_gives(how, tmp_path):

@@ -102,6 +102,7 @@ def limits_of(name, model, batch):
     return {"half-way": limits["half-way"]} if name.endswith("in full") else limits
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("name", [n if n in EVERYDAY else pytest.param(n, marks=IN_FULL) for n in MODELS])
 def test_training_is_bit_equal_in_the_memory_that_was_promised(name):
     torch.manual_seed(0)

@@ -111,6 +111,7 @@ class Seen(transformers.TrainerCallback):
         self.logs.append(dict(logs))
 
 
+@pytest.mark.everyday
 def test_training_is_equal_and_measured(tmp_path):
     """Accumulation, clipping, evaluation between steps, a smaller last batch, two epochs, checkpoints."""
     many = {

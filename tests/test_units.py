@@ -66,6 +66,7 @@ def each(model, given, limit="60%", units="layers.*", **how):
 HOWS = [{}, {"gradients": "in_backward"}, {"forwards": 2}, {"rewrites": "none"}, {"max_overhead": 0.5}]
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("how", HOWS, ids=str)
 def test_units_train_as_the_plain_model_does_under_the_limit(how):
     torch.manual_seed(0)

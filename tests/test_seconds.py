@@ -1,0 +1,47 @@
+"""Which tests `make test` leaves out because they take seconds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from support import seconds
+
+ROOT = Path(__file__).parents[1]
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.test_a" name="test_long[one case]" time="2.34" />
+<testcase classname="tests.test_a" name="test_short" time="0.4" />
+<testcase classname="tests.compat.test_b" name="test_short" time="0.1" />
+</testsuite></testsuites>"""
+
+
+def test_a_case_takes_seconds_if_it_is_known_to_or_a_fixture_of_its_file_does(monkeypatch):
+    monkeypatch.setattr(seconds, "FIXTURES", {"tests/test_b.py": {"made"}})
+    known = {"tests/test_a.py": {"test_long[one]": 3.0}}
+    assert seconds.takes_seconds("tests/test_a.py", "test_long[one]", set(), known)
+    assert not seconds.takes_seconds("tests/test_a.py", "test_long[two]", {"made"}, known)
+    assert seconds.takes_seconds("tests/test_b.py", "test_short", {"made", "tmp_path"}, known)
+    assert not seconds.takes_seconds("tests/test_b.py", "test_short", {"tmp_path"}, known)
+
+
+def test_tests_that_are_gone_are_named():
+    known = {"tests/test_a.py": {"test_one[x]": 3.0, "test_two": 2.0}, "tests/test_not_run.py": {"test": 2.0}}
+    assert seconds.missing(known, {"tests/test_a.py": {"test_one"}}) == ["tests/test_a.py::test_two"]
+
+
+def test_what_took_longer_is_written_and_files_that_did_not_run_are_kept(tmp_path):
+    report, file = tmp_path / "tests.xml", tmp_path / "seconds.json"
+    report.write_text(REPORT)
+    before = {"tests/compat/test_b.py": {"test_short": 9.0}, "tests/test_c.py": {"test_other": 1.5}}
+    file.write_text(json.dumps(before))
+    subprocess.run([sys.executable, ROOT / "tools/test_times.py", report, file], check=True)
+    assert json.loads(file.read_text()) == {
+        "tests/test_a.py": {"test_long[one case]": 2.3},
+        "tests/test_c.py": {"test_other": 1.5},
+    }
+
+
+def test_what_is_written_down_is_in_order_and_above_the_bound():
+    known = seconds.measured()
+    assert [*known] == sorted(known)
+    assert min(time for times in known.values() for time in times.values()) >= seconds.MOST
