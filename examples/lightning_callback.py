@@ -1,5 +1,7 @@
 """A decoder under a memory limit in Lightning: a callback, and nothing else changes.
 
+Needs a package that hybridremat does not install: pip install pytorch-lightning
+
 python examples/lightning_callback.py [STEPS]
 """
 

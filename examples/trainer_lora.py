@@ -1,5 +1,7 @@
 """A Llama with LoRA under a memory limit in the Trainer: texts of several lengths, and one callback.
 
+Needs a package that hybridremat does not install: pip install peft
+
 python examples/trainer_lora.py [STEPS [LAYERS [WIDTH]]]
 """
 

@@ -97,8 +97,21 @@ class StepGraphs:
         self._given = given
         self._given_points = tuple(points[key][number] for key, number in zip(order, places, strict=True))
 
-    def plan(self, order: GraphPath, paths: Paths, settings: Settings) -> Plan:
+    def agreeing(self, ran: GraphPath, taken: Sequence[int]) -> list[GraphPath]:
+        """Planned paths that start with these graphs, the first of them in the variants ``taken``."""
+        there = tuple(taken)
+        return [
+            path
+            for path, places in self.places.items()
+            if path[: len(ran)] == ran and places[: len(there)] == there
+        ]
+
+    def plan(
+        self, order: GraphPath, paths: Paths, settings: Settings, taken: tuple[int, ...] = ()
+    ) -> Plan:
         """Choose points for the graphs of a path that have none, and make the plan of the whole step.
+
+        The first graphs run already, in the variants ``taken``.
 
         Raises
         ------
@@ -110,8 +123,8 @@ class StepGraphs:
         if (given := self._given) is not None:  # it keeps what it was made to keep, whatever was asked for
             limit = given.needed if given.memory_limit is None else given.memory_limit
             settings = replace(settings, memory_limit=limit, max_overhead=None)
-        chosen, whole = self._choose(order, paths, settings)
-        places = []
+        chosen, whole = self._choose(order, paths, settings, taken)
+        places: list[int] = []
         for key, point in zip(order, chosen, strict=True):
             known = self.variants.setdefault(key, [])
             number = next((n for n, each in enumerate(known) if each.point == point), len(known))
@@ -130,13 +143,13 @@ class StepGraphs:
                 overhead=given.overhead,
                 extra_flops=given.extra_flops,
             )
-        taken = list(dict.fromkeys(zip(order, places, strict=True)))
+        ways = list(dict.fromkeys(zip(order, places, strict=True)))
         return replace(
             whole,
             origin=self._context.origin,
             request=asked,
-            parts=tuple(self.variants[key][number].plan for key, number in taken),
-            places=(numbers := tuple(taken.index(each) for each in zip(order, places, strict=True))),
+            parts=tuple(self.variants[key][number].plan for key, number in ways),
+            places=(numbers := tuple(ways.index(each) for each in zip(order, places, strict=True))),
             composition=placed(whole.composition, numbers),
             breaks=self._breaks(order, paths),
             blocks=self._blocks(order),
@@ -156,13 +169,14 @@ class StepGraphs:
         )
 
     def _choose(
-        self, order: GraphPath, paths: Paths, settings: Settings
+        self, order: GraphPath, paths: Paths, settings: Settings, taken: tuple[int, ...]
     ) -> tuple[tuple[SchedulePoint, ...], Plan]:
         """Points for the graphs of a path; those with few options are solved again if nothing fits."""
         new = [key for key in dict.fromkeys(order) if key not in self.variants]
         if few := [key for key in new if self._has_few_options(key)]:
             try:
-                return choose_path(self.problem(order, paths), replace(settings, on_infeasible="error"))
+                strict = replace(settings, on_infeasible="error")
+                return choose_path(self.problem(order, paths, taken), strict)
             except InfeasibleLimitError:
                 logger.info("nothing fits with the options of blocks that were looked at first; solving all")
                 for key in few:
@@ -171,14 +185,14 @@ class StepGraphs:
                         self.steps[key], timings, self._context, reuse=False, bounded=False
                     )
                     self._offers.pop(key, None)
-        return choose_path(self.problem(order, paths), settings)
+        return choose_path(self.problem(order, paths, taken), settings)
 
     def _has_few_options(self, key: str) -> bool:
         counted = self.frontiers[key].counted
         return counted.reused_options or counted.curtailed
 
-    def problem(self, order: GraphPath, paths: Paths) -> PathProblem:
-        """The graphs of a path, with the points that each may take."""
+    def problem(self, order: GraphPath, paths: Paths, taken: tuple[int, ...] = ()) -> PathProblem:
+        """The graphs of a path, with the points that each may take; the first run already, as ``taken``."""
         eager_code, joined = paths.eager_code(order)
         if joined is None:
             joined = max(largest_gradient(self.frontiers[key]) for key in order)
@@ -201,8 +215,12 @@ class StepGraphs:
             paths.sharding(order),
         )
         if self._given is None:
-            return problem
+            points = (self.variants[key][number].point for key, number in zip(order, taken, strict=False))
+            return problem.begun(tuple(points)) if any(map(self._runs_differently, order)) else problem
         return replace(problem.apart(), offered=tuple((point,) for point in self._given_points))
+
+    def _runs_differently(self, key: str) -> bool:
+        return len(self.variants.get(key, ())) > 1
 
     def _held_bytes(self, order: GraphPath, paths: Paths, key: str) -> int:
         """Bytes of outputs of a graph that are held on this path, and were not where it was planned."""

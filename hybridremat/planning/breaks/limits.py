@@ -83,9 +83,10 @@ def infeasible_error(
 
 
 def _no_memory(asked: StepLimits, limit: int, least: int, count: int) -> InfeasibleLimitError:
+    graphs = f"{count} graphs" if count > 1 else "one graph"
     under, plain_peak = " under policy=" if asked.pinned else "", asked.plain_peak
     return InfeasibleLimitError(
-        f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes) for this step of {count} graphs: "
+        f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes) for this step of {graphs}: "
         f"the least feasible limit{under} is {format_bytes(least)} ({least} bytes, "
         f"{format_share_up(least, plain_peak)} of the plain step's {format_bytes(plain_peak)}). Raise "
         f"the limit, or {asked.instead}: what goes from one graph to another is kept to the end of the step, "

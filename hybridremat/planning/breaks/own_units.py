@@ -26,7 +26,7 @@ def own_units(
     Each is called by itself, in a forward without gradients; one of which nothing is captured makes way for
     what is in it. ``survey`` makes a survey and its backend for one such forward.
     """
-    units = units_in(model)
+    units, idle = units_in(model), dict[str, nn.Module]()
     while units:
         trying, backend = survey()
         call = compile_units(model, units, backend, shared=True, rest=False)
@@ -35,9 +35,35 @@ def own_units(
                 run()
         except CaptureError:
             return ()
+        idle |= {name: each for name, each in units.items() if name not in backend.calls}
         bare = [name for name in units if name not in trying.units and any(units[name].children())]
         if not bare:
             break
         inside = {f"{name}.{key}": each for name in bare for key, each in units_in(units[name]).items()}
         units = {name: each for name, each in units.items() if name not in bare} | inside
-    return patterns_of(model, [name for name in units if name in trying.units]) if units else ()
+    if not units:
+        return ()
+    found = [name for name in units if name in trying.units]
+    return patterns_of(model, [*found, *_left_out(model, idle, found)])
+
+
+def _left_out(model: nn.Module, idle: dict[str, nn.Module], found: list[str]) -> list[str]:
+    """Submodules that this forward has not called, and another one may: units as those that are alike.
+
+    Those of a class that no unit is of, and that none is inside of, are units themselves.
+    """
+    named, left = dict(model.named_modules()), list[str]()
+    for name, module in idle.items():
+        trained = any(parameter.requires_grad for parameter in module.parameters())
+        inside = any(name.startswith(f"{other}.") for other in left)
+        if not trained or inside or any(each == name or each.startswith(f"{name}.") for each in found):
+            continue
+        alike = (other for other, each in named.items() if type(each) is type(module) and other != name)
+        within = next((parts for other in alike if (parts := _within(other, found))), [""])
+        left += [f"{name}{part}" for part in within if f"{name}{part}" in named]
+    return left
+
+
+def _within(name: str, found: list[str]) -> list[str]:
+    """The units that a module is or has in it, by their names from there on."""
+    return [each[len(name) :] for each in found if each == name or each.startswith(f"{name}.")]

@@ -38,6 +38,8 @@ class _Run:
         The path that it is expected to take.
     ran
         The graphs that have run.
+    taken
+        The variants in which they ran.
     unchanged
         Until the first graph runs: tells whether the model's own code has changed nothing. None: it may have.
     growing
@@ -48,6 +50,7 @@ class _Run:
 
     path: GraphPath
     ran: list[str] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
     unchanged: Callable[[], bool] | None = None
     growing: bool = False
     entered: bool = False
@@ -75,9 +78,13 @@ class PathPlanner:
         self._adopt(surveyed.order, self._context.settings)
 
     def begin(self) -> None:
-        """Start a run, expecting the path of the last one."""
-        self._run = _Run(self._run.path)
-        self._follow(self._run.path)
+        """Start a run, expecting the path of the last one, or the longest that starts with its first graph.
+
+        On a shorter path graphs may keep more than fits beside those that would come on a longer one.
+        """
+        last = self._run.path
+        self._run = _Run(last)
+        self._follow(max((last, *self._planned(last[:1])), key=len))
 
     def enter(self, unchanged: Callable[[], bool]) -> None:
         """Start the forward; ``unchanged`` tells whether the model's own code has changed nothing since."""
@@ -182,7 +189,7 @@ class PathPlanner:
         ran = tuple(self._run.ran)
         if ran and not self.paths.is_surveyed(ran):
             self._warn_once()
-        if ran in self.paths.plans:
+        if ran in self._planned(ran):
             self._follow(ran)
         elif ran:
             with suppress(InfeasibleLimitError):  # the step has run; its plan stays
@@ -200,13 +207,17 @@ class PathPlanner:
         run.unchanged = None
         run.ran.append(key)
         ran = tuple(run.ran)
-        if run.path[: len(ran)] == ran:
-            return
-        known = self.paths.starting(ran) or ran
-        if known in self.paths.plans:
-            self._follow(known)
-        else:
-            self._extend(known)  # raises if the step would exceed the limit
+        if run.path[: len(ran)] != ran:
+            if known := self._planned(ran):
+                self._follow(max(known, key=len))
+            else:
+                self._extend(self.paths.starting(ran) or ran)  # raises if the step would exceed the limit
+        run.taken.append(self._graphs.places[run.path][len(ran) - 1])
+
+    def _planned(self, ran: GraphPath) -> list[GraphPath]:
+        """Paths with a plan that start with these graphs, as they have run in this step."""
+        agreeing = self._graphs.agreeing(ran, self._run.taken)
+        return [path for path in agreeing if path in self.paths.plans]
 
     def _warn_once(self) -> None:
         if self._warned:
@@ -236,9 +247,12 @@ class PathPlanner:
         run.growing = True
 
     def _adopt(self, order: GraphPath, settings: Settings) -> None:
-        """Plan a path, which may take what earlier ones were granted, and expect it."""
-        store = self._context.store
-        whole = self._graphs.plan(order, self.paths, replace(settings, granted=store.granted))
+        """Plan a path, which may take what earlier ones were granted, and expect it.
+
+        The graphs that have run in this step stay as they ran.
+        """
+        store, taken = self._context.store, tuple(self._run.taken)
+        whole = self._graphs.plan(order, self.paths, replace(settings, granted=store.granted), taken)
         self._run.path = order
         self.paths.remember(order, whole)
         store.add(whole)

@@ -49,6 +49,8 @@ class PathProblem:
         Bytes of host memory for the moves of all graphs; None for any.
     sharding
         What FSDP2 gathers and reduces; None where parameters are whole.
+    is_begun
+        Whether some graphs run already: what is offered for them is how they run.
     """
 
     keys: tuple[str, ...]
@@ -65,6 +67,7 @@ class PathProblem:
     units: tuple[str, ...] = ()
     host_limit: int | None = None
     sharding: Sharding | None = None
+    is_begun: bool = False
 
     @property
     def graphs(self) -> tuple[GraphFrontier, ...]:
@@ -82,6 +85,18 @@ class PathProblem:
     def apart(self) -> PathProblem:
         """The same with each run of a graph as a part of its own."""
         return self._with_parts(self.order, tuple(range(len(self.order))))
+
+    def begun(self, points: Sequence[SchedulePoint]) -> PathProblem:
+        """The same where the first graphs of ``order`` run already, at these points."""
+        if not points:
+            return self
+        ran = [(part, point) for part, point in zip(self.order, points, strict=False)]
+        left = [(part, None) for part in self.order[len(points) :]]
+        groups = list(dict.fromkeys((*ran, *left)))
+        parts = tuple(part for part, _ in groups)
+        made = self._with_parts(parts, tuple(groups.index(each) for each in (*ran, *left)))
+        offered = tuple(self.offered[part] if point is None else (point,) for part, point in groups)
+        return replace(made, offered=offered, is_begun=True)
 
     def joined(self, points: Sequence[int]) -> tuple[PathProblem, tuple[int, ...]]:
         """Parts of the same graph with the same point as one, and these points."""

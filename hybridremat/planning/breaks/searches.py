@@ -47,7 +47,7 @@ def best(
     """Points within what is asked: first one for each graph, then graphs that are alike each their own."""
     together = choose_points(problem.step(problem.offered), limit=limit, most_time=most_time)
     apart = problem.apart()
-    if problem.alike or not apart.alike:
+    if problem.is_begun or problem.alike or not apart.alike:
         return None if together is None else (problem, together)
     step, hint = apart.step(apart.offered), None
     if together is not None:
@@ -79,6 +79,8 @@ ROUNDS: Final = 2
 def searched(choice: PathChoice, asked: StepLimits, settings: Settings) -> PathChoice:
     """What searches find in each graph under what the others leave it, and the best choice with that."""
     assert choice.limit is not None
+    if choice.problem.is_begun:
+        return choice
     limit = choice.limit - asked.reserve
     for _ in range(ROUNDS):
         problem, points = choice.problem, choice.points

@@ -1,0 +1,122 @@
+"""Steps that take other paths through graphs which are alike and run in several ways."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import hybridremat
+from hybridremat.errors import InfeasibleLimitError, UnsurveyedPathWarning
+from support.training import allocated_peak
+
+BATCH, WIDTH, LAYERS = 256, 32, 8
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + functional.dropout(self.narrow(functional.gelu(self.wide(x))), 0.1)
+
+
+class Dropping(nn.Module):
+    """Layers that are left out as ``left_out`` says; what is between them is no unit."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.left_out = frozenset()
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            if torch.rand(()) > 1:  # breaks the graph, and is never so
+                continue
+            if number not in self.left_out:
+                x = layer(x)
+        return x.square().mean()
+
+
+def left_out(number, count):
+    return frozenset(random.Random(number).sample(range(LAYERS), count))
+
+
+def trained(model, x):
+    """The peak of a step, or None if it was refused."""
+    model.zero_grad()
+    try:
+        return allocated_peak(lambda: model(x).backward())
+    except InfeasibleLimitError:
+        return None
+
+
+@pytest.mark.filterwarnings("ignore", category=UnsurveyedPathWarning)
+@pytest.mark.parametrize("share", [0.45, 0.6])
+def test_whatever_layers_run_no_step_takes_more_than_its_limit(share):
+    torch.manual_seed(0)
+    model, x = Dropping(), torch.randn(BATCH, WIDTH)
+    model.left_out = left_out(0, 1)
+    settings = {"units": "layers.*", "cost_model": "flops", "progress": False}
+    hybridremat.wrap(model, (x,), memory_limit=f"{share:.0%}", **settings)
+    limit, most = hybridremat.get_plan(model).memory_limit, []
+    for number, count in enumerate((5, 1, 3, 0, 5, 2, 6, 1, 4, 0, 3, 1)):
+        model.left_out = left_out(number, count)
+        if (peak := trained(model, x)) is not None:
+            most.append(peak)
+            assert peak <= limit, (number, count)
+            assert peak <= hybridremat.get_plan(model).predicted_peak
+    assert len(most) > 6
+
+
+def layer():
+    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+
+class Skipping(nn.Module):
+    """Nothing of its own forward can be captured: the break is in a loop. All modules are of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.never = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.layers = nn.ModuleList(layer() for _ in range(LAYERS))
+        self.left_out = frozenset()
+
+    def forward(self, x):
+        x = self.first(x)
+        for number, each in enumerate(self.layers):
+            if torch.rand(()) > 1:
+                continue
+            if number not in self.left_out:
+                x = x + each(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("skipped", [{3}, {0, 1, 2, 3, 4, 5, 6, 7}], ids=["one", "all"])
+def test_layers_that_the_sample_leaves_out_are_units_too(skipped):
+    torch.manual_seed(0)
+    model, x = Skipping(), torch.randn(BATCH, WIDTH)
+    model.left_out = frozenset(skipped)
+    plan = hybridremat.plan(model, (x,), memory_limit="100%", cost_model="flops", graph_breaks="plan")
+    assert set(plan.request.units) == {"first", "layers.*"}
+
+
+def test_layers_that_run_later_are_planned_or_refused():
+    torch.manual_seed(0)
+    model, x = Skipping(), torch.randn(BATCH, WIDTH)
+    model.left_out = frozenset(range(LAYERS))
+    settings = {"cost_model": "flops", "graph_breaks": "plan", "progress": False}
+    hybridremat.wrap(model, (x,), memory_limit=300_000, **settings)
+    model.left_out = frozenset()
+    with pytest.raises(InfeasibleLimitError):
+        model(x)
+    hybridremat.unwrap(model)
+    hybridremat.wrap(model, (x,), memory_limit="70%", **settings)
+    limit = hybridremat.get_plan(model).memory_limit
+    for count in (0, 3, 8, 0):
+        model.left_out = left_out(count, count)
+        peak = trained(model, x)
+        assert peak is None or peak <= limit
+    assert peak is not None
