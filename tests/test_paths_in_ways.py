@@ -71,6 +71,27 @@ def test_whatever_layers_run_no_step_takes_more_than_its_limit(share):
     assert len(most) > 6
 
 
+@pytest.mark.filterwarnings("ignore", category=UnsurveyedPathWarning)
+def test_what_is_prepared_between_steps_is_not_held_to_what_the_last_step_ran():
+    torch.manual_seed(0)
+    model, x = Dropping(), torch.randn(BATCH, WIDTH)
+    settings = {"units": "layers.*", "cost_model": "flops", "progress": False}
+    hybridremat.wrap(model, (x,), memory_limit="45%", **settings)
+    every, ways = hybridremat.get_plan(model).overhead, set(hybridremat.get_plan(model).places)
+    assert len(ways) > 1
+    for count in (2, 4, 7):
+        model.left_out = left_out(count, count)
+        trained(model, x)
+        model.left_out = frozenset({0, 1})
+        hybridremat.prepare(model, (x,))
+        limit = hybridremat.get_plan(model).memory_limit
+        assert hybridremat.get_plan(model).predicted_peak <= limit
+        assert trained(model, x) <= limit
+    model.left_out = frozenset()
+    trained(model, x)
+    assert hybridremat.get_plan(model).overhead == every
+
+
 def layer():
     return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 

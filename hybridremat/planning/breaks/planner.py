@@ -7,7 +7,7 @@ assumed to be held to the end of the step, and to carry gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -193,7 +193,7 @@ class PathPlanner:
             self._follow(ran)
         elif ran:
             with suppress(InfeasibleLimitError):  # the step has run; its plan stays
-                self._adopt(ran, replace(self._context.settings, on_infeasible="error"))
+                self._adopt(ran, replace(self._context.settings, on_infeasible="error"), self._run.taken)
 
     def _started(self, key: str) -> None:
         """Follow the path that the step takes, when a graph starts."""
@@ -211,7 +211,7 @@ class PathPlanner:
             if known := self._planned(ran):
                 self._follow(max(known, key=len))
             else:
-                self._extend(self.paths.starting(ran) or ran)  # raises if the step would exceed the limit
+                self._extend_as_far_as_fits(self.paths.starting(ran) or ran, ran)
         run.taken.append(self._graphs.places[run.path][len(ran) - 1])
 
     def _planned(self, ran: GraphPath) -> list[GraphPath]:
@@ -237,22 +237,32 @@ class PathPlanner:
         self.paths.remember(path, self.paths.plans[path])
         self._context.store.resume(self.paths.plans[path])
 
+    def _extend_as_far_as_fits(self, known: GraphPath, ran: GraphPath) -> None:
+        """Adopt a known path, or only what has run of it; raises if that would exceed the limit already."""
+        try:
+            self._extend(known)
+        except InfeasibleLimitError:
+            if known == ran:
+                raise
+            self._extend(ran)
+
     def _extend(self, order: GraphPath) -> None:
         """Adopt a path found during a step, in place of its shorter beginning."""
         run, before = self._run, self._run.path
-        self._adopt(order, self._context.settings)
+        self._adopt(order, self._context.settings, run.taken)
         beginning = len(before) < len(order) and before == order[: len(before)]
         if run.growing and beginning and before in self.paths.plans:
             self._context.store.drop(self.paths.plans.pop(before))
         run.growing = True
 
-    def _adopt(self, order: GraphPath, settings: Settings) -> None:
+    def _adopt(self, order: GraphPath, settings: Settings, taken: Sequence[int] = ()) -> None:
         """Plan a path, which may take what earlier ones were granted, and expect it.
 
-        The graphs that have run in this step stay as they ran.
+        ``taken``: the variants in which its first graphs have run in this step.
         """
-        store, taken = self._context.store, tuple(self._run.taken)
-        whole = self._graphs.plan(order, self.paths, replace(settings, granted=store.granted), taken)
+        store = self._context.store
+        granted = replace(settings, granted=store.granted)
+        whole = self._graphs.plan(order, self.paths, granted, tuple(taken))
         self._run.path = order
         self.paths.remember(order, whole)
         store.add(whole)
