@@ -141,3 +141,37 @@ def test_layers_that_run_later_are_planned_or_refused():
         peak = trained(model, x)
         assert peak is None or peak <= limit
     assert peak is not None
+
+
+class Branching(nn.Module):
+    """Layers that are alike, and then one wide layer, or several narrow ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.wide = nn.Sequential(nn.Linear(WIDTH, 12 * WIDTH), nn.GELU(), nn.Linear(12 * WIDTH, WIDTH))
+        self.narrow = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.is_wide = True
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        for part in [self.wide] if self.is_wide else self.narrow:
+            x = part(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("share", [0.55, 0.65])
+def test_another_known_path_is_followed_only_as_its_first_layers_have_run(share):
+    torch.manual_seed(0)
+    model, x = Branching(), torch.randn(BATCH, WIDTH)
+    settings = {"units": ["layers.*", "wide", "narrow.*"], "cost_model": "flops", "progress": False}
+    hybridremat.wrap(model, (x,), memory_limit=f"{share:.0%}", **settings)
+    limit = hybridremat.get_plan(model).memory_limit
+    model.is_wide = False
+    hybridremat.prepare(model, (x,))
+    for is_wide in (False, True, True, False, True):
+        model.is_wide = is_wide
+        if (peak := trained(model, x)) is not None:
+            assert peak <= limit
+            assert peak <= hybridremat.get_plan(model).predicted_peak
