@@ -52,6 +52,8 @@ def test_inspect_plans_a_model_by_itself(models, capsys):
         (["plan", "gpt3", "--limit", "50%"], "did you mean gpt2?"),
         (["plan", "mymodels.py:nothing", "--limit", "50%"], "mymodels.py has no function 'nothing'"),
         (["plan", "other.py:make", "--limit", "50%"], "there is no file other.py"),
+        (["plan", "mymodels.py", "--limit", "50%"], "mymodels.py is a file: name the function in it"),
+        (["inspect", "nothing.json"], "nothing.json: No such file or directory"),
         (["plan", "no_such_module_here:make", "--limit", "50%"], "there is no module 'no_such_module_here'"),
         (["plan", "mymodels.py:wrong", "--limit", "50%"], "it returned Net"),
         (["plan", "mymodels.py:frozen", "--limit", "50%"], "no trainable parameters"),

@@ -128,6 +128,7 @@ def test_slots_of_the_optimizer(optimizer, slots):
         ({"gpus": 8}, LimitError, "how is training spread.*fsdp2.*tp.*pp"),
         ({"shard": "fsdp2"}, LimitError, "how many devices.*gpus=8"),
         ({"gpus": 0, "shard": "fsdp2"}, LimitError, "gpus=0"),
+        ({"gpus": 0}, LimitError, "gpus=0 is out of range"),
         ({"gpus": 2.5, "shard": "tp"}, LimitError, r"gpus=2\.5"),
         ({"gpus": 2, "shard": "ddp"}, LimitError, "'ddp' is not known"),
         ({"gpus": 2, "shard": "fsdp2", "fsdp": 4}, LimitError, "two numbers of ranks"),

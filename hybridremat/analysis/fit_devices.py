@@ -60,6 +60,8 @@ def devices_asked(
     if fsdp is not None and gpus is None and shard is None:
         gpus, shard = Fsdp.of(fsdp).ranks, "fsdp2"  # type: ignore[union-attr]
     ways = ", ".join(f'"{name}" ({what})' for name, what in _WAYS.items())
+    if gpus is not None:
+        require_count("gpus", gpus, "of devices that training is spread over")
     if gpus is None and shard is None:
         for name, given in (("link", link), ("microbatches", microbatches)):
             if given is not None:
@@ -71,7 +73,6 @@ def devices_asked(
         raise LimitError(f"gpus={gpus!r}, and how is training spread over them? Give shard=: {ways}")
     if not _is_known(shard):
         raise LimitError(f"shard={shard!r} is not known; use {ways}")
-    require_count("gpus", gpus, "of devices that training is spread over")
     _require_together(gpus, shard, fsdp, microbatches)
     if link is not None and not (isinstance(link, int | float) and link > 0):
         raise LimitError(f"link={link!r} is no rate: give bytes in a second, 450e9 for one")

@@ -105,7 +105,7 @@ def print_error(error: Exception, *, verbose: bool, as_json: bool) -> None:
     """Write an error as one line, and with ``as_json`` as JSON too; with ``verbose`` after its traceback."""
     if verbose:
         traceback.print_exception(error)
-    message = " ".join(str(error).split())
+    message = " ".join(_text(error).split())
     sys.stderr.write(f"hybridremat: {message}\n")
     try:
         if as_json:
@@ -118,6 +118,13 @@ def print_error(error: Exception, *, verbose: bool, as_json: bool) -> None:
 def discard_stdout() -> None:
     """Drop what the standard output still holds: the interpreter could not flush it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _text(error: Exception) -> str:
+    """What an error says; of the system's about a file, without its number."""
+    if type(error).__module__ == "builtins" and isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _error_data(error: Exception, message: str) -> dict[str, object]:

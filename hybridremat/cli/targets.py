@@ -86,6 +86,8 @@ def _built_in(name: str, dropout: float | None, changes: Mapping[str, object]) -
 
 
 def _unknown_target(text: str) -> str:
+    if text.endswith(".py"):
+        return f"{text} is a file: name the function in it that makes the model ({text}:make)"
     close = get_close_matches(text, REFERENCE_MODELS, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return (

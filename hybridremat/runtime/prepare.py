@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,6 +258,8 @@ def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
         If the settings have a limit or a policy too, or something else that the plan was not made for.
     PlanFormatError, PlanMismatchError
         If the file cannot be read, or the plan cannot be applied.
+    TypeError
+        If it is neither.
     """
     if settings.memory_limit is not None or settings.max_overhead is not None:
         raise LimitError(
@@ -267,6 +270,8 @@ def given_plan(plan: Plan | str | Path, settings: Settings) -> Plan:
         raise PolicyError("plan= brings the policy that it was made for: pass plan= or policy=, not both")
     from hybridremat.planning.apply import applicable
 
+    if not isinstance(plan, Plan | str | PathLike):
+        raise TypeError(f"plan={plan!r} is neither a Plan nor the path of a file that holds one")
     given = plan if isinstance(plan, Plan) else Plan.load(plan)
     if not given.parts:
         applicable(given)
