@@ -49,14 +49,14 @@ _NO_OWN_FORWARD = re.compile(r"not ___dict_contains\('forward', (?P<source>.*?)\
 
 
 @contextmanager
-def noting_code(codes: set[CodeType]) -> Iterator[None]:
+def noting_code(note: Callable[[CodeType], None]) -> Iterator[None]:
     """Note the code objects that Dynamo compiles."""
 
-    def note(code: CodeType, new_code: CodeType) -> None:
+    def compiled(code: CodeType, new_code: CodeType) -> None:
         del new_code
-        codes.add(code)
+        note(code)
 
-    handle = register_bytecode_hook(note)
+    handle = register_bytecode_hook(compiled)
     try:
         yield
     finally:

@@ -158,7 +158,7 @@ class OutstandingForwardWarning(UserWarning):
 
 
 class UnsurveyedPathWarning(UserWarning):
-    """A step took a path through its graph breaks on which the code between the graphs was not measured."""
+    """In a step of several graphs, code between them ran on a path, or so often, that it was not measured."""
 
 
 class InfeasibleLimitWarning(UserWarning):

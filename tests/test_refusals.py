@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hybridremat
-from hybridremat.errors import CostModelError, UntriedKernelError
+from hybridremat.errors import CostModelError, LimitError, UntriedKernelError
 from hybridremat.units import format_bytes
 from support.training import Mlp, small, train, train_plain
 from support.wrapping import HOW, assert_untouched, least_limit, state_of, wrap
@@ -156,7 +156,24 @@ def test_a_dtype_that_no_kernel_takes_points_to_the_inputs():
 
 def test_a_wrong_shape():
     model, _ = small("mlp")
-    refuse(hybridremat.InputError, "Mlp fails on these inputs", model, {"x": torch.randn(4, 31)})
+    says = "Mlp fails on these inputs: RuntimeError .*support.training.*: [^()]*31[^()]*. Check their shapes"
+    refuse(hybridremat.InputError, says, model, {"x": torch.randn(4, 31)})
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "says"),
+    [
+        ({"cache": "x"}, LimitError, "cache='x' is not known; use True or False"),
+        ({"hold_outputs": None}, LimitError, "hold_outputs=None is not known; use True or False"),
+        ({"plan": 3}, TypeError, "plan=3 is neither a Plan nor the path of a file"),
+    ],
+    ids=str,
+)
+def test_values_of_a_wrong_type(how, error, says):
+    model, batch = small("mlp")
+    limit = {} if "plan" in how else {"memory_limit": "80%"}
+    with pytest.raises(error, match=says):
+        hybridremat.wrap(model, kwargs=batch, **limit, **how)
 
 
 class OneOp(nn.Module):

@@ -107,4 +107,4 @@ def test_every_setting_is_among_the_pairs():
     told = {key for given in ALONE.values() for key in given} | {"memory_limit"}
     beside = {"cost_model", "workers", "cache", "max_plans", "block_solver", "untried"}
     beside |= {"host_memory_limit"}
-    assert told | beside | {"reckoning", "granted"} == {each.name for each in fields(Settings)}
+    assert told | beside | {"reckoning", "granted", "own_units"} == {each.name for each in fields(Settings)}

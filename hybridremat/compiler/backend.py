@@ -70,11 +70,30 @@ class GraphError(Exception):
     """What planning or compiling a captured graph raised that is no error of ours: its cause."""
 
 
-class SurveyNeededError(HybridRematError):
-    """A step starts with a graph that no survey has seen, and nothing has run. Never leaves hybridremat.
+class SurveyNeededError(BaseException):
+    """A step takes a path that should be surveyed, and it can be run again. Never leaves hybridremat.
 
-    An error is the only way out of the running forward.
+    An error is the only way out of the running forward, whatever exceptions this catches itself.
+
+    Attributes
+    ----------
+    refused
+        What the step ends in if no survey is possible; None: in what the survey raises, if it is ``needed``.
+    needed
+        Whether the step has no plan without it.
     """
+
+    def __init__(self, refused: HybridRematError | None = None, *, needed: bool = True) -> None:
+        super().__init__("a path that should be surveyed")
+        self.refused, self.needed = refused, needed
+
+    def without_frames(self) -> SurveyNeededError:
+        """The same, no longer holding the forward that it ended, with all that it had made."""
+        error: BaseException | None
+        for error in (self, self.refused):
+            while error is not None:
+                error.__traceback__, error = None, error.__context__
+        return self
 
 
 UNIT: Final = "a unit of a planned step"
@@ -168,6 +187,11 @@ class Backend:
         While it is set: what runs graphs in place of planning and running them.
     select
         If it is set: the variant in which a graph runs that is called.
+    ran
+        If it is set: called when a graph's forward has run, with the numbers that autograd nodes had from its
+        start and have from its end on.
+    compiling
+        If it is set: called when Dynamo has compiled code.
     latest
         The graph that was captured last while it is not armed. PyTorch keeps every backend, so a backend must
         keep no graph.
@@ -215,6 +239,8 @@ class Backend:
         self.workspaces: dict[int, int] = {}
         self.visit: Callable[[CapturedGraph, Sequence[Any]], Any] | None = None
         self.select: Callable[[CapturedGraph], CapturedGraph] | None = None
+        self.ran: Callable[[int, int], None] | None = None
+        self.compiling: Callable[[], None] | None = None
         self.latest: CapturedGraph | None = None
         self.captured = False
         self.graphs = 0
@@ -288,6 +314,12 @@ class Backend:
         """The planned graph with this fingerprint whose schedules may take turns; None if there is none."""
         known = ((each.step, each) for each in self._captured_graphs)
         return next((each for step, each in known if step and step.graph.fingerprint == fingerprint), None)
+
+    def note_code(self, code: CodeType) -> None:
+        """Dynamo has compiled this code."""
+        self.codes.add(code)
+        if self.compiling is not None:
+            self.compiling()
 
     def forget(self) -> None:
         """Let go of what was compiled once the step is gone: Dynamo keeps graphs in the model's modules."""
@@ -459,9 +491,11 @@ class CapturedGraph:
         self._early.watch(outputs)
         if self.unread:
             outputs = with_unread(outputs, self.unread)
-        if not self._roles.loss_inside:
-            return outputs
-        return self._held.guard(outputs, self._roles.detached, args)
+        if self._roles.loss_inside:
+            outputs = self._held.guard(outputs, self._roles.detached, args)
+        if self._backend.ran is not None:
+            self._backend.ran(since, next_node_number())
+        return outputs
 
     def _inputs(self, args: Sequence[Any]) -> Sequence[Any]:
         """What the compiled forward is given. Where schedules take turns, all gradients come at the end."""

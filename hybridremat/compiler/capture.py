@@ -15,7 +15,7 @@ import torch
 from torch import distributed, nn
 
 from hybridremat.compiler.backend import Backend, CaptureComplete, CapturedGraph, GraphError
-from hybridremat.compiler.capture_errors import as_capture_error, first_lines, not_captured
+from hybridremat.compiler.capture_errors import as_capture_error, not_captured, own_words
 from hybridremat.compiler.first_calls import set_up_first_call
 from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
@@ -270,7 +270,7 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     backend.error = None
     try:
         settings = dynamo_settings(dynamic=backend.dynamic)
-        noting, whole = noting_code(backend.codes), whole_lookups(model)
+        noting, whole = noting_code(backend.note_code), whole_lookups(model)
         with nothing_forgotten(), settings, failures_unlogged(), noting, whole:
             yield
     except BackendCompilerFailed as error:
@@ -285,7 +285,7 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
         if own is not None:
             raise own from None
         raise InputError(
-            f"{type(model).__name__} fails on these inputs: {first_lines(error)}. Check their shapes, "
+            f"{type(model).__name__} fails on these inputs: {own_words(error)}. Check their shapes, "
             "dtypes and devices against what a training step passes."
         ) from error
     except GuardOnDataDependentSymNode as error:  # that Dynamo lets through as it is

@@ -54,6 +54,7 @@ _PACKED: Final = (
 _LOST_CONTEXT: Final = "Developer debug context: "
 _RAISED = re.compile(r"raised exception (.*)")
 _WRONG_CALL: Final = "TypeError when making fake tensor call"
+_OP_RAISED = re.compile(r"""got (\w+)\((['"])(.*?)\.?\2\)""", re.DOTALL)
 _ASSERTED = "assertion failed"
 
 
@@ -106,6 +107,12 @@ def without_gradients(model: nn.Module, error: BaseException, units: Collection[
 def first_lines(error: object) -> str:
     """The first lines of an error, in one."""
     return " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:3])
+
+
+def own_words(error: BaseException) -> str:
+    """What an op itself raised, and where, without what Dynamo says around it; else the first lines."""
+    found = _OP_RAISED.search(str(error))
+    return f"{found[1]}{_place(error)}: {found[3]}" if found else first_lines(error)
 
 
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:

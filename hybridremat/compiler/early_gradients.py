@@ -212,8 +212,9 @@ class EarlyGradients:
         if outside or running > 1:
             raise EarlyGradientError(
                 "parameters take part in this loss outside the wrapped model as well, or in several forwards "
-                'of it, so that gradients="in_backward" does not know when their gradients are final'
-                f"{_named(outside)}. No gradient of this forward has been handed out. Call "
+                'of it, or of one of its graphs, so that gradients="in_backward" does not know when their '
+                "gradients are final"
+                f"{_named(outside)}. No gradient of this graph has been handed out. Call "
                 "backward() for one forward at a time, wrap "
                 'the model that computes the whole loss, or wrap with gradients="at_end".'
             )

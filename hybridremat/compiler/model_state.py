@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,21 +16,29 @@ from hybridremat.compiler.early_gradients import STANDS_FOR, gradients_dropped
 from hybridremat.compiler.random_states import random_states_restored
 from hybridremat.compiler.sample_inputs import is_strided
 from hybridremat.errors import ModelError
-from hybridremat.graph.private_torch import _disable_current_modes, change_count, gradient_hooks
+from hybridremat.graph.private_torch import change_count, gradient_hooks
+
+Unseen = set[int]
+"""Identities of buffers and parameters that a trial run has changed, and no version counter tells.
+
+That is so where a forward writes to ``.data``, and of the statistics of a BatchNorm that runs op by op.
+"""
 
 
 @contextmanager
-def preserve_state(model: nn.Module) -> Iterator[None]:
+def preserve_state(model: nn.Module) -> Iterator[Unseen]:
     """Restore gradients, buffers and random states at exit.
 
     Inside, parameters have no gradients, and their hooks do not run. Gradients that leave early are dropped.
     """
+    unseen: Unseen = set()
     with ExitStack() as stack:
-        for each in (_without_gradients, _without_hooks, _buffers_restored):
+        for each in (_without_gradients, _without_hooks):
             stack.enter_context(each(model))
+        stack.enter_context(_buffers_restored(model, unseen))
         stack.enter_context(random_states_restored(cuda=torch.cuda.is_available()))
         stack.enter_context(gradients_dropped())
-        yield
+        yield unseen
 
 
 Gathered = Callable[[Tensor], Tensor]
@@ -40,7 +48,7 @@ Gathered = Callable[[Tensor], Tensor]
 @contextmanager
 def preserve_state_and_parameters(
     model: nn.Module, gathered: Gathered | None = None, *, on_paper: bool = False
-) -> Iterator[None]:
+) -> Iterator[Unseen]:
     """As :func:`preserve_state`, and restore parameters too.
 
     Inside, other parameters of the same memory take their places, so that no backward reaches them; or
@@ -52,9 +60,10 @@ def preserve_state_and_parameters(
     ModelError
         If a parameter that was not copied has changed (see :func:`_parameter_snapshots`).
     """
-    restored = nullcontext() if on_paper else _parameters_restored(model)
-    with preserve_state(model), restored, _stand_ins(model, gathered):
-        yield
+    with preserve_state(model) as unseen:
+        restored = nullcontext() if on_paper else _parameters_restored(model, unseen)
+        with restored, _stand_ins(model, gathered):
+            yield unseen
 
 
 @contextmanager
@@ -84,7 +93,7 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _buffers_restored(model: nn.Module) -> Iterator[None]:
+def _buffers_restored(model: nn.Module, unseen: Unseen) -> Iterator[None]:
     """Restore the values of buffers, and the tensors that modules hold."""
     kept = [
         (module, name, _Snapshot.of(buffer) if buffer is not None else None)
@@ -95,6 +104,8 @@ def _buffers_restored(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, name, before in kept:
+            if before is not None and before.is_changed_unseen():
+                unseen.add(id(before.tensor))
             module._buffers[name] = before.restored() if before is not None else None
 
 
@@ -112,6 +123,13 @@ class _Snapshot:
         copy = tensor.detach().clone() if copied else None
         return _Snapshot(tensor, tensor.data, change_count(tensor), copy)
 
+    def is_changed_unseen(self) -> bool:
+        """Whether its values or its memory are others, and its version counter is the same."""
+        if change_count(self.tensor) != self.changes or not is_strided(self.tensor):
+            return False
+        moved = self.tensor.data_ptr() != self.memory.data_ptr()
+        return moved or (self.copy is not None and not torch.equal(self.memory, self.copy))
+
     def restored(self) -> Tensor:
         """Restore the tensor; without a change it is not written to, as a later backward may read it."""
         strided = is_strided(self.tensor)
@@ -128,12 +146,14 @@ class _Snapshot:
 
 
 @contextmanager
-def _parameters_restored(model: nn.Module) -> Iterator[None]:
+def _parameters_restored(model: nn.Module, unseen: Unseen) -> Iterator[None]:
     kept = _parameter_snapshots(model)
     try:
         yield
     finally:
         for before in kept.values():
+            if before.is_changed_unseen():
+                unseen.add(id(before.tensor))
             before.restored()
     lost = [name for name, before in kept.items() if before.lost]
     if lost:
@@ -193,22 +213,3 @@ def in_dtype(item: Any, dtype: torch.dtype | None) -> Any:
     """A tensor of floating-point numbers in another dtype; anything else as it is."""
     floats = dtype is not None and isinstance(item, Tensor) and item.is_floating_point()
     return item.to(dtype) if floats else item
-
-
-def change_check(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:
-    """A function that tells whether no tensor has been written to and no random number drawn since now."""
-    tensors = tuple(tensors)
-
-    def state() -> Hashable:
-        return _random_states(), tuple(map(change_count, tensors))
-
-    before = state()
-    return lambda: state() == before
-
-
-def _random_states() -> tuple[bytes, ...]:
-    with _disable_current_modes():  # also called in the middle of a compilation
-        states = [torch.get_rng_state()]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            states += torch.cuda.get_rng_state_all()
-        return tuple(state.numpy().tobytes() for state in states)

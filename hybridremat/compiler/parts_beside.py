@@ -24,7 +24,7 @@ def parts_beside(model: nn.Module, error: BaseException) -> str:
     named = dict(model.named_modules())
     found = _without(model, "", _on_the_way(model, _frames(error)))
     sizes: dict[str, int] = {}
-    for name in filter(lambda name: _has_several_ops(named[name]), found):
+    for name in filter(lambda name: has_several_ops(named[name]), found):
         pattern = _alike(name, found, named)
         parameters = sum(each.numel() for each in named[name].parameters() if each.requires_grad)
         sizes[pattern] = sizes.get(pattern, 0) + parameters
@@ -43,7 +43,7 @@ def patterns_of(model: nn.Module, names: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_alike(name, names, named) for name in names))
 
 
-def _has_several_ops(module: nn.Module) -> bool:
+def has_several_ops(module: nn.Module) -> bool:
     """Whether there is something to plan: a linear layer alone saves what it is given."""
     return sum(bool(each._parameters) for each in module.modules()) > 1
 

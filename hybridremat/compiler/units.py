@@ -117,7 +117,7 @@ def compile_units(
         Of what the model and its units are called with, and of what they return, as FSDP2 makes it; None for
         what it is.
     """
-    one, ran, told = _compiled(model, backend), set[str](), set[str]()
+    one, ran, told, ever = _compiled(model, backend), set[str](), set[str](), set[str]()
     alike = one if shared else None
     made = [_Unit(name, unit, model, backend, ran, alike, dtypes) for name, unit in units.items()]
     given, returned = dtypes
@@ -130,6 +130,9 @@ def compile_units(
         backend.calls.clear()
         with _installed(calls):
             output = call(*_in_dtype(args, given), **_in_dtype(kwargs, given))
+        ever.update(ran)
+        if not ever:
+            raise _never_called(model, units)
         _notice(model, units, ran, told)
         return _in_dtype(output, returned)
 
@@ -250,13 +253,16 @@ def _installed(calls: Iterable[tuple[_Unit, Callable[..., Any]]]) -> Iterator[No
             unit.running = None
 
 
+def _never_called(model: nn.Module, units: dict[str, nn.Module]) -> CaptureError:
+    """The error for units of which none has run in any forward."""
+    return CaptureError(
+        f"none of the {len(units)} units of {type(model).__name__} was called in its forward "
+        f"({next(iter(units))!r}, for one). Name modules whose forward runs."
+    )
+
+
 def _notice(model: nn.Module, units: dict[str, nn.Module], ran: set[str], told: set[str]) -> None:
-    """Refuse a step in which no unit has run, and tell of those that have not, once."""
-    if not ran:
-        raise CaptureError(
-            f"none of the {len(units)} units of {type(model).__name__} was called in its forward "
-            f"({next(iter(units))!r}, for one). Name modules whose forward runs."
-        )
+    """Tell of units that have not run, once."""
     missing = units.keys() - ran - told
     if missing:
         told |= missing

@@ -17,10 +17,15 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+class BesideGraphsError(CaptureError):
+    """Submodules run between the graphs of a step, and could be units. Never leaves hybridremat."""
+
+
 def with_breaks(model: nn.Module, settings: Settings, run: Callable[[Settings], _T]) -> _T:
     """Call ``run`` with settings for one graph, and where that cannot be captured, for several.
 
-    Where nothing of the model's own forward can be captured, these are those of its largest parts.
+    Where nothing of the model's own forward can be captured, these are those of its largest parts. Where
+    parts of it run between graphs, they are graphs of their own, if that can be planned.
 
     Raises
     ------
@@ -54,9 +59,25 @@ def with_breaks(model: nn.Module, settings: Settings, run: Callable[[Settings], 
 def _with_own_units(settings: Settings, run: Callable[[Settings], _T]) -> _T:
     try:
         return run(settings)
+    except BesideGraphsError as error:
+        if (by_units := _by_units(replace(settings, units=error.units), run)) is not None:
+            return by_units
+        return run(replace(settings, own_units=False))
     except CaptureError as error:
         if not error.units or settings.units:
             raise
         units = error.units
     logger.info("planned by units: %s", ", ".join(units))
     return run(replace(settings, units=units))
+
+
+def _by_units(settings: Settings, run: Callable[[Settings], _T]) -> _T | None:
+    """None if these units cannot be captured together, or not within the limit."""
+    name = ", ".join(settings.units)
+    try:
+        found = run(settings)
+    except (CaptureError, InfeasibleLimitError) as error:
+        logger.info("not planned by units (%s), which run between graphs then: %s", name, error)
+        return None
+    logger.info("planned by units, as they would run between graphs: %s", name)
+    return found

@@ -116,12 +116,16 @@ class FrontierSettings(CommonSettings, _Elsewhere, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Request):
-    """Settings of :func:`hybridremat.wrap`, which describes each of them: the request, and how to plan it."""
+    """Settings of :func:`hybridremat.wrap`, which describes each of them: the request, and how to plan it.
+
+    ``own_units``: whether what runs between graphs may become units; no keyword of ``wrap``.
+    """
 
     max_plans: int = 64
     dynamic: bool | None = None
     workers: int | None = None
     cache: bool = field(default=True, metadata={"option": "no_cache"})
+    own_units: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Mapping):  # later shapes use this copy
@@ -342,7 +346,7 @@ REFUSED_PAIRS: Final = (
 _DEFAULTS: Final = {item.name: item.default for item in fields(Settings)}
 _CHOICES: Final = {
     name: get_args(hint) for name, hint in get_type_hints(Request).items() if get_origin(hint) is Literal
-}
+} | dict.fromkeys(("hold_outputs", "cache"), (True, False))
 SETTING_NAMES = tuple(name for name in _DEFAULTS if name in WrapSettings.__optional_keys__)
 """The settings that are keywords of ``wrap``."""
 

@@ -17,11 +17,13 @@ from torch import nn
 
 from hybridremat.compiler.backend import Backend, CapturedGraph, SurveyNeededError
 from hybridremat.compiler.capture import SLOT, model_device, no_backward, translated_errors
-from hybridremat.compiler.model_state import change_check, preserve_state_and_parameters
+from hybridremat.compiler.forward_start import ForwardStart
+from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.errors import (
     CaptureError,
+    HybridRematError,
     InfeasibleLimitError,
     InputError,
     LimitError,
@@ -259,20 +261,27 @@ class PlannedCall:
 
     def _run(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Step, Any]:
         """Run a step, or another one if its graphs have changed: which, and what it returns."""
+        needed, start = SurveyNeededError(), None
         if step.breaks is not None:
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            step.breaks.enter(change_check([*self.model.parameters(), *self.model.buffers(), *inputs]))
+            start = ForwardStart.now(self.model, inputs)
+            step.breaks.enter(start, counting=not self._may_be_sharded)  # FSDP2's hooks make nodes
         try:
             return step, self._compiled(step, args, kwargs)
-        except SurveyNeededError:
-            pass
+        except SurveyNeededError as error:
+            assert start is not None, "a step of one graph is never surveyed"
+            start.draw_again()
+            needed = error.without_frames()
         except CaptureError as error:
             settings = self.context.settings
             breaks_now = bool(error.place) and settings.graph_breaks == "auto"
             if step.breaks is not None or not (settings.several_graphs or breaks_now):
                 raise
+        finally:
+            if start is not None:
+                start.let_go()
         with self._one_path:
-            step = self._surveyed_again(step, args, kwargs)
+            step = self._surveyed_again(step, args, kwargs, needed)
             return step, self._compiled(step, args, kwargs)
 
     def _compiled(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -284,8 +293,28 @@ class PlannedCall:
             self._held.watch(output, tree_leaves((args, kwargs)), self.context.settings)
         return output
 
-    def _surveyed_again(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
-        """The step with the path of these inputs added, or a new one if that does not fit."""
+    def _surveyed_again(
+        self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any], needed: SurveyNeededError
+    ) -> Step:
+        """The step with the path of these inputs added, or a new one if that does not fit.
+
+        As it was, if it can run so and nothing can be surveyed now.
+        """
+        try:
+            return self._with_path(step, args, kwargs)
+        except InfeasibleLimitError:
+            raise
+        except (HybridRematError, torch.OutOfMemoryError) as error:
+            if needed.needed and needed.refused is None:
+                raise
+            logger.info("the path of a step was not surveyed: %s", error)
+        if needed.refused is not None:
+            raise needed.refused
+        assert step.breaks is not None, "only a step with graph breaks can run as it was"
+        step.breaks.begin_unmeasured()
+        return step
+
+    def _with_path(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         self._require_whole(args, kwargs)
         if step.breaks is not None:
             with suppress(InfeasibleLimitError):

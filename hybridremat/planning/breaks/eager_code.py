@@ -19,7 +19,13 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.costs.recorder import Mark, Recording
-from hybridremat.graph.private_torch import new_node_number, node_number, ones_for_result, tree_leaves
+from hybridremat.graph.private_torch import (
+    new_node_number,
+    next_node_number,
+    node_number,
+    ones_for_result,
+    tree_leaves,
+)
 from hybridremat.graph.tracing.non_leaf import is_non_leaf_source
 from hybridremat.sequence.joined_graphs import PartPoint, StepPart
 
@@ -39,6 +45,8 @@ class EagerCodeRecorder:
     ----------
     starts
         For each section, the least number that its autograd nodes have.
+    nodes
+        For each section, how many autograd nodes it makes in the forward.
     results
         For each section, its results that graphs or the caller use under autograd; None in place of a tensor
         that only later sections use.
@@ -74,6 +82,7 @@ class EagerCodeRecorder:
     device: str
     mark: Mark = lambda _: None
     starts: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
     results: list[dict[Edge, torch.Tensor | None]] = field(default_factory=list)
     waiting: list[set[Edge]] = field(default_factory=list)
     uses: Counter[Edge] = field(default_factory=Counter)
@@ -143,6 +152,7 @@ class EagerCodeRecorder:
 
     def _close(self, args: Sequence[object], *, under_autograd: bool = True) -> set[Edge]:
         self.mark("")
+        self.nodes.append(next_node_number() - self.starts[-1] - 1)
         self.held.append(args)
         if under_autograd:
             self.read.update(_storage(each) for each in args if isinstance(each, torch.Tensor))

@@ -66,6 +66,8 @@ class StepGraphs:
         """Add the graphs of a path; of those that are not planned, a survey knows best."""
         new = [key for key in frontiers if key not in self.variants]
         self.frontiers.update({key: frontiers[key] for key in new})
+        for key in new:
+            self._offers.pop(key, None)  # of what was known before
         self.steps.update({key: steps[key] for key in new if key in steps})
 
     def follow(self, given: Plan, order: GraphPath) -> None:

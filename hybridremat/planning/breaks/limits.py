@@ -40,7 +40,7 @@ class StepLimits:
             peak,
             plain.time(first),
             bool(settings.policy),
-            "make the units larger" if settings.units else "remove graph breaks",
+            "make the units larger" if settings.graph_breaks != "plan" else "remove graph breaks",
         )
 
     @property

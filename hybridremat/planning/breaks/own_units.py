@@ -1,4 +1,8 @@
-"""Find units where nothing of a forward can be captured: the largest submodules of which something can."""
+"""Find units where a forward, or a part of it, is not captured: the largest submodules that can be.
+
+Where a graph breaks in a loop, ``with`` or ``try``, Dynamo gives up on the function that holds it, and what
+this calls is captured only if it is code of the user's own: modules of PyTorch's run as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from hybridremat.compiler.backend import Backend
-from hybridremat.compiler.parts_beside import patterns_of
+from hybridremat.compiler.parts_beside import has_several_ops, patterns_of
 from hybridremat.compiler.units import compile_units, units_in
 from hybridremat.errors import CaptureError
 from hybridremat.planning.breaks.survey import Survey
@@ -18,15 +22,43 @@ Trial = Callable[[Backend, Callable[..., Any]], AbstractContextManager[Callable[
 """Yields the forward of a compiled call, on copies."""
 
 
+def beside_graphs(model: nn.Module, found: Survey) -> dict[str, nn.Module]:
+    """The largest submodules with parameters that only code between graphs reads, and those that are alike.
+
+    A module with parameters of its own alone is left as it is: of a linear layer there is nothing to plan.
+    Alike are those of the same class of which nothing has run: another forward may call them. Empty if there
+    are none of the first kind.
+    """
+    eager, idle = dict[str, nn.Module](), dict[str, nn.Module]()
+    waiting = units_in(model)
+    while waiting:
+        name, module = waiting.popitem()
+        trained = {id(each) for each in module.parameters() if each.requires_grad}
+        if not trained or not has_several_ops(module):
+            continue
+        if trained & found.in_graphs:
+            waiting |= {f"{name}.{key}": each for key, each in units_in(module).items()}
+        elif trained & found.leaves:
+            eager[name] = module
+        else:
+            idle[name] = module
+    kinds = {type(each) for each in eager.values()}
+    units = eager | {name: each for name, each in idle.items() if type(each) in kinds}
+    return {name: each for name, each in model.named_modules() if name in units}
+
+
 def own_units(
-    model: nn.Module, survey: Callable[[], tuple[Survey, Backend]], trial: Trial
+    model: nn.Module,
+    units: dict[str, nn.Module],
+    survey: Callable[[], tuple[Survey, Backend]],
+    trial: Trial,
 ) -> tuple[str, ...]:
-    """Patterns for the largest submodules of which graphs can be captured; empty if there are none.
+    """Patterns for the largest of some submodules of which graphs can be captured; empty if there are none.
 
     Each is called by itself, in a forward without gradients; one of which nothing is captured makes way for
     what is in it. ``survey`` makes a survey and its backend for one such forward.
     """
-    units, idle = units_in(model), dict[str, nn.Module]()
+    idle = dict[str, nn.Module]()
     while units:
         trying, backend = survey()
         call = compile_units(model, units, backend, shared=True, rest=False)

@@ -23,6 +23,7 @@ class SurveyedPath:
     breaks: tuple[tuple[str, str] | None, ...] = ()
     eager_code: tuple[StepPart | None, ...] = ()
     joined_bytes: int = 0
+    nodes: tuple[int, ...] = ()
     passing: Mapping[str, frozenset[int]] = field(default_factory=dict)
     staying: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, frozenset[int]] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class SurveyedPath:
             tuple(survey.breaks),
             tuple(survey.eager_code),
             survey.joined_bytes,
+            tuple(survey.nodes),
             dict(survey.passing),
             dict(survey.staying),
             dict(survey.dropped),
@@ -55,6 +57,7 @@ class SurveyedPath:
             self,
             eager_code=tuple(most_of(ours, theirs) for ours, theirs in pairs),
             joined_bytes=max(self.joined_bytes, other.joined_bytes),
+            nodes=tuple(map(max, self.nodes, other.nodes)),
             passing=_in_both(self.passing, other.passing),
             staying={key: max(size, other.staying.get(key, size)) for key, size in self.staying.items()},
             dropped=_in_both(self.dropped, other.dropped),
@@ -114,6 +117,13 @@ class Paths:
                 return path.eager_code, path.joined_bytes
         found = [part for path in self.surveyed for part in path.eager_code if part is not None]
         return ((largest_part(found),) * (len(order) + 1) if found else ()), None
+
+    def nodes(self, order: GraphPath, place: int) -> int:
+        """The autograd nodes of the code before a graph, or after the last, of a path as it is counted."""
+        found = self.surveyed_as(order)
+        if found is not None and found.nodes:
+            return found.nodes[place]
+        return max((each for path in self.surveyed for each in path.nodes), default=0)
 
     def passing(self, order: GraphPath, key: str) -> frozenset[int]:
         """Gradients that a graph makes for the next one in the backward; none if they are not known."""

@@ -7,14 +7,17 @@ assumed to be held to the end of the step, and to carry gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final, TypeVar
 
 from hybridremat.compiler.backend import CapturedGraph, SurveyNeededError
 from hybridremat.compiler.emitted_memory import EmittedMemory
+from hybridremat.compiler.forward_start import ForwardStart
 from hybridremat.errors import InfeasibleLimitError, PlanError, UnsurveyedPathWarning, warn_caller
+from hybridremat.graph.private_torch import next_node_number
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.graphs import StepGraphs
@@ -26,6 +29,19 @@ from hybridremat.planning.planner import stores_for
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_costs import costed
 from hybridremat.sequence.outside_memory import PhasePeaks
+
+_OTHER_PATH: Final = (
+    "a step took a path through its graph breaks that was not surveyed: the code between and after "
+    "its graphs has not been measured, and is counted as the most of what was measured on other "
+    "paths."
+)
+_MORE_BETWEEN: Final = (
+    "code between the graphs of a step ran more operations than when it was measured (more turns of a loop, "
+    "for one), and is counted as what was measured then."
+)
+
+
+Ending = TypeVar("Ending", bound=BaseException)
 
 
 @dataclass
@@ -40,20 +56,35 @@ class _Run:
         The graphs that have run.
     taken
         The variants in which they ran.
-    unchanged
-        Until the first graph runs: tells whether the model's own code has changed nothing. None: it may have.
+    start
+        What the forward was when it started, if it can be run again from there. None: it may not be.
     growing
         Whether the path was extended during this run.
     entered
         Whether the graph that starts next is in ``ran`` already.
+    since
+        The number that autograd nodes have from here on, as the forward starts or a graph ends. None: they
+        are not counted.
+    nodes
+        How many nodes the code before each graph has made.
+    ending
+        What the forward ends in, if it does not return.
     """
 
     path: GraphPath
     ran: list[str] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
-    unchanged: Callable[[], bool] | None = None
+    start: ForwardStart | None = None
     growing: bool = False
     entered: bool = False
+    since: int | None = None
+    nodes: list[int] = field(default_factory=list)
+    ending: BaseException | None = None
+
+    def ends_in(self, error: Ending) -> Ending:
+        """To be raised: whatever the model makes of it, the forward ends in that."""
+        self.ending = error
+        return error
 
 
 class PathPlanner:
@@ -70,6 +101,8 @@ class PathPlanner:
         self._last = ""
         self._calling: CapturedGraph | None = None
         self._warned = False
+        self._nodes: dict[tuple[GraphPath, int], int] = {}  # most that a step has made there
+        self._unseen = survey.unseen - survey.given
         surveyed = SurveyedPath.of(survey)
         self._run = _Run(surveyed.order)
         self.paths.surveyed.append(surveyed)
@@ -86,9 +119,31 @@ class PathPlanner:
         self._run = _Run(last)
         self._follow(max((last, *self._planned(last[:1])), key=len))
 
-    def enter(self, unchanged: Callable[[], bool]) -> None:
-        """Start the forward; ``unchanged`` tells whether the model's own code has changed nothing since."""
-        self._run.unchanged = unchanged
+    def begin_unmeasured(self) -> None:
+        """Start a run that takes more than was measured, as it cannot be measured now."""
+        self._warn_once(_MORE_BETWEEN)
+        self.begin()
+
+    def enter(self, start: ForwardStart, *, counting: bool) -> None:
+        """Start the forward, which the caller runs again, once, if it ends in a ``SurveyNeededError``.
+
+        ``counting``: whether the autograd nodes of code between graphs are those that a survey counts.
+        """
+        self._run.start = None if self._unseen else start
+        self._run.since = next_node_number() if counting else None
+
+    def compiled(self) -> None:
+        """Something has been compiled, which makes autograd nodes, too: they are not counted any more."""
+        self._run.since = None
+
+    def graph_ran(self, since: int, until: int) -> None:
+        """A graph has run, before and after which autograd nodes had these numbers."""
+        run = self._run
+        if run.since is None:
+            return
+        run.nodes.append(since - run.since)
+        run.since = until
+        self._look_again(run.path)
 
     def select(self, graph: CapturedGraph) -> CapturedGraph:
         """The variant in which a graph runs that is called now; one that is not planned yet is its first."""
@@ -115,16 +170,21 @@ class PathPlanner:
         ------
         SurveyNeededError
             If the path should be surveyed, and then be given to :meth:`add_path`.
+        InfeasibleLimitError
+            If what has run leaves no room for the graph.
         """
+        self.compiled()
         step = with_policy_fingerprint(traced, self._context)
         self._last = key = step.graph.fingerprint
         if key not in self._graphs.variants:
             step, timings = costed(step, self._context)
             self._graphs.steps[key] = step
             self._graphs.frontiers[key] = path_frontier(step, timings, self._context)
-            if self._run.unchanged is not None and self._run.unchanged():
-                raise SurveyNeededError
-            self._extend((*self._run.ran, key))
+            start = self._run.start
+            if start is not None and not self._run.ran and start.has_changed_nothing:
+                raise self._run.ends_in(SurveyNeededError())
+            order = (*self._run.ran, key)
+            self._extend_as_far_as_fits(order, order)
         number = self._variant_to_compile(key)
         variant = self._graphs.variants[key][number]
         plan = variant.plan
@@ -170,9 +230,10 @@ class PathPlanner:
         InfeasibleLimitError
             If it does not fit with the points that other paths have fixed.
         """
-        self._run.unchanged = None
         path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
+        self._run = _Run(self._run.path)
         if survey is not None:
+            self._unseen |= survey.unseen - survey.given
             self._graphs.add(survey.frontiers, survey.traced)
         known = self.paths.surveyed_as(path.order)
         if known is not None and survey is not None:
@@ -184,11 +245,19 @@ class PathPlanner:
             self._adopt(path.order, replace(self._context.settings, on_infeasible=on_infeasible))
 
     def ended(self) -> None:
-        """End the forward: the plan of the step is that of the graphs that ran."""
-        self._run.unchanged = None
+        """End the forward: the plan of the step is that of the graphs that ran.
+
+        Raises what the forward should have ended in, if the model has caught it.
+        """
+        if self._run.ending is not None:
+            raise self._run.ending
         ran = tuple(self._run.ran)
+        if ran and self._run.since is not None:
+            self._run.nodes.append(next_node_number() - self._run.since)
+            self._look_again(ran)
+        self._run.start = None
         if ran and not self.paths.is_surveyed(ran):
-            self._warn_once()
+            self._warn_once(_OTHER_PATH)
         if ran in self._planned(ran):
             self._follow(ran)
         elif ran:
@@ -204,7 +273,6 @@ class PathPlanner:
     def _advance(self, key: str) -> None:
         """Follow the path that the step takes with one graph more."""
         run = self._run
-        run.unchanged = None
         run.ran.append(key)
         ran = tuple(run.ran)
         if run.path[: len(ran)] != ran:
@@ -219,14 +287,27 @@ class PathPlanner:
         agreeing = self._graphs.agreeing(ran, self._run.taken)
         return [path for path in agreeing if path in self.paths.plans]
 
-    def _warn_once(self) -> None:
+    def _look_again(self, path: GraphPath) -> None:
+        """Ask for a survey if code between graphs has made more autograd nodes than when it was measured.
+
+        ``path``: the one that the step takes, as far as is known. If the forward cannot be run again, this is
+        warned of.
+        """
+        run, place = self._run, len(self._run.nodes) - 1
+        nodes = run.nodes[place]
+        if nodes <= max(self.paths.nodes(path, place), self._nodes.get((path, place), 0)):
+            return
+        if run.start is not None and not run.start.has_written:
+            raise run.ends_in(SurveyNeededError(needed=False))
+        self._nodes[path, place] = nodes
+        self._warn_once(_MORE_BETWEEN)
+
+    def _warn_once(self, what: str) -> None:
         if self._warned:
             return
         self._warned = True
         warn_caller(
-            "a step took a path through its graph breaks that was not surveyed: the code between and after "
-            "its graphs has not been measured, and is counted as the most of what was measured on other "
-            "paths. If it takes more, the step passes its limit. hybridremat.prepare(model, …) with inputs "
+            f"{what} If it takes more, the step passes its limit. hybridremat.prepare(model, …) with inputs "
             "that take this path measures it.",
             UnsurveyedPathWarning,
         )
@@ -238,13 +319,26 @@ class PathPlanner:
         self._context.store.resume(self.paths.plans[path])
 
     def _extend_as_far_as_fits(self, known: GraphPath, ran: GraphPath) -> None:
-        """Adopt a known path, or only what has run of it; raises if that would exceed the limit already."""
+        """Adopt a known path, or only what has run of it.
+
+        Raises
+        ------
+        SurveyNeededError
+            If that would exceed the limit already, by what is known of this path: the forward can be run
+            again from its start, once more is known.
+        InfeasibleLimitError
+            If it cannot.
+        """
         try:
             self._extend(known)
-        except InfeasibleLimitError:
-            if known == ran:
-                raise
-            self._extend(ran)
+        except InfeasibleLimitError as error:
+            if known != ran:
+                self._extend_as_far_as_fits(ran, ran)
+                return
+            start = self._run.start
+            if start is None or start.has_written:
+                raise self._run.ends_in(error) from None
+            raise self._run.ends_in(SurveyNeededError(error)) from None
 
     def _extend(self, order: GraphPath) -> None:
         """Adopt a path found during a step, in place of its shorter beginning."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,13 +25,14 @@ from hybridremat.compiler.capture import (
 from hybridremat.compiler.capture_errors import without_gradients
 from hybridremat.compiler.early_gradients import hook_workspace
 from hybridremat.compiler.first_calls import set_up
-from hybridremat.compiler.model_state import preserve_state_and_parameters
+from hybridremat.compiler.model_state import Unseen, preserve_state_and_parameters
 from hybridremat.compiler.sample_inputs import copied
-from hybridremat.compiler.units import compile_units, find_units
+from hybridremat.compiler.units import compile_units, find_units, units_in
 from hybridremat.compiler.unread_runs import UnreadRun
 from hybridremat.errors import CaptureError, HybridRematError, LimitError
 from hybridremat.planning.accept import require_policy
-from hybridremat.planning.breaks.own_units import own_units
+from hybridremat.planning.auto_breaks import BesideGraphsError
+from hybridremat.planning.breaks.own_units import beside_graphs, own_units
 from hybridremat.planning.breaks.planner import PathPlanner
 from hybridremat.planning.breaks.sharding import Sharding, Trained
 from hybridremat.planning.breaks.shards import as_gathered, gathered_dtype, returned_dtype
@@ -70,6 +72,7 @@ def plan_path(
             given, named = copied((args, kwargs), model)
             run_once(model, compiled, backend, given, named)
         breaks.ended()
+    backend.ran, backend.compiling = breaks.graph_ran, breaks.compiled
     backend.settle(breaks.has_variants)
     return backend, compiled, breaks
 
@@ -85,8 +88,9 @@ def survey_step(
 ) -> tuple[Survey, Backend, Callable[..., Any]] | None:
     """A survey of a step and what it captured; None if it is one graph.
 
-    With units, what runs between them is captured too, unless that breaks as well or is captured anew in
-    each run: it may be another graph for other data.
+    With units, what runs between them is captured too, unless that is captured anew in each run, or breaks as
+    well and nobody has said that this is meant (``graph_breaks="plan"``): it may be another graph for other
+    data.
     ``known``: of the step, where this is another path of it.
     """
     units, sharding = find_units(model, context.settings.units), context.settings.sharding
@@ -98,8 +102,9 @@ def survey_step(
     dtypes = gathered_dtype(sharding), returned_dtype(sharding)
     compiled = partial(compile_units, model, units, shared=not context.settings.policy, dtypes=dtypes)
     if known is None or known.captures_rest:
+        alone = known is None and context.settings.graph_breaks != "plan"
         try:
-            return surveyed.survey(partial(compiled, rest=True), stable=known is None)
+            return surveyed.survey(partial(compiled, rest=True), stable=known is None, at_units_alone=alone)
         except CaptureError as error:
             if known is not None:
                 raise
@@ -130,27 +135,32 @@ class _Step:
     known: Backend | None
 
     def survey(
-        self, compiled_by: Callable[[Backend], Callable[..., Any]], *, stable: bool = False
+        self,
+        compiled_by: Callable[[Backend], Callable[..., Any]],
+        *,
+        stable: bool = False,
+        at_units_alone: bool = False,
     ) -> tuple[Survey, Backend, Callable[..., Any]] | None:
         """A survey of the call that ``compiled_by`` makes for a backend.
 
-        ``stable``: it is refused if its graphs break at anything but units, or are captured in each run.
+        ``stable``: it is refused if graphs are captured in each run. ``at_units_alone``: or break elsewhere.
 
         Raises
         ------
         HybridRematError
         """
-        survey = Survey(self.context, stable=stable)
+        survey = Survey(self.context, stable=stable, at_units_alone=at_units_alone)
+        survey.shared |= self._parameters_of_alike_units()
         backend = self.backend_for(survey.choose)
         backend.visit = survey.visit
         if self.known is not None:
             backend.unread = self.known.unread
         backend.workspaces = {id(each): hook_workspace(each) for each in self.model.parameters()}
         compiled = compiled_by(backend)
-        ready, settings = set_up(self.model), self.context.settings
+        ready, settings, device = set_up(self.model), self.context.settings, model_device(self.model)
         try:
             with attention_of(settings.capability()):
-                survey.run(partial(self._trial, backend, compiled), model_device(self.model), backend)
+                survey.run(partial(self._trial, backend, compiled, survey.unseen), device, backend)
             if settings.sharding is not None:
                 require_graphs(backend.calls, survey.calls, self.units)
                 trained = trained_in(survey, self.units, settings.sharding.tail)
@@ -165,32 +175,55 @@ class _Step:
         finally:
             backend.visit = None
         if not survey.ran:
-            raise nothing_captured(self.model, () if self.units else self._own_units())
+            raise nothing_captured(self.model, () if self.units else self._own_units(units_in(self.model)))
         if not survey.has_breaks:
             survey.ran.clear()  # PyTorch keeps every backend, and so what chooses for it
             return None
         if set_up(self.model) > ready:  # the first run broke at what no later one does
-            return self.survey(compiled_by, stable=stable)
+            return self.survey(compiled_by, stable=stable, at_units_alone=at_units_alone)
+        self._require_all_planned(survey)
         self._require_kept(survey)
         return survey, backend, compiled
 
     @contextmanager
-    def _trial(self, backend: Backend, compiled: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+    def _trial(
+        self, backend: Backend, compiled: Callable[..., Any], noted: Unseen | None = None
+    ) -> Iterator[Callable[[], Any]]:
+        """``noted``: where unseen changes of the model's state are noted."""
         settings = self.context.settings
         on_paper = settings.spec is not None
         gathered = as_gathered(settings.sharding, on_paper=on_paper)
-        with preserve_state_and_parameters(self.model, gathered, on_paper=on_paper):
+        with preserve_state_and_parameters(self.model, gathered, on_paper=on_paper) as unseen:
             given, named = copied((self.args, self.kwargs), self.model)
             with nullcontext() if settings.spec is None else UnreadRun(settings.spec.rounded):
                 yield lambda: run_once(self.model, compiled, backend, given, named)
+        if noted is not None:
+            noted |= unseen
+
+    def _parameters_of_alike_units(self) -> set[int]:
+        """Those of units that share a capture with others, which may run in one step on another path."""
+        if self.context.settings.policy:
+            return set()
+        kinds = Counter(type(unit) for unit in self.units.values())
+        alike = [unit for unit in self.units.values() if kinds[type(unit)] > 1]
+        return {id(each) for unit in alike for each in unit.parameters()}
 
     def _sharded(self, trained: Trained) -> Callable[[Fsdp], Sharding]:
         """What FSDP2 makes of the model, by how it is called."""
         spec = self.context.settings.spec
         return lambda fsdp: Sharding.of(self.model, self.units, fsdp, trained, spec)
 
-    def _own_units(self) -> tuple[str, ...]:
-        """Submodules of which something can be captured."""
+    def _require_all_planned(self, survey: Survey) -> None:
+        """Refuse a step in which submodules run between graphs that could be graphs of their own."""
+        if self.units or self.known is not None or not self.context.settings.own_units:
+            return
+        beside = beside_graphs(self.model, survey)
+        found = self._own_units(beside) if beside else ()
+        if found:
+            raise BesideGraphsError("parts run between graphs", units=found)
+
+    def _own_units(self, units: dict[str, nn.Module]) -> tuple[str, ...]:
+        """Those of some submodules, or of what is in them, of which something can be captured."""
 
         def survey() -> tuple[Survey, Backend]:
             made = Survey(self.context)
@@ -198,7 +231,7 @@ class _Step:
             backend.visit = made.visit
             return made, backend
 
-        return own_units(self.model, survey, self._trial)
+        return own_units(self.model, units, survey, self._trial)
 
     def _require_kept(self, survey: Survey) -> None:
         """Refuse settings that no graph of the step can keep."""

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from hybridremat.compiler.backend import UNIT, Backend, CaptureComplete, CapturedGraph
+from hybridremat.compiler.early_gradients import original
+from hybridremat.compiler.model_state import Unseen
 from hybridremat.compiler.output_hooks import outputs_in_backward
 from hybridremat.compiler.unread_runs import no_modes, unread_results
 from hybridremat.errors import CaptureError, PolicyError
@@ -71,6 +73,8 @@ class Survey:
         Place and reason of the break after each of these, None without a break.
     eager_code
         Memory of the eager code before each graph of ``order`` and after the last one, if measured.
+    nodes
+        How many autograd nodes the code before each graph, and after the last one, has made.
     passing
         By fingerprint, the gradients that a graph's backward makes and the one after it takes.
     staying
@@ -82,6 +86,10 @@ class Survey:
         The largest gradient that several graphs make and autograd adds up.
     broken
         Whether Dynamo met a break as it traced.
+    unseen
+        The identities of buffers and parameters that a run has changed so that only a copy tells.
+    given
+        The identities of the tensors that graphs were given, in any run: what these change can be told.
     refused
         Why the policy cannot be kept in one of the graphs.
     latest
@@ -94,6 +102,8 @@ class Survey:
         The part of the time for planning that each has.
     leaves
         The identities of leaves that code between and after graphs reads itself, in any run.
+    in_graphs
+        The identities of parameters that graphs were given, in any run.
     shared
         The identities of parameters that several graphs use, or one that runs twice, or one and the code
         between graphs.
@@ -105,7 +115,9 @@ class Survey:
     tracing
         The graph that is traced now.
     stable
-        Whether graphs may break at units alone, and a run that captures nothing is waited for.
+        Whether a run that captures nothing is waited for.
+    at_units_alone
+        Whether it is refused if graphs break elsewhere than at units.
     use
         Which outputs have gradients, as found in the run that captures.
     sharding
@@ -122,21 +134,26 @@ class Survey:
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     eager_code: list[StepPart | None] = field(default_factory=list)
     joined_bytes: int = 0
+    nodes: list[int] = field(default_factory=list)
     passing: dict[str, frozenset[int]] = field(default_factory=dict)
     staying: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, frozenset[int]] = field(default_factory=dict)
     broken: bool = False
+    unseen: Unseen = field(default_factory=set)
+    given: set[int] = field(default_factory=set)
     refused: PolicyError | None = None
     latest: str = ""
     recorder: EagerCodeRecorder | None = None
     traced: dict[str, TracedStep] = field(default_factory=dict)
     share: float = 1.0
     leaves: set[int] = field(default_factory=set)
+    in_graphs: set[int] = field(default_factory=set)
     shared: set[int] = field(default_factory=set)
     alive: list[list[Callable[[], bool]]] = field(default_factory=list)
     released: dict[CapturedGraph, frozenset[int]] = field(default_factory=dict)
     tracing: CapturedGraph | None = None
     stable: bool = False
+    at_units_alone: bool = False
     use: OutputUse = field(default_factory=OutputUse)
     sharding: Sharding | None = None
     sharded: Callable[[Fsdp], Sharding] | None = None
@@ -159,6 +176,8 @@ class Survey:
         self.units.append(graph.unit)
         self.calls.append(graph.call)
         self.breaks.append(known.ending)
+        self.in_graphs.update(id(original(each)) for each in args if isinstance(each, nn.Parameter))
+        self.given.update(id(each) for each in args if isinstance(each, torch.Tensor))
         if self.recorder is not None:
             self.recorder.enter(args)
         else:
@@ -290,7 +309,7 @@ class Survey:
             self.broken = bool(reasons)
             if not self.has_breaks:
                 return
-            if self.stable and (own := [reason for reason in reasons if UNIT not in reason]):
+            if self.at_units_alone and (own := [reason for reason in reasons if UNIT not in reason]):
                 raise CaptureError(f"its graph breaks elsewhere, too: {own[0].splitlines()[0]}")
             if freed:
                 with trial() as run, without_collection():
@@ -329,7 +348,7 @@ class Survey:
             self.eager_code, passing = measure_eager_code(
                 self.recorder, lambda: outputs_in_backward(run(), self.context.settings)
             )
-            self.joined_bytes = self.recorder.joined_bytes
+            self.joined_bytes, self.nodes = self.recorder.joined_bytes, self.recorder.nodes
             every: dict[str, set[int]] = {}
             for key, places in zip(self.order, passing, strict=True):
                 every[key] = every.get(key, places) & places
