@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 import hybridremat
-from hybridremat.errors import InfeasibleLimitError, UnsurveyedPathWarning
+from hybridremat.errors import CaptureError, InfeasibleLimitError, UnsurveyedPathWarning
+from hybridremat.planning.auto_breaks import BesideGraphsError, with_breaks
+from hybridremat.planning.settings import Settings
 from hybridremat.runtime.planned_call import PlannedCall
 from support.training import allocated_peak, train
 
@@ -346,3 +348,22 @@ def test_a_step_that_fails_holds_nothing_of_its_inputs():
         del x
         gc.collect()
         assert refused and there() is None
+
+
+NO = CaptureError("no"), InfeasibleLimitError("no", limit=1, least=2)
+
+
+@pytest.mark.parametrize("error", NO, ids=lambda error: type(error).__name__)
+def test_layers_run_between_graphs_where_they_cannot_be_units(error):
+    asked = []
+
+    def run(settings):
+        asked.append((settings.units, settings.own_units))
+        if settings.units:
+            raise error
+        if settings.own_units:
+            raise BesideGraphsError("layers run between graphs", units=("layers.*",))
+        return "planned"
+
+    assert with_breaks(Loop(), Settings(memory_limit="50%", graph_breaks="plan"), run) == "planned"
+    assert asked == [((), True), (("layers.*",), True), ((), False)]
