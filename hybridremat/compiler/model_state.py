@@ -104,9 +104,7 @@ def _buffers_restored(model: nn.Module, unseen: Unseen) -> Iterator[None]:
         yield
     finally:
         for module, name, before in kept:
-            if before is not None and before.is_changed_unseen():
-                unseen.add(id(before.tensor))
-            module._buffers[name] = before.restored() if before is not None else None
+            module._buffers[name] = before.restored(unseen) if before is not None else None
 
 
 @dataclass(frozen=True)
@@ -123,20 +121,20 @@ class _Snapshot:
         copy = tensor.detach().clone() if copied else None
         return _Snapshot(tensor, tensor.data, change_count(tensor), copy)
 
-    def is_changed_unseen(self) -> bool:
-        """Whether its values or its memory are others, and its version counter is the same."""
-        if change_count(self.tensor) != self.changes or not is_strided(self.tensor):
-            return False
-        moved = self.tensor.data_ptr() != self.memory.data_ptr()
-        return moved or (self.copy is not None and not torch.equal(self.memory, self.copy))
+    def restored(self, unseen: Unseen) -> Tensor:
+        """Restore the tensor; without a change it is not written to, as a later backward may read it.
 
-    def restored(self) -> Tensor:
-        """Restore the tensor; without a change it is not written to, as a later backward may read it."""
-        strided = is_strided(self.tensor)
-        if strided and self.tensor.data_ptr() != self.memory.data_ptr():
+        A change that its version counter does not tell is added to ``unseen``.
+        """
+        strided, counted = is_strided(self.tensor), change_count(self.tensor) != self.changes
+        moved = strided and self.tensor.data_ptr() != self.memory.data_ptr()
+        same = self.copy is None or (strided and torch.equal(self.memory, self.copy))
+        if moved:
             self.tensor.data = self.memory
-        if self.copy is not None and not (strided and torch.equal(self.memory, self.copy)):
+        if self.copy is not None and not same:
             self.memory.copy_(self.copy)
+        if strided and not counted and (moved or not same):
+            unseen.add(id(self.tensor))
         return self.tensor
 
     @property
@@ -152,9 +150,7 @@ def _parameters_restored(model: nn.Module, unseen: Unseen) -> Iterator[None]:
         yield
     finally:
         for before in kept.values():
-            if before.is_changed_unseen():
-                unseen.add(id(before.tensor))
-            before.restored()
+            before.restored(unseen)
     lost = [name for name, before in kept.items() if before.lost]
     if lost:
         raise _not_restored(model, lost)

@@ -17,7 +17,6 @@ from torch import nn
 
 from hybridremat.compiler.backend import Backend, CapturedGraph, SurveyNeededError
 from hybridremat.compiler.capture import SLOT, model_device, no_backward, translated_errors
-from hybridremat.compiler.forward_start import ForwardStart
 from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
@@ -263,6 +262,8 @@ class PlannedCall:
         """Run a step, or another one if its graphs have changed: which, and what it returns."""
         needed, start = SurveyNeededError(), None
         if step.breaks is not None:
+            from hybridremat.compiler.forward_start import ForwardStart
+
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             start = ForwardStart.now(self.model, inputs)
             step.breaks.enter(start, counting=not self._may_be_sharded)  # FSDP2's hooks make nodes

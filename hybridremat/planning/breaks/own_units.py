@@ -36,7 +36,7 @@ def beside_graphs(model: nn.Module, found: Survey) -> dict[str, nn.Module]:
         trained = {id(each) for each in module.parameters() if each.requires_grad}
         if not trained or not has_several_ops(module):
             continue
-        if trained & found.in_graphs:
+        if trained & found.given:
             waiting |= {f"{name}.{key}": each for key, each in units_in(module).items()}
         elif trained & found.leaves:
             eager[name] = module

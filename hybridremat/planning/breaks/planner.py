@@ -20,6 +20,7 @@ from hybridremat.errors import InfeasibleLimitError, PlanError, UnsurveyedPathWa
 from hybridremat.graph.private_torch import next_node_number
 from hybridremat.graph.tracing.trace import TracedStep
 from hybridremat.planning.accept import with_policy_fingerprint
+from hybridremat.planning.breaks.eager_nodes import EagerNodes
 from hybridremat.planning.breaks.graphs import StepGraphs
 from hybridremat.planning.breaks.paths import GraphPath, Paths, SurveyedPath
 from hybridremat.planning.breaks.survey import Survey, path_frontier
@@ -41,7 +42,7 @@ _MORE_BETWEEN: Final = (
 )
 
 
-Ending = TypeVar("Ending", bound=BaseException)
+_Ending = TypeVar("_Ending", bound=BaseException)
 
 
 @dataclass
@@ -62,11 +63,6 @@ class _Run:
         Whether the path was extended during this run.
     entered
         Whether the graph that starts next is in ``ran`` already.
-    since
-        The number that autograd nodes have from here on, as the forward starts or a graph ends. None: they
-        are not counted.
-    nodes
-        How many nodes the code before each graph has made.
     ending
         What the forward ends in, if it does not return.
     """
@@ -77,11 +73,9 @@ class _Run:
     start: ForwardStart | None = None
     growing: bool = False
     entered: bool = False
-    since: int | None = None
-    nodes: list[int] = field(default_factory=list)
     ending: BaseException | None = None
 
-    def ends_in(self, error: Ending) -> Ending:
+    def ends_in(self, error: _Ending) -> _Ending:
         """To be raised: whatever the model makes of it, the forward ends in that."""
         self.ending = error
         return error
@@ -101,8 +95,8 @@ class PathPlanner:
         self._last = ""
         self._calling: CapturedGraph | None = None
         self._warned = False
-        self._nodes: dict[tuple[GraphPath, int], int] = {}  # most that a step has made there
-        self._unseen = survey.unseen - survey.given
+        self._nodes = EagerNodes()
+        self._writes_unseen = survey.writes_unseen
         surveyed = SurveyedPath.of(survey)
         self._run = _Run(surveyed.order)
         self.paths.surveyed.append(surveyed)
@@ -116,6 +110,7 @@ class PathPlanner:
         On a shorter path graphs may keep more than fits beside those that would come on a longer one.
         """
         last = self._run.path
+        self._nodes.stop()
         self._run = _Run(last)
         self._follow(max((last, *self._planned(last[:1])), key=len))
 
@@ -129,21 +124,18 @@ class PathPlanner:
 
         ``counting``: whether the autograd nodes of code between graphs are those that a survey counts.
         """
-        self._run.start = None if self._unseen else start
-        self._run.since = next_node_number() if counting else None
+        self._run.start = None if self._writes_unseen else start
+        if counting:
+            self._nodes.begin(next_node_number())
 
     def compiled(self) -> None:
         """Something has been compiled, which makes autograd nodes, too: they are not counted any more."""
-        self._run.since = None
+        self._nodes.stop()
 
     def graph_ran(self, since: int, until: int) -> None:
         """A graph has run, before and after which autograd nodes had these numbers."""
-        run = self._run
-        if run.since is None:
-            return
-        run.nodes.append(since - run.since)
-        run.since = until
-        self._look_again(run.path)
+        if self._nodes.note(since, until):
+            self._look_again(self._run.path)
 
     def select(self, graph: CapturedGraph) -> CapturedGraph:
         """The variant in which a graph runs that is called now; one that is not planned yet is its first."""
@@ -231,9 +223,10 @@ class PathPlanner:
             If it does not fit with the points that other paths have fixed.
         """
         path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
+        self._nodes.stop()
         self._run = _Run(self._run.path)
         if survey is not None:
-            self._unseen |= survey.unseen - survey.given
+            self._writes_unseen |= survey.writes_unseen
             self._graphs.add(survey.frontiers, survey.traced)
         known = self.paths.surveyed_as(path.order)
         if known is not None and survey is not None:
@@ -252,8 +245,8 @@ class PathPlanner:
         if self._run.ending is not None:
             raise self._run.ending
         ran = tuple(self._run.ran)
-        if ran and self._run.since is not None:
-            self._run.nodes.append(next_node_number() - self._run.since)
+        now = next_node_number()
+        if ran and self._nodes.note(now, now):
             self._look_again(ran)
         self._run.start = None
         if ran and not self.paths.is_surveyed(ran):
@@ -293,13 +286,12 @@ class PathPlanner:
         ``path``: the one that the step takes, as far as is known. If the forward cannot be run again, this is
         warned of.
         """
-        run, place = self._run, len(self._run.nodes) - 1
-        nodes = run.nodes[place]
-        if nodes <= max(self.paths.nodes(path, place), self._nodes.get((path, place), 0)):
+        if not self._nodes.exceed(self.paths, path):
             return
-        if run.start is not None and not run.start.has_written:
-            raise run.ends_in(SurveyNeededError(needed=False))
-        self._nodes[path, place] = nodes
+        start = self._run.start
+        if start is not None and not start.has_written:
+            raise self._run.ends_in(SurveyNeededError(needed=False))
+        self._nodes.accept(path)
         self._warn_once(_MORE_BETWEEN)
 
     def _warn_once(self, what: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from hybridremat.compiler.backend import UNIT, Backend, CaptureComplete, CapturedGraph
 from hybridremat.compiler.early_gradients import original
@@ -89,7 +89,7 @@ class Survey:
     unseen
         The identities of buffers and parameters that a run has changed so that only a copy tells.
     given
-        The identities of the tensors that graphs were given, in any run: what these change can be told.
+        The identities of the model's tensors that graphs were given, in any run.
     refused
         Why the policy cannot be kept in one of the graphs.
     latest
@@ -102,8 +102,6 @@ class Survey:
         The part of the time for planning that each has.
     leaves
         The identities of leaves that code between and after graphs reads itself, in any run.
-    in_graphs
-        The identities of parameters that graphs were given, in any run.
     shared
         The identities of parameters that several graphs use, or one that runs twice, or one and the code
         between graphs.
@@ -147,7 +145,6 @@ class Survey:
     traced: dict[str, TracedStep] = field(default_factory=dict)
     share: float = 1.0
     leaves: set[int] = field(default_factory=set)
-    in_graphs: set[int] = field(default_factory=set)
     shared: set[int] = field(default_factory=set)
     alive: list[list[Callable[[], bool]]] = field(default_factory=list)
     released: dict[CapturedGraph, frozenset[int]] = field(default_factory=dict)
@@ -176,8 +173,7 @@ class Survey:
         self.units.append(graph.unit)
         self.calls.append(graph.call)
         self.breaks.append(known.ending)
-        self.in_graphs.update(id(original(each)) for each in args if isinstance(each, nn.Parameter))
-        self.given.update(id(each) for each in args if isinstance(each, torch.Tensor))
+        self.given.update(id(original(each)) for each in args if isinstance(each, torch.Tensor))
         if self.recorder is not None:
             self.recorder.enter(args)
         else:
@@ -367,6 +363,14 @@ class Survey:
             step = self.traced[key]
             values = values_of_outputs(step, gone) & step.graph.released_outputs if gone else ()
             self.dropped[key] = frozenset(values)
+
+    @property
+    def writes_unseen(self) -> bool:
+        """Whether code between graphs changes the model's tensors so that only a copy tells.
+
+        What graphs change can be told in training: they write it back then.
+        """
+        return not self.unseen <= self.given
 
     @property
     def has_breaks(self) -> bool:
