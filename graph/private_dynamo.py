@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any, Final, cast
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import (
     _debug_get_cache_entry_list,
@@ -27,6 +28,7 @@ from torch.fx import GraphModule
 
 __all__ = [
     "compile_lock",
+    "compiled_by",
     "forget_code_of",
     "is_switched_off",
     "noting_code",
@@ -61,6 +63,16 @@ def noting_code(note: Callable[[CodeType], None]) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def compiled_by(backend: object, call: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+    """``torch.compile`` of a call; Dynamo, which would keep the backend for good, keeps nothing of it."""
+    compiled = torch.compile(call, backend=cast("Any", backend), **how)
+    kept = eval_frame.cached_backends  # for torch._dynamo.reset() alone, which resets backends that can be
+    for key, wrapped in list(kept.items()):
+        if getattr(wrapped, "compiler_fn", wrapped) is backend:
+            kept.pop(key, None)
+    return compiled
 
 
 def forget_code_of(backend: object, codes: Iterable[CodeType]) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 import hybridremat
 from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
+from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.private_dynamo import compile_lock, usual_stance
 from support.broken_nets import HOW
 
@@ -84,6 +85,29 @@ class Collecting(nn.Module):
         torch._dynamo.graph_break()
         gc.collect()
         return self.inner(x).pow(2).mean()
+
+
+class Plain(Collecting):
+    """One graph."""
+
+    def forward(self, x):
+        return self.inner(self.first(x)).pow(2).mean()
+
+
+def test_what_was_captured_goes_with_its_model():
+    def there():
+        for _ in range(3):  # finalizers make garbage of more
+            gc.collect()
+        return sum(type(each) is JointGraph for each in gc.get_objects())
+
+    before = there()
+    for kind in (Plain, Collecting):
+        model, x = kind(), torch.randn(4, 8)
+        hybridremat.wrap(model, kwargs={"x": x}, memory_limit="100%", **HOW)
+        model(x).backward()
+        assert there() > before
+        del model
+        assert there() <= before
 
 
 def test_models_of_a_class_are_wrapped_again_while_earlier_ones_are_collected():

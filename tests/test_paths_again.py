@@ -7,11 +7,13 @@ import gc
 import random
 import warnings
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import hybridremat
 from hybridremat.errors import CaptureError, InfeasibleLimitError, UnsurveyedPathWarning
@@ -82,8 +84,9 @@ def trained_peak(model, turns):
     return allocated_peak(lambda: model(x).backward())
 
 
-def bytes_there():
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+def bytes_there(*but):
+    found = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    tensors = [each for each in found if not isinstance(each, but)]
     return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
 
 
@@ -202,6 +205,64 @@ def test_a_step_that_has_written_to_a_buffer_is_not_run_again(again):
         model(of_turns(TURNS)).backward()
     assert not again
     assert model.norm.num_batches_tracked == 1
+
+
+@pytest.fixture
+def no_collection():
+    """Cycles stay, and what they hold."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def of_which_two_turns_just_fit():
+    """A model with a buffer that its forward writes, wrapped for one turn, and its limit."""
+    torch.manual_seed(0)
+    model = Loop(nn.BatchNorm1d(WIDTH))
+    least = hybridremat.plan(copy.deepcopy(model), (of_turns(2),), memory_limit="100%", **HOW).least_peak
+    return wrapped(model, 1, round(1.1 * least)), round(1.1 * least)
+
+
+def test_a_step_that_is_refused_holds_nothing_that_it_has_made(no_collection):
+    (model, _), x = of_which_two_turns_just_fit(), of_turns(TURNS)
+    for attempt in range(2):
+        before = bytes_there(FakeTensor)
+        with pytest.raises(InfeasibleLimitError):
+            model(x).backward()
+        assert attempt == 0 or bytes_there(FakeTensor) == before
+    assert model.norm.num_batches_tracked == 2  # refused in the midst of it
+
+
+def test_a_path_that_does_not_fit_beside_others_is_prepared_alone():
+    model, limit = of_which_two_turns_just_fit()
+    hybridremat.prepare(model, (of_turns(2),))
+    assert trained_peak(model, 2) <= limit
+    with pytest.raises(InfeasibleLimitError):
+        hybridremat.prepare(model, (of_turns(TURNS),))
+    assert trained_peak(model, 2) <= limit
+
+
+class WithOutput(Loop):
+    """Returns what its loss is made of, too."""
+
+    def forward(self, x):
+        y, turn = torch.relu(self.first(x)), 0
+        while turn < int(x[0, 0]):
+            y, turn = y + self.layers[turn](y), turn + 1
+        y = self.last(y)
+        return y.square().mean(), y
+
+
+@pytest.mark.filterwarnings("error::hybridremat.errors.HeldOutputWarning")
+@pytest.mark.filterwarnings("ignore::hybridremat.errors.UnsurveyedPathWarning")
+def test_what_a_step_returned_is_gone_after_a_path_that_was_not_planned(no_collection):
+    torch.manual_seed(0)
+    model = WithOutput()
+    wrapped(model, 1, round(1.2 * plain_peak(Loop(), 2)), rewrites="none")
+    for turns in (1, TURNS - 1, 2):
+        with suppress(InfeasibleLimitError):
+            model(of_turns(turns))[0].backward()
 
 
 class Counting(PlainLoop):

@@ -193,8 +193,8 @@ class Backend:
     compiling
         If it is set: called when Dynamo has compiled code.
     latest
-        The graph that was captured last while it is not armed. PyTorch keeps every backend, so a backend must
-        keep no graph.
+        The graph that was captured last while it is not armed. A backend must keep no graph: Dynamo may keep
+        the backend.
     error
         What capturing raised; Dynamo wraps it.
     captured
@@ -209,6 +209,8 @@ class Backend:
         The names of the units that have been called in the forward of the model, in order.
     codes
         The code objects that Dynamo compiled for it: the model's own where graphs break.
+    calls_left
+        How many functions that it compiles are still there.
     unread
         By the text of a graph: the outputs for which there is no gradient, once that is decided.
     captures_rest
@@ -248,6 +250,7 @@ class Backend:
         self.unit = ""
         self.calls: list[str] = []
         self.codes: set[CodeType] = set()
+        self.calls_left = 0
         self.unread: dict[str, tuple[int, ...]] = {}
         self.captures_rest = True
         self._captured_graphs: WeakSet[CapturedGraph] = WeakSet()
@@ -322,10 +325,17 @@ class Backend:
             self.compiling()
 
     def forget(self) -> None:
-        """Let go of what was compiled once the step is gone: Dynamo keeps graphs in the model's modules."""
+        """Let go of what was compiled for one of its calls, and with the last of them of what plans graphs.
+
+        Dynamo keeps graphs, and so backends: in the model's modules, and as globals of code with breaks.
+        """
         forget_code_of(self, self.codes)
         for graph in list(self._captured_graphs):
             graph.forget()
+        self.calls_left -= 1
+        if not self.calls_left and self.several_graphs:
+            self.visit = self.select = self.ran = self.compiling = None
+            del self.partitioner  # and what chooses for it
 
     @contextmanager
     def noting_errors(self) -> Iterator[None]:

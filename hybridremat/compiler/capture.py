@@ -22,6 +22,7 @@ from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError, ModelError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_dynamo import (
+    compiled_by,
     is_switched_off,
     noting_code,
     reset_code,
@@ -141,7 +142,7 @@ def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     call = fresh_call(model)
     forget_with(call, backend)
     whole = not backend.several_graphs
-    compiled = torch.compile(call, backend=backend, dynamic=backend.dynamic, fullgraph=whole)
+    compiled = compiled_by(backend, call, dynamic=backend.dynamic, fullgraph=whole)
     return settled(compiled, symbols=backend.dynamic)
 
 
@@ -182,6 +183,7 @@ def forget_with(call: Callable[..., Any], backend: Backend) -> None:
     """
     weakref.finalize(call, forget_soon, partial(reset_code, call.__code__)).atexit = False
     weakref.finalize(call, forget_soon, backend.forget).atexit = False
+    backend.calls_left += 1
 
 
 def capture(

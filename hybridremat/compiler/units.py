@@ -24,6 +24,7 @@ from hybridremat.compiler.backend import UNIT, Backend
 from hybridremat.compiler.capture import compile_step, forget_with, settled
 from hybridremat.compiler.model_state import in_dtype
 from hybridremat.errors import CaptureError, ModelError
+from hybridremat.graph.private_dynamo import compiled_by
 from hybridremat.graph.private_torch import saved_tensor_hooks_are_set, tree_map
 
 logger = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ def _compiled(model: nn.Module, backend: Backend, *, own: bool = False) -> Calla
     code = run.__code__.replace(co_name=f"run_unit_of_{type(model).__name__}")
     fresh = FunctionType(code, run.__globals__, closure=run.__closure__)  # Dynamo keeps code by code object
     forget_with(fresh, backend)
-    return settled(torch.compile(fresh, backend=backend, dynamic=False, fullgraph=False))
+    return settled(compiled_by(backend, fresh, dynamic=False, fullgraph=False))
 
 
 @dataclass

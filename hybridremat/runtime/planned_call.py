@@ -279,8 +279,9 @@ class PlannedCall:
             if step.breaks is not None or not (settings.several_graphs or breaks_now):
                 raise
         finally:
-            if start is not None:
+            if step.breaks is not None and start is not None:
                 start.let_go()
+                step.breaks.let_go()
         with self._one_path:
             step = self._surveyed_again(step, args, kwargs, needed)
             return step, self._compiled(step, args, kwargs)
@@ -317,12 +318,27 @@ class PlannedCall:
 
     def _with_path(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         self._require_whole(args, kwargs)
-        if step.breaks is not None:
-            with suppress(InfeasibleLimitError):
-                survey = self._path(step, args, kwargs)
-                step.backend.shared |= survey.shared if survey is not None else set()
+        return step if self._add_path(step, args, kwargs) else self._anew(args, kwargs)
+
+    def _add_path(
+        self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any], *, compiled: bool = True
+    ) -> bool:
+        """Survey and plan the path of these inputs beside the others of a step; False if it does not fit so.
+
+        ``compiled``: a path of one graph is that of the graph that was compiled last, not nothing new.
+        """
+        if step.breaks is None:
+            return False
+        with suppress(InfeasibleLimitError):
+            survey = self._path(step, args, kwargs)
+            step.backend.shared |= survey.shared if survey is not None else set()
+            if compiled or survey is not None:
                 step.breaks.add_path(survey, on_infeasible="error")
-                return step
+            return True
+        return False
+
+    def _anew(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+        """A step that is planned for these inputs alone."""
         several = self.context.settings.several_graphs
         anew = with_breaks(self.model, self.context.settings, partial(self._planned, args, kwargs))
         if self.context.settings.several_graphs != several:
@@ -359,9 +375,8 @@ class PlannedCall:
         with self._one_path, without_caches(self._caching):
             known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
-            if known and step.breaks is not None and (survey := self._path(step, args, kwargs)) is not None:
-                step.backend.shared |= survey.shared
-                step.breaks.add_path(survey, self.context.settings.on_infeasible)
+            if known and step.breaks is not None and not self._add_path(step, args, kwargs, compiled=False):
+                step = self._anew(args, kwargs)
         if not step.backend.captured:
             raise no_backward(self.model)
         if step.breaks is None:

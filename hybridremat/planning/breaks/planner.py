@@ -257,6 +257,10 @@ class PathPlanner:
             with suppress(InfeasibleLimitError):  # the step has run; its plan stays
                 self._adopt(ran, replace(self._context.settings, on_infeasible="error"), self._run.taken)
 
+    def let_go(self) -> None:
+        """Keep nothing that the forward has made, once it has ended: what it ended in has its frames."""
+        self._run.ending = None
+
     def _started(self, key: str) -> None:
         """Follow the path that the step takes, when a graph starts."""
         if not self._run.entered:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from hybridremat.errors import InfeasibleLimitWarning, warn_caller
 from hybridremat.graph.joint import Schedule
@@ -77,11 +78,11 @@ def _choose(problem: PathProblem, asked: StepLimits, settings: Settings) -> Path
         least = lean.step.peak(lean.points) + asked.reserve
         if least <= asked.limit:
             return replace(lean, limit=asked.limit, least=least)
-    error = infeasible_error(lean.step, asked, least, len(problem.order))
     too_slow = asked.limit is None or least <= asked.limit
+    refuse = partial(infeasible_error, lean.step, asked, least, len(problem.order))
     if settings.on_infeasible == "error" or too_slow:
-        raise error
-    warn_caller(f"{error} The plan of least memory runs.", InfeasibleLimitWarning)
+        raise refuse()  # no variable holds it: that would be a cycle, which holds what a forward has made
+    warn_caller(f"{refuse()} The plan of least memory runs.", InfeasibleLimitWarning)
     return replace(lean, limit=least, least=least)
 
 

@@ -177,7 +177,6 @@ class _Step:
         if not survey.ran:
             raise nothing_captured(self.model, () if self.units else self._own_units(units_in(self.model)))
         if not survey.has_breaks:
-            survey.ran.clear()  # PyTorch keeps every backend, and so what chooses for it
             return None
         if set_up(self.model) > ready:  # the first run broke at what no later one does
             return self.survey(compiled_by, stable=stable, at_units_alone=at_units_alone)
