@@ -318,24 +318,30 @@ class PlannedCall:
 
     def _with_path(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         self._require_whole(args, kwargs)
-        return step if self._add_path(step, args, kwargs) else self._anew(args, kwargs)
+        if step.breaks is not None:
+            with suppress(InfeasibleLimitError):
+                self._add_path(step, args, kwargs)
+                return step
+        return self._anew(args, kwargs)
 
     def _add_path(
         self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any], *, compiled: bool = True
-    ) -> bool:
-        """Survey and plan the path of these inputs beside the others of a step; False if it does not fit so.
+    ) -> None:
+        """Survey the path of these inputs, if the step has graph breaks, and plan it beside the others.
 
         ``compiled``: a path of one graph is that of the graph that was compiled last, not nothing new.
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If it does not fit so.
         """
         if step.breaks is None:
-            return False
-        with suppress(InfeasibleLimitError):
-            survey = self._path(step, args, kwargs)
-            step.backend.shared |= survey.shared if survey is not None else set()
-            if compiled or survey is not None:
-                step.breaks.add_path(survey, on_infeasible="error")
-            return True
-        return False
+            return
+        survey = self._path(step, args, kwargs)
+        step.backend.shared |= survey.shared if survey is not None else set()
+        if compiled or survey is not None:
+            step.breaks.add_path(survey, on_infeasible="error")
 
     def _anew(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """A step that is planned for these inputs alone."""
@@ -375,7 +381,12 @@ class PlannedCall:
         with self._one_path, without_caches(self._caching):
             known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
-            if known and step.breaks is not None and not self._add_path(step, args, kwargs, compiled=False):
+            try:
+                if known:
+                    self._add_path(step, args, kwargs, compiled=False)
+            except InfeasibleLimitError:
+                if self.context.settings.sharding is not None:
+                    raise  # once parameters are sharded, the paths before this one cannot be planned again
                 step = self._anew(args, kwargs)
         if not step.backend.captured:
             raise no_backward(self.model)
