@@ -283,18 +283,53 @@ class Counting(PlainLoop):
             y, turn = y + torch.sin(torch.tanh(y @ self.weight[turn]).exp()), turn + 1
             if self.how == "replaced in a turn":
                 self.calls = self.calls + 1
+            elif self.how == "written in a turn":
+                self.calls.data.add_(1)
+            elif self.how == "a weight in a turn":
+                self.first.bias.data.add_(1)
         return self.last(y).square().mean()
 
 
+CHANGES = "replaced", "written through data", "replaced in a turn", "written in a turn", "a weight in a turn"
+
+
 @pytest.mark.filterwarnings("ignore", category=UnsurveyedPathWarning)
-@pytest.mark.parametrize("how", ["replaced", "written through data", "replaced in a turn"])
+@pytest.mark.parametrize("how", CHANGES)
 def test_what_a_forward_changes_is_changed_once(how, again):
     torch.manual_seed(0)
     model = Counting(how)
+    bias = model.first.bias.detach().clone()
     wrapped(model, 1, "100%")
     model(of_turns(TURNS)).backward()
-    assert model.calls == (TURNS if how == "replaced in a turn" else 1)
+    if how != "a weight in a turn":
+        assert model.calls == (TURNS if "turn" in how else 1)
+    else:
+        assert torch.allclose(model.first.bias, bias + TURNS)
     assert not again
+
+
+class NormedAtLast(PlainLoop):
+    """Writes to its buffers behind the loop."""
+
+    def forward(self, x):
+        y, turn = torch.relu(self.first(x)), 0
+        while turn < int(x[0, 0]):
+            y, turn = y + torch.sin(torch.tanh(y @ self.weight[turn]).exp()), turn + 1
+        return normed_loss(self, y)
+
+
+def normed_loss(model, y):
+    """A graph of its own: what the function of the loop calls itself is in none."""
+    return model.norm(model.last(y)).square().mean()
+
+
+def test_a_step_runs_again_that_would_write_to_a_buffer_later(again):
+    torch.manual_seed(0)
+    model = NormedAtLast(nn.BatchNorm1d(WIDTH))
+    wrapped(model, 1, "100%")
+    with suppress(InfeasibleLimitError):
+        model(of_turns(TURNS)).backward()
+    assert again
 
 
 def test_a_step_may_call_none_of_the_units_that_nobody_named():

@@ -187,9 +187,9 @@ class Backend:
         While it is set: what runs graphs in place of planning and running them.
     select
         If it is set: the variant in which a graph runs that is called.
-    ran
-        If it is set: called when a graph's forward has run, with the numbers that autograd nodes had from its
-        start and have from its end on.
+    starting, ran
+        If they are set: called before a graph's forward and after it, with the number that the next autograd
+        node has.
     compiling
         If it is set: called when Dynamo has compiled code.
     latest
@@ -241,7 +241,8 @@ class Backend:
         self.workspaces: dict[int, int] = {}
         self.visit: Callable[[CapturedGraph, Sequence[Any]], Any] | None = None
         self.select: Callable[[CapturedGraph], CapturedGraph] | None = None
-        self.ran: Callable[[int, int], None] | None = None
+        self.starting: Callable[[int], None] | None = None
+        self.ran: Callable[[int], None] | None = None
         self.compiling: Callable[[], None] | None = None
         self.latest: CapturedGraph | None = None
         self.captured = False
@@ -334,7 +335,7 @@ class Backend:
             graph.forget()
         self.calls_left -= 1
         if not self.calls_left and self.several_graphs:
-            self.visit = self.select = self.ran = self.compiling = None
+            self.visit = self.select = self.starting = self.ran = self.compiling = None
             del self.partitioner  # and what chooses for it
 
     @contextmanager
@@ -493,6 +494,8 @@ class CapturedGraph:
             self.plan()
         assert self._run is not None
         since = next_node_number()
+        if self._backend.starting is not None:
+            self._backend.starting(since)
         with self.around():
             outputs = self._run(*self._inputs(args))
         if self._backend.several_graphs:
@@ -504,7 +507,7 @@ class CapturedGraph:
         if self._roles.loss_inside:
             outputs = self._held.guard(outputs, self._roles.detached, args)
         if self._backend.ran is not None:
-            self._backend.ran(since, next_node_number())
+            self._backend.ran(next_node_number())
         return outputs
 
     def _inputs(self, args: Sequence[Any]) -> Sequence[Any]:

@@ -24,13 +24,16 @@ class EagerNodes:
         """Count no more in this run: something else makes nodes, too."""
         self._since = None
 
-    def note(self, since: int, until: int) -> bool:
-        """A graph has run, before and after which nodes had these numbers; returns whether they count."""
-        if self._since is None:
-            return False
-        self._made.append(since - self._since)
-        self._since = until
-        return True
+    def note(self, number: int) -> bool:
+        """A graph starts, or the forward has ended; returns whether nodes are counted up to it."""
+        if self._since is not None:
+            self._made.append(number - self._since)
+        return self._since is not None
+
+    def go_on(self, number: int) -> None:
+        """The graph has run, and nodes have numbers from this one on."""
+        if self._since is not None:
+            self._since = number
 
     def exceed(self, paths: Paths, path: GraphPath) -> bool:
         """Whether the last code made more than surveys of the path have counted, or was accepted before."""

@@ -132,10 +132,14 @@ class PathPlanner:
         """Something has been compiled, which makes autograd nodes, too: they are not counted any more."""
         self._nodes.stop()
 
-    def graph_ran(self, since: int, until: int) -> None:
-        """A graph has run, before and after which autograd nodes had these numbers."""
-        if self._nodes.note(since, until):
+    def graph_starts(self, number: int) -> None:
+        """A graph is about to run: autograd nodes have numbers from this one on."""
+        if self._nodes.note(number):
             self._look_again(self._run.path)
+
+    def graph_ran(self, number: int) -> None:
+        """It has run: autograd nodes have numbers from this one on."""
+        self._nodes.go_on(number)
 
     def select(self, graph: CapturedGraph) -> CapturedGraph:
         """The variant in which a graph runs that is called now; one that is not planned yet is its first."""
@@ -245,8 +249,7 @@ class PathPlanner:
         if self._run.ending is not None:
             raise self._run.ending
         ran = tuple(self._run.ran)
-        now = next_node_number()
-        if ran and self._nodes.note(now, now):
+        if ran and self._nodes.note(next_node_number()):
             self._look_again(ran)
         self._run.start = None
         if ran and not self.paths.is_surveyed(ran):

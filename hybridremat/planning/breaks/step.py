@@ -72,7 +72,7 @@ def plan_path(
             given, named = copied((args, kwargs), model)
             run_once(model, compiled, backend, given, named)
         breaks.ended()
-    backend.ran, backend.compiling = breaks.graph_ran, breaks.compiled
+    backend.starting, backend.ran, backend.compiling = breaks.graph_starts, breaks.graph_ran, breaks.compiled
     backend.settle(breaks.has_variants)
     return backend, compiled, breaks
 

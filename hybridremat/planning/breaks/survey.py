@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from hybridremat.compiler.backend import UNIT, Backend, CaptureComplete, CapturedGraph
 from hybridremat.compiler.early_gradients import original
@@ -89,7 +89,7 @@ class Survey:
     unseen
         The identities of buffers and parameters that a run has changed so that only a copy tells.
     given
-        The identities of the model's tensors that graphs were given, in any run.
+        The identities of tensors that graphs were given, in any run, but parameters, which they only read.
     refused
         Why the policy cannot be kept in one of the graphs.
     latest
@@ -173,7 +173,8 @@ class Survey:
         self.units.append(graph.unit)
         self.calls.append(graph.call)
         self.breaks.append(known.ending)
-        self.given.update(id(original(each)) for each in args if isinstance(each, torch.Tensor))
+        tensors = (original(each) for each in args if isinstance(each, torch.Tensor))
+        self.given.update(id(each) for each in tensors if not isinstance(each, nn.Parameter))
         if self.recorder is not None:
             self.recorder.enter(args)
         else:
