@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 import hybridremat
+from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.private_dynamo import compile_lock, usual_stance
@@ -94,20 +96,25 @@ class Plain(Collecting):
         return self.inner(self.first(x)).pow(2).mean()
 
 
-def test_what_was_captured_goes_with_its_model():
+@pytest.mark.parametrize("kind", [Plain, Collecting])
+@pytest.mark.parametrize("unwrapped", [False, True])
+def test_what_was_captured_goes_with_its_model(kind, unwrapped):
     def there():
         for _ in range(3):  # finalizers make garbage of more
             gc.collect()
-        return sum(type(each) is JointGraph for each in gc.get_objects())
+        return sum(type(each) in (Backend, JointGraph) for each in gc.get_objects())
 
-    before = there()
-    for kind in (Plain, Collecting):
-        model, x = kind(), torch.randn(4, 8)
-        hybridremat.wrap(model, kwargs={"x": x}, memory_limit="100%", **HOW)
-        model(x).backward()
-        assert there() > before
-        del model
-        assert there() <= before
+    before, model = there(), kind()
+    hybridremat.wrap(model, kwargs={"x": torch.randn(4, 8)}, memory_limit="100%", **HOW)
+    for rows in (4, 6, 5):  # the second of them with symbols for sizes
+        model(torch.randn(rows, 8)).backward()
+    assert there() > before
+    if unwrapped:
+        hybridremat.unwrap(model)
+    gone = weakref.ref(model)
+    del model
+    assert there() <= before
+    assert gone() is None
 
 
 def test_models_of_a_class_are_wrapped_again_while_earlier_ones_are_collected():

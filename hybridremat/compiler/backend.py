@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import fx, nn
@@ -24,6 +24,7 @@ from hybridremat.compiler.constants import share_constants
 from hybridremat.compiler.dispatch import Dispatch
 from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs, original
 from hybridremat.compiler.emit import unwatched
+from hybridremat.compiler.for_dynamo import DynamoBackend
 from hybridremat.compiler.handing_over import HandingOver
 from hybridremat.compiler.inner import Captured, Finish, InnerCompiler, op_by_op
 from hybridremat.compiler.model_checks import require_current_device
@@ -43,7 +44,6 @@ from hybridremat.compiler.recurrent import make_recurrent_opaque
 from hybridremat.compiler.second_backwards import refuse_second_through
 from hybridremat.errors import CaptureError, HybridRematError
 from hybridremat.graph.garbage import collected_seldom
-from hybridremat.graph.private_dynamo import forget_code_of
 from hybridremat.graph.private_joint import Compiled, planning_state
 from hybridremat.graph.private_torch import (
     TensorifyScalarRestartAnalysis,
@@ -193,8 +193,7 @@ class Backend:
     compiling
         If it is set: called when Dynamo has compiled code.
     latest
-        The graph that was captured last while it is not armed. A backend must keep no graph: Dynamo may keep
-        the backend.
+        The graph that was captured last while it is not armed.
     error
         What capturing raised; Dynamo wraps it.
     captured
@@ -209,8 +208,8 @@ class Backend:
         The names of the units that have been called in the forward of the model, in order.
     codes
         The code objects that Dynamo compiled for it: the model's own where graphs break.
-    calls_left
-        How many functions that it compiles are still there.
+    for_dynamo, runs
+        What Dynamo is given to keep in place of it, and what runs graphs, by what Dynamo keeps of it.
     unread
         By the text of a graph: the outputs for which there is no gradient, once that is decided.
     captures_rest
@@ -251,7 +250,8 @@ class Backend:
         self.unit = ""
         self.calls: list[str] = []
         self.codes: set[CodeType] = set()
-        self.calls_left = 0
+        self.for_dynamo = DynamoBackend(self)
+        self.runs: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
         self.unread: dict[str, tuple[int, ...]] = {}
         self.captures_rest = True
         self._captured_graphs: WeakSet[CapturedGraph] = WeakSet()
@@ -324,19 +324,6 @@ class Backend:
         self.codes.add(code)
         if self.compiling is not None:
             self.compiling()
-
-    def forget(self) -> None:
-        """Let go of what was compiled for one of its calls, and with the last of them of what plans graphs.
-
-        Dynamo keeps graphs, and so backends: in the model's modules, and as globals of code with breaks.
-        """
-        forget_code_of(self, self.codes)
-        for graph in list(self._captured_graphs):
-            graph.forget()
-        self.calls_left -= 1
-        if not self.calls_left and self.several_graphs:
-            self.visit = self.select = self.starting = self.ran = self.compiling = None
-            del self.partitioner  # and what chooses for it
 
     @contextmanager
     def noting_errors(self) -> Iterator[None]:
@@ -480,13 +467,6 @@ class CapturedGraph:
                 if self.dispatch is not None:
                     self.dispatch.compiled()
             self._captured = self._made = self.unplanned = None
-
-    def forget(self) -> None:
-        """Let go of what runs, if it was planned."""
-        self._run = self.step = self._turns = None
-        self._ways = _Way(), _Way()
-        for other in self._variants.values():
-            other.forget()
 
     def __call__(self, *args: object) -> Any:
         """Run the forward; autograd runs the backward."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from types import FunctionType
 from typing import Any, Final
 
@@ -17,15 +15,14 @@ from torch import distributed, nn
 from hybridremat.compiler.backend import Backend, CaptureComplete, CapturedGraph, GraphError
 from hybridremat.compiler.capture_errors import as_capture_error, not_captured, own_words
 from hybridremat.compiler.first_calls import set_up_first_call
-from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
+from hybridremat.compiler.for_dynamo import compiled_for
+from hybridremat.compiler.forgetting import nothing_forgotten
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError, ModelError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_dynamo import (
-    compiled_by,
     is_switched_off,
     noting_code,
-    reset_code,
     usual_stance,
     without_marks,
 )
@@ -140,9 +137,8 @@ def compile_step(model: nn.Module, backend: Backend) -> Callable[..., Any]:
             "torch._dynamo.config.disable), and a step is captured with it: switch it on"
         )
     call = fresh_call(model)
-    forget_with(call, backend)
     whole = not backend.several_graphs
-    compiled = compiled_by(backend, call, dynamic=backend.dynamic, fullgraph=whole)
+    compiled = compiled_for(backend, call, dynamic=backend.dynamic, fullgraph=whole)
     return settled(compiled, symbols=backend.dynamic)
 
 
@@ -174,16 +170,6 @@ def settled(compiled: Callable[..., Any], *, symbols: bool = False) -> Callable[
             return compiled(*args, **kwargs)
 
     return run
-
-
-def forget_with(call: Callable[..., Any], backend: Backend) -> None:
-    """Let Dynamo forget a function that it compiled once that is gone, and all that it compiled within.
-
-    Compiled code and the code object refer to each other, and would never be freed.
-    """
-    weakref.finalize(call, forget_soon, partial(reset_code, call.__code__)).atexit = False
-    weakref.finalize(call, forget_soon, backend.forget).atexit = False
-    backend.calls_left += 1
 
 
 def capture(

@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.backend import UNIT, Backend
-from hybridremat.compiler.capture import compile_step, forget_with, settled
+from hybridremat.compiler.capture import compile_step, settled
+from hybridremat.compiler.for_dynamo import compiled_for
 from hybridremat.compiler.model_state import in_dtype
 from hybridremat.errors import CaptureError, ModelError
-from hybridremat.graph.private_dynamo import compiled_by
 from hybridremat.graph.private_torch import saved_tensor_hooks_are_set, tree_map
 
 logger = logging.getLogger(__name__)
@@ -152,8 +152,7 @@ def _compiled(model: nn.Module, backend: Backend, *, own: bool = False) -> Calla
     run = run_own if own else run_unit
     code = run.__code__.replace(co_name=f"run_unit_of_{type(model).__name__}")
     fresh = FunctionType(code, run.__globals__, closure=run.__closure__)  # Dynamo keeps code by code object
-    forget_with(fresh, backend)
-    return settled(compiled_by(backend, fresh, dynamic=False, fullgraph=False))
+    return settled(compiled_for(backend, fresh, dynamic=False, fullgraph=False))
 
 
 @dataclass

@@ -17,6 +17,7 @@ from torch import nn
 
 from hybridremat.compiler.backend import Backend, CapturedGraph, SurveyNeededError
 from hybridremat.compiler.capture import SLOT, model_device, no_backward, translated_errors
+from hybridremat.compiler.for_dynamo import DynamoBackend
 from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
@@ -138,7 +139,7 @@ class PlannedCall:
     def install(self) -> None:
         """Replace the model's own call, also for functions that were compiled with it before."""
         _refuse_to_compile()
-        replace_call(self.model, self, except_by=Backend)
+        replace_call(self.model, self, except_by=DynamoBackend)
 
     def remove(self) -> None:
         """Give the model its own call back."""
