@@ -68,7 +68,8 @@ def noting_code(note: Callable[[CodeType], None]) -> Iterator[None]:
 def compiled_by(backend: object, call: Callable[..., Any], **how: Any) -> Callable[..., Any]:
     """``torch.compile`` of a call; Dynamo, which would keep the backend for good, keeps nothing of it."""
     compiled = torch.compile(call, backend=cast("Any", backend), **how)
-    kept = eval_frame.cached_backends  # for torch._dynamo.reset() alone, which resets backends that can be
+    # for torch._dynamo.reset() alone, which resets backends that can be
+    kept: dict[int, object] = getattr(eval_frame, "cached_backends", {})
     for key, wrapped in list(kept.items()):
         if getattr(wrapped, "compiler_fn", wrapped) is backend:
             kept.pop(key, None)

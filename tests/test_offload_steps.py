@@ -87,6 +87,7 @@ def test_lazy_conjugates_and_negatives_come_back_as_such(share, away):
 
 
 def test_nothing_is_held_once_a_model_is_unwrapped(away):
+    gc.collect()
     before = len(calls._STORES)
     model, batch = small("mlp")
     planned, plan = wrapped(model, batch, "80%", away)

@@ -24,7 +24,7 @@ from hybridremat.compiler.constants import share_constants
 from hybridremat.compiler.dispatch import Dispatch
 from hybridremat.compiler.early_gradients import EarlyGradients, leaving_inputs, original
 from hybridremat.compiler.emit import unwatched
-from hybridremat.compiler.for_dynamo import DynamoBackend
+from hybridremat.compiler.forgetting import DynamoBackend
 from hybridremat.compiler.handing_over import HandingOver
 from hybridremat.compiler.inner import Captured, Finish, InnerCompiler, op_by_op
 from hybridremat.compiler.model_checks import require_current_device

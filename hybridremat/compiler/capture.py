@@ -15,8 +15,7 @@ from torch import distributed, nn
 from hybridremat.compiler.backend import Backend, CaptureComplete, CapturedGraph, GraphError
 from hybridremat.compiler.capture_errors import as_capture_error, not_captured, own_words
 from hybridremat.compiler.first_calls import set_up_first_call
-from hybridremat.compiler.for_dynamo import compiled_for
-from hybridremat.compiler.forgetting import nothing_forgotten
+from hybridremat.compiler.forgetting import compiled_for, nothing_forgotten
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
 from hybridremat.errors import CaptureError, HybridRematError, InputError, ModelError
 from hybridremat.graph.garbage import collected_seldom

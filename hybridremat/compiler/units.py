@@ -22,7 +22,7 @@ from torch import nn
 
 from hybridremat.compiler.backend import UNIT, Backend
 from hybridremat.compiler.capture import compile_step, settled
-from hybridremat.compiler.for_dynamo import compiled_for
+from hybridremat.compiler.forgetting import compiled_for
 from hybridremat.compiler.model_state import in_dtype
 from hybridremat.errors import CaptureError, ModelError
 from hybridremat.graph.private_torch import saved_tensor_hooks_are_set, tree_map

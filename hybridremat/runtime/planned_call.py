@@ -17,7 +17,7 @@ from torch import nn
 
 from hybridremat.compiler.backend import Backend, CapturedGraph, SurveyNeededError
 from hybridremat.compiler.capture import SLOT, model_device, no_backward, translated_errors
-from hybridremat.compiler.for_dynamo import DynamoBackend
+from hybridremat.compiler.forgetting import DynamoBackend
 from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
 from hybridremat.compiler.sample_inputs import copied
