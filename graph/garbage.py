@@ -1,9 +1,10 @@
-"""When Python's garbage collector may run."""
+"""When Python's garbage collector may run, and what errors keep from it."""
 
 from __future__ import annotations
 
 import gc
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -87,3 +88,16 @@ def noting_freed(count: Callable[[], int]) -> Iterator[list[int]]:
         yield freed
     finally:
         gc.callbacks.remove(note)
+
+
+def free_frames(error: BaseException, *, until: BaseException | None) -> None:
+    """Let go of what the calls that an error has ended held, as it may be kept: of those before it, too.
+
+    A variable of theirs may hold the error as well, and then only a collection would free them.
+    ``until``: the error that was being handled when those calls began, if any; it is not ours, and a
+    debugger may look at it.
+    """
+    each: BaseException | None = error
+    while each is not None and each is not until:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__context__

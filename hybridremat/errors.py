@@ -58,6 +58,10 @@ class InfeasibleLimitError(HybridRematError):
         self.limit = limit
         self.least = least
 
+    def fresh(self) -> InfeasibleLimitError:
+        """The same, to be kept or raised: one that was raised holds all that its calls held."""
+        return InfeasibleLimitError(str(self), limit=self.limit, least=self.least)
+
 
 class GraphSizeError(HybridRematError, ValueError):
     """The joint graph is too large for a strategy that looks at the whole of it at once."""

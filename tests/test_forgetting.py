@@ -13,6 +13,7 @@ from torch import nn
 import hybridremat
 from hybridremat.compiler.backend import Backend
 from hybridremat.compiler.forgetting import forget_soon, nothing_forgotten
+from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import JointGraph
 from hybridremat.graph.private_dynamo import compile_lock, usual_stance
 from support.broken_nets import HOW
@@ -94,6 +95,41 @@ class Plain(Collecting):
 
     def forward(self, x):
         return self.inner(self.first(x)).pow(2).mean()
+
+
+@pytest.mark.parametrize("kind", [Plain, Collecting])
+def test_a_refused_batch_holds_nothing(kind):
+    model, x = kind(), torch.randn(4, 8)
+    how = HOW if kind is Collecting else HOW | {"graph_breaks": "auto"}
+    hybridremat.wrap(model, kwargs={"x": x}, memory_limit=10_000, **how)
+    model(x).backward()
+    gc.disable()
+    try:
+        for rows in (4000, 5000, 5000):
+            large = torch.randn(rows, 8)
+            gone = weakref.ref(large)
+            with pytest.raises(InfeasibleLimitError):
+                model(large)
+            del large
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_an_error_that_was_being_handled_keeps_its_variables():
+    model, x = Plain(), torch.randn(4, 8)
+    hybridremat.wrap(model, kwargs={"x": x}, memory_limit=10_000, **HOW | {"graph_breaks": "auto"})
+
+    def fails():
+        seen = "what a debugger looks at"
+        raise ValueError(seen)
+
+    try:
+        fails()
+    except ValueError as error:
+        with pytest.raises(InfeasibleLimitError):
+            model(torch.randn(4000, 8))
+        assert "seen" in error.__traceback__.tb_next.tb_frame.f_locals
 
 
 @pytest.mark.parametrize("kind", [Plain, Collecting])

@@ -265,6 +265,19 @@ def test_what_a_step_returned_is_gone_after_a_path_that_was_not_planned(no_colle
             model(of_turns(turns))[0].backward()
 
 
+def test_an_error_that_is_being_handled_keeps_its_traceback():
+    torch.manual_seed(0)
+    model = WithOutput()
+    wrapped(model, 1, round(1.2 * plain_peak(Loop(), 2)), rewrites="none")
+    model(of_turns(1))[0].backward()
+    try:
+        raise ValueError
+    except ValueError as error:
+        with suppress(InfeasibleLimitError):
+            model(of_turns(TURNS - 1))[0].backward()
+        assert error.__traceback__ is not None
+
+
 class Counting(PlainLoop):
     """Changes buffers so that their version counters do not tell."""
 

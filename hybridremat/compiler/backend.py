@@ -42,7 +42,7 @@ from hybridremat.compiler.output_hooks import (
 )
 from hybridremat.compiler.recurrent import make_recurrent_opaque
 from hybridremat.compiler.second_backwards import refuse_second_through
-from hybridremat.errors import CaptureError, HybridRematError
+from hybridremat.errors import CaptureError, HybridRematError, InfeasibleLimitError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_joint import Compiled, planning_state
 from hybridremat.graph.private_torch import (
@@ -83,17 +83,14 @@ class SurveyNeededError(BaseException):
         Whether the step has no plan without it.
     """
 
-    def __init__(self, refused: HybridRematError | None = None, *, needed: bool = True) -> None:
+    def __init__(self, refused: InfeasibleLimitError | None = None, *, needed: bool = True) -> None:
         super().__init__("a path that should be surveyed")
         self.refused, self.needed = refused, needed
 
-    def without_frames(self) -> SurveyNeededError:
+    def fresh(self) -> SurveyNeededError:
         """The same, no longer holding the forward that it ended, with all that it had made."""
-        error: BaseException | None
-        for error in (self, self.refused):
-            while error is not None:
-                error.__traceback__, error = None, error.__context__
-        return self
+        refused = self.refused.fresh() if self.refused is not None else None
+        return SurveyNeededError(refused, needed=self.needed)
 
 
 UNIT: Final = "a unit of a planned step"

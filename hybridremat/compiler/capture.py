@@ -286,6 +286,8 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
         ) from error
     except TorchDynamoException as error:  # a break, an unbacked size in a branch
         raise as_capture_error(model, error) from error
+    finally:
+        backend.error = None  # it holds what its calls held, and the backend is kept
 
 
 @contextmanager

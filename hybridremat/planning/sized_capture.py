@@ -204,7 +204,7 @@ def capture_sizes(
             with translated_errors(model, backend):
                 graph.plan()
         except InfeasibleLimitError as error:
-            refused = InfeasibleLimitError(str(error), limit=error.limit, least=error.least)
+            refused = error.fresh()
     keep_workspaces(model_device(model))
     if partition.portfolio is None:
         return None

@@ -238,7 +238,7 @@ class AllSizes:
         taken = time.perf_counter() - started
         say(f"new shape {shape_text(args, kwargs)}: captured for all sizes in {taken:.1f} s", show=self._show)
         if made.refused is not None:
-            raise made.refused
+            raise made.refused.fresh()
         sizes = made.sizes_of(shapes)
         assert sizes is not None
         return self._kept(family, shapes, made, made.keep_current(sizes, context))

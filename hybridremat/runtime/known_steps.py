@@ -86,11 +86,11 @@ class KnownSteps:
         state = conditions(self._model), plain_state(self._model)
         asked = input_key(args, kwargs), state, context.store.granted
         if (known := self._refused.get(asked)) is not None:
-            raise InfeasibleLimitError(str(known), limit=known.limit, least=known.least)
+            raise known.fresh()
         try:
             yield
         except InfeasibleLimitError as error:
-            kept = InfeasibleLimitError(str(error), limit=error.limit, least=error.least)
+            kept = error.fresh()
             if settings.budget_seconds() is None and settings.gradients == "at_end":  # else more may change
                 self._refused = dict([*self._refused.items(), (asked, kept)][-MOST_REFUSED:])
             raise

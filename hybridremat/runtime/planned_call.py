@@ -30,6 +30,7 @@ from hybridremat.errors import (
     ModelError,
     UntriedKernelError,
 )
+from hybridremat.graph.garbage import free_frames
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_dynamo import replace_call
 from hybridremat.graph.private_torch import inside_transform, not_traced, tree_leaves
@@ -129,9 +130,13 @@ class PlannedCall:
         return self._planned_call(args, kwargs)
 
     def _planned_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, held: int = 0) -> Any:
+        handled = sys.exception()
         with without_caches(self._caching):
             try:
                 return self._planned_forward(args, kwargs, held)
+            except InfeasibleLimitError as error:
+                free_frames(error, until=handled)  # the loop may go on with another batch
+                raise
             except (CaptureError, InputError, UntriedKernelError):
                 self._raise_as_plain(args, kwargs)
                 raise
@@ -273,25 +278,29 @@ class PlannedCall:
         except SurveyNeededError as error:
             assert start is not None, "a step of one graph is never surveyed"
             start.draw_again()
-            needed = error.without_frames()
+            needed = error.fresh()
         except CaptureError as error:
             settings = self.context.settings
             breaks_now = bool(error.place) and settings.graph_breaks == "auto"
             if step.breaks is not None or not (settings.several_graphs or breaks_now):
                 raise
         finally:
-            if step.breaks is not None and start is not None:
+            if start is not None:
                 start.let_go()
-                step.breaks.let_go()
         with self._one_path:
             step = self._surveyed_again(step, args, kwargs, needed)
             return step, self._compiled(step, args, kwargs)
 
     def _compiled(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with translated_errors(self.model, step.backend):
-            output = step.compiled(*args, **kwargs)
+        try:
+            with translated_errors(self.model, step.backend):
+                output = step.compiled(*args, **kwargs)
+            if step.breaks is not None:
+                step.breaks.ended()
+        finally:
+            if step.breaks is not None:
+                step.breaks.let_go()
         if step.breaks is not None:
-            step.breaks.ended()
             output = returned_outputs(output, self.context.settings)
             self._held.watch(output, tree_leaves((args, kwargs)), self.context.settings)
         return output
@@ -323,6 +332,17 @@ class PlannedCall:
             with suppress(InfeasibleLimitError):
                 self._add_path(step, args, kwargs)
                 return step
+        return self._anew(args, kwargs)
+
+    def _with_prepared_path(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+        """The step with the path of sample inputs added, or a new one if that does not fit."""
+        try:
+            self._add_path(step, args, kwargs, compiled=False)
+        except InfeasibleLimitError:
+            if self.context.settings.sharding is not None:
+                raise  # once parameters are sharded, the paths before this one cannot be planned again
+        else:
+            return step
         return self._anew(args, kwargs)
 
     def _add_path(
@@ -382,13 +402,8 @@ class PlannedCall:
         with self._one_path, without_caches(self._caching):
             known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
-            try:
-                if known:
-                    self._add_path(step, args, kwargs, compiled=False)
-            except InfeasibleLimitError:
-                if self.context.settings.sharding is not None:
-                    raise  # once parameters are sharded, the paths before this one cannot be planned again
-                step = self._anew(args, kwargs)
+            if known:
+                step = self._with_prepared_path(step, args, kwargs)
         if not step.backend.captured:
             raise no_backward(self.model)
         if step.breaks is None:

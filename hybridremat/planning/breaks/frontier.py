@@ -177,7 +177,7 @@ class PathFrontier:
             try:
                 self._plans[asked] = self._planned(limit, max_overhead)
             except InfeasibleLimitError as error:
-                self._plans[asked] = error.with_traceback(None)
+                self._plans[asked] = error.fresh()
         found = self._plans[asked]
         if isinstance(found, InfeasibleLimitError):
             raise InfeasibleLimitError(str(found), limit=found.limit, least=found.least)
