@@ -35,6 +35,7 @@ def test_what_a_search_gains_counts_before_a_limit_and_an_overhead_are_refused()
     assert searched.choose(limit, found.fastest_overhead) == smaller
 
 
+@pytest.mark.everyday
 def test_a_plan_is_never_slower_than_the_one_of_least_memory(monkeypatch):
     """Which was improved as well, and may have gained more; where it cannot, it is not looked for."""
     found = plan_graph(transformer(2), cache=OptionCache(), workers=1)

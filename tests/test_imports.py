@@ -189,12 +189,14 @@ def test_a_module_never_hides_a_public_name():
     assert [name for name in sorted(names) if find_spec(f"hybridremat.{name}")] == []
 
 
+@pytest.mark.everyday
 def test_every_package_has_a_place_in_the_order():
     tops = {name.split(".")[0] for name, _, _ in sources()}
     tops |= {name.rpartition(".")[0] for name, _, _ in sources() if name.startswith("graph.")}
     assert tops == set(RANK)
 
 
+@pytest.mark.everyday
 def test_imports_run_one_way():
     trees = {name: (path, tree) for name, path, tree in sources()}
     offenders = []
@@ -234,6 +236,7 @@ def test_inductors_door_is_opened_by_those_who_ask(loaded):
     assert "hybridremat.graph.private_inductor" not in loaded["command"]
 
 
+@pytest.mark.everyday
 def test_private_torch_names_stand_behind_their_doors():
     offenders = set()
     for _, path, tree in sources():

@@ -109,6 +109,7 @@ def test_nothing_moves_that_need_not(tmp_path):
     assert host == sorted(host) and host[0] == 0 < host[1] < host[2]
 
 
+@pytest.mark.everyday
 def test_a_model_with_breaks_is_planned_without_a_word(tmp_path):
     model, batch = broken()
     with pytest.warns(hybridremat.GraphBreakWarning):

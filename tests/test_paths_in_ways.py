@@ -54,6 +54,7 @@ def trained(model, x):
 
 
 @pytest.mark.filterwarnings("ignore", category=UnsurveyedPathWarning)
+@pytest.mark.everyday
 @pytest.mark.parametrize("share", [0.45, 0.6])
 def test_whatever_layers_run_no_step_takes_more_than_its_limit(share):
     torch.manual_seed(0)

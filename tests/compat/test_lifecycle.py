@@ -194,6 +194,7 @@ def test_forward_hooks(line):
     line(GROUP, "forward hooks and pre-hooks, registered and removed after wrapping", REPLANNED)
 
 
+@pytest.mark.everyday
 def test_gradient_hooks(line):
     """Hooks of parameters, as optimizers that step inside the backward use them."""
 

@@ -34,6 +34,7 @@ def test_one_graph_for_two_backwards_says_what_helps():
         TwoLosses(*wrapped(**batch)).backward()
 
 
+@pytest.mark.everyday
 def test_a_loss_that_differentiates_names_its_line_and_what_could_be_planned():
     model, batch = penalty()
     with pytest.raises(

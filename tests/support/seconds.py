@@ -19,7 +19,7 @@ FILE: Final = Path(__file__).parents[1] / "data" / "seconds.json"
 FIXTURES: Final = {
     "tests/test_certificates.py": {"curve"},
     "tests/test_ranks.py": {"ranks"},
-    "tests/test_sharded_units.py": {"quick", "split"},
+    "tests/test_sharded_units.py": {"few_sections", "quick", "split"},
 }
 """Fixtures of a module that take so long that all tests that use them do."""
 
