@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import hybridremat
 from hybridremat.errors import CaptureError, InfeasibleLimitError, UnsurveyedPathWarning
 from hybridremat.planning.auto_breaks import BesideGraphsError, with_breaks
+from hybridremat.planning.breaks import graphs
 from hybridremat.planning.settings import Settings
 from hybridremat.runtime.planned_call import PlannedCall
 from support.training import allocated_peak, train
@@ -263,6 +264,24 @@ def test_what_a_step_returned_is_gone_after_a_path_that_was_not_planned(no_colle
     for turns in (1, TURNS - 1, 2):
         with suppress(InfeasibleLimitError):
             model(of_turns(turns))[0].backward()
+
+
+def test_a_path_that_was_refused_is_refused_again_without_a_search(monkeypatch):
+    torch.manual_seed(0)
+    model, searches = WithOutput(), []
+    wrapped(model, 1, round(0.8 * plain_peak(Loop(), 2)), rewrites="none")
+    choose = graphs.choose_path
+    monkeypatch.setattr(graphs, "choose_path", lambda *asked: searches.append(asked) or choose(*asked))
+    model(of_turns(1))[0].backward()
+    said = []
+    for _ in range(4):
+        before = len(searches)
+        with pytest.raises(InfeasibleLimitError) as refused:
+            model(of_turns(TURNS))
+        said.append((str(refused.value), refused.value.least, len(searches) > before))
+    assert len({each[:2] for each in said}) == 1
+    assert said[0][2] and not said[-1][2]
+    model(of_turns(1))[0].backward()
 
 
 def test_an_error_that_is_being_handled_keeps_its_traceback():

@@ -1,5 +1,6 @@
 """Steps that take other paths through graphs which are alike and run in several ways."""
 
+import copy
 import random
 
 import pytest
@@ -114,6 +115,36 @@ class Skipping(nn.Module):
             if number not in self.left_out:
                 x = x + each(x)
         return x.square().mean()
+
+
+@pytest.mark.parametrize("how", [{"units": "layers.*"}, {"units": "layers.*", "graph_breaks": "plan"}, {}])
+@pytest.mark.parametrize("kind", [Dropping, Skipping])
+def test_a_later_shape_may_call_none_of_the_units(kind, how):
+    torch.manual_seed(0)
+    model = kind()
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, (needing(BATCH),), memory_limit="70%", cost_model="flops", progress=False, **how)
+    limit = hybridremat.get_plan(model).memory_limit
+    for number, left in enumerate((range(LAYERS), (), range(LAYERS), {1})):
+        model.left_out = plain.left_out = frozenset(left)
+        x = needing(BATCH // 2)
+        for each in (model, plain):
+            torch.manual_seed(number)
+            each(x).backward()
+        same = [
+            torch.equal(a.grad, b.grad) if a.grad is not None else b.grad is None
+            for a, b in zip(model.parameters(), plain.parameters(), strict=True)
+        ]
+        assert all(same)
+        model.zero_grad()
+        plain.zero_grad()
+        assert trained(model, x) <= limit
+        model.zero_grad()
+
+
+def needing(rows):
+    """Inputs that get gradients, so that a step without any layer has a backward."""
+    return torch.randn(rows, WIDTH, requires_grad=True)
 
 
 @pytest.mark.parametrize("skipped", [{3}, {0, 1, 2, 3, 4, 5, 6, 7}], ids=["one", "all"])

@@ -104,6 +104,7 @@ def compile_units(
     *,
     shared: bool,
     rest: bool,
+    required: bool = True,
     dtypes: Dtypes = (None, None),
 ) -> Callable[..., Any]:
     """The model's call with its units compiled by ``backend``, which takes several graphs.
@@ -114,6 +115,8 @@ def compile_units(
         Whether those that are alike share a capture, in which modules have the names of the first.
     rest
         Whether what runs between the units is captured as well, as far as Dynamo can; else it runs as it is.
+    required
+        Whether a forward is refused as long as none of the units has run in any.
     dtypes
         Of what the model and its units are called with, and of what they return, as FSDP2 makes it; None for
         what it is.
@@ -132,7 +135,7 @@ def compile_units(
         with _installed(calls):
             output = call(*_in_dtype(args, given), **_in_dtype(kwargs, given))
         ever.update(ran)
-        if not ever:
+        if required and not ever:
             raise _never_called(model, units)
         _notice(model, units, ran, told)
         return _in_dtype(output, returned)

@@ -75,6 +75,11 @@ class PlanContext:
             build=build,
         )
 
+    @property
+    def keeps_refusals(self) -> bool:
+        """Whether what did not fit is not tried again: nothing else may change, and no other rank waits."""
+        return self.settings.budget_seconds() is None and self.agreement.alone
+
     def at(self, origin: Origin, progress: Progress = no_progress) -> PlanContext:
         """The context of one step of the same model, which may take what earlier ones were granted."""
         settings = replace(self.settings, granted=self.store.granted)

@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
+from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning.plan import Plan
 from hybridremat.plans.plan_data import OtherSizes
 
 if TYPE_CHECKING:
     from hybridremat.compiler.offload.stores import Room, Stores
     from hybridremat.planning.settings import Settings
+
+
+MOST_REFUSED: Final = 64
+
+
+class Refusals:
+    """What did not fit, so that the same is refused at once; the last :data:`MOST_REFUSED`."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, InfeasibleLimitError]] = []
+
+    @contextmanager
+    def unless_known(self, asked: Any, *, kept: bool) -> Iterator[None]:
+        """Around what plans something; ``kept``: whether it is not tried again if it has been refused.
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If it does not fit, or did not.
+        """
+        for known, error in self._known:
+            if kept and known == asked:
+                raise error.fresh()
+        try:
+            yield
+        except InfeasibleLimitError as error:
+            if kept:
+                self._known = [*self._known, (asked, error.fresh())][-MOST_REFUSED:]
+            raise
+
+    def clear(self) -> None:
+        """Plan again for what did not fit: what is asked of plans has changed."""
+        self._known.clear()
 
 
 class PlanStore:

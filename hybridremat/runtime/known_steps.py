@@ -10,24 +10,28 @@ from typing import Any
 
 from torch import nn
 
-from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.input_keys import conditions, input_key, plain_state
 from hybridremat.planning.pipeline import Step
+from hybridremat.planning.plan_store import Refusals
 from hybridremat.planning.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-MOST_REFUSED = 64  # shapes that are known not to fit
-
 
 class KnownSteps:
-    """Steps by input shape; beyond ``Settings.max_plans``, the least recently used is dropped."""
+    """Steps by input shape; beyond ``Settings.max_plans``, the least recently used is dropped.
+
+    Attributes
+    ----------
+    refusals
+        The shapes that are known not to fit.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
-        self._refused: dict[Hashable, InfeasibleLimitError] = {}
+        self.refusals = Refusals()
         self._warned = False
 
     def __len__(self) -> int:
@@ -85,19 +89,9 @@ class KnownSteps:
             return
         state = conditions(self._model), plain_state(self._model)
         asked = input_key(args, kwargs), state, context.store.granted
-        if (known := self._refused.get(asked)) is not None:
-            raise known.fresh()
-        try:
+        kept = settings.budget_seconds() is None and settings.gradients == "at_end"  # else more may change
+        with self.refusals.unless_known(asked, kept=kept):
             yield
-        except InfeasibleLimitError as error:
-            kept = error.fresh()
-            if settings.budget_seconds() is None and settings.gradients == "at_end":  # else more may change
-                self._refused = dict([*self._refused.items(), (asked, kept)][-MOST_REFUSED:])
-            raise
-
-    def forget_refused(self) -> None:
-        """Plan again for what did not fit: what is asked of plans has changed."""
-        self._refused.clear()
 
     def _warn_once(self, most: int) -> None:
         if not self._warned:

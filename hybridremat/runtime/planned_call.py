@@ -175,7 +175,7 @@ class PlannedCall:
         ).validated(need_limit=True)
         self.context = replace(PlanContext.of(settings), store=self.context.store)
         self.in_flight.context = self.context
-        self._steps.forget_refused()
+        self._steps.refusals.clear()
         logger.info(
             "the loss of %s is computed outside of it: %s, and %s are reserved for what that allocates",
             type(self.model).__name__,
@@ -328,11 +328,13 @@ class PlannedCall:
 
     def _with_path(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         self._require_whole(args, kwargs)
-        if step.breaks is not None:
-            with suppress(InfeasibleLimitError):
-                self._add_path(step, args, kwargs)
-                return step
-        return self._anew(args, kwargs)
+        if step.breaks is None:
+            return self._anew(args, kwargs)
+        with suppress(InfeasibleLimitError):
+            self._add_path(step, args, kwargs)
+            return step
+        with step.breaks.unless_refused_alone():
+            return self._anew(args, kwargs)
 
     def _with_prepared_path(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """The step with the path of sample inputs added, or a new one if that does not fit."""

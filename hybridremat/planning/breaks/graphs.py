@@ -19,6 +19,7 @@ from hybridremat.planning.choose import plan_of_point
 from hybridremat.planning.context import PlanContext
 from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.plan_store import Refusals
 from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_costs import with_memory
 from hybridremat.plans.records import GraphBreak, PlannedBlock
@@ -59,12 +60,17 @@ class StepGraphs:
         self.variants: dict[str, list[Variant]] = {}
         self.places: dict[GraphPath, tuple[int, ...]] = {}
         self._offers: dict[str, Sequence[SchedulePoint]] = {}
+        self._refusals = Refusals()
+        self._surveyed = set(frontiers)
         self._given: Plan | None = None
         self._given_points: tuple[SchedulePoint, ...] = ()
 
     def add(self, frontiers: Mapping[str, GraphFrontier], steps: Mapping[str, TracedStep]) -> None:
         """Add the graphs of a path; of those that are not planned, a survey knows best."""
-        new = [key for key in frontiers if key not in self.variants]
+        new = [key for key in frontiers if key not in self.variants and key not in self._surveyed]
+        self._surveyed |= frontiers.keys()
+        if not self.frontiers.keys().isdisjoint(new):
+            self._refusals.clear()
         self.frontiers.update({key: frontiers[key] for key in new})
         for key in new:
             self._offers.pop(key, None)  # of what was known before
@@ -132,6 +138,7 @@ class StepGraphs:
             number = next((n for n, each in enumerate(known) if each.point == point), len(known))
             if number == len(known):
                 known.append(Variant(point, self._plan_of(key, point, whole.cost_model, asked)))
+                self._refusals.clear()
             places.append(number)
             self.steps.pop(key, None)  # it runs as it does now: nothing is planned again
         self.places[order] = tuple(places)
@@ -178,7 +185,7 @@ class StepGraphs:
         if few := [key for key in new if self._has_few_options(key)]:
             try:
                 strict = replace(settings, on_infeasible="error")
-                return choose_path(self.problem(order, paths, taken), strict)
+                return self._choose_of(self.problem(order, paths, taken), strict)
             except InfeasibleLimitError:
                 logger.info("nothing fits with the options of blocks that were looked at first; solving all")
                 for key in few:
@@ -187,7 +194,16 @@ class StepGraphs:
                         self.steps[key], timings, self._context, reuse=False, bounded=False
                     )
                     self._offers.pop(key, None)
-        return choose_path(self.problem(order, paths, taken), settings)
+                self._refusals.clear()
+        return self._choose_of(self.problem(order, paths, taken), settings)
+
+    def _choose_of(
+        self, problem: PathProblem, settings: Settings
+    ) -> tuple[tuple[SchedulePoint, ...], Plan]:
+        """As :func:`choose_path`; what did not fit is refused at once while the graphs are the same."""
+        asked = replace(problem, frontiers=(), offered=()), settings
+        with self._refusals.unless_known(asked, kept=self._context.keeps_refusals):
+            return choose_path(problem, settings)
 
     def _has_few_options(self, key: str) -> bool:
         counted = self.frontiers[key].counted

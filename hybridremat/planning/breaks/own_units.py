@@ -61,7 +61,7 @@ def own_units(
     idle = dict[str, nn.Module]()
     while units:
         trying, backend = survey()
-        call = compile_units(model, units, backend, shared=True, rest=False)
+        call = compile_units(model, units, backend, shared=True, rest=False, required=False)
         try:
             with trial(backend, call) as run:
                 run()

@@ -7,8 +7,8 @@ assumed to be held to the end of the step, and to carry gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -26,6 +26,7 @@ from hybridremat.planning.breaks.paths import GraphPath, Paths, SurveyedPath
 from hybridremat.planning.breaks.survey import Survey, path_frontier
 from hybridremat.planning.chosen import Chosen
 from hybridremat.planning.plan import Plan
+from hybridremat.planning.plan_store import Refusals
 from hybridremat.planning.planner import stores_for
 from hybridremat.planning.settings import OnInfeasible, Settings
 from hybridremat.planning.step_costs import costed
@@ -97,6 +98,8 @@ class PathPlanner:
         self._warned = False
         self._nodes = EagerNodes()
         self._writes_unseen = survey.writes_unseen
+        self._refused_alone = Refusals()
+        self._given: SurveyedPath | None = None
         surveyed = SurveyedPath.of(survey)
         self._run = _Run(surveyed.order)
         self.paths.surveyed.append(surveyed)
@@ -124,7 +127,7 @@ class PathPlanner:
 
         ``counting``: whether the autograd nodes of code between graphs are those that a survey counts.
         """
-        self._run.start = None if self._writes_unseen else start
+        self._run.start, self._given = None if self._writes_unseen else start, None
         if counting:
             self._nodes.begin(next_node_number())
 
@@ -173,9 +176,11 @@ class PathPlanner:
         step = with_policy_fingerprint(traced, self._context)
         self._last = key = step.graph.fingerprint
         if key not in self._graphs.variants:
-            step, timings = costed(step, self._context)
-            self._graphs.steps[key] = step
-            self._graphs.frontiers[key] = path_frontier(step, timings, self._context)
+            refused = key in self._graphs.frontiers  # before
+            if not refused or not self._context.keeps_refusals:
+                step, timings = costed(step, self._context)
+                self._graphs.steps[key] = step
+                self._graphs.frontiers[key] = path_frontier(step, timings, self._context)
             start = self._run.start
             if start is not None and not self._run.ran and start.has_changed_nothing:
                 raise self._run.ends_in(SurveyNeededError())
@@ -226,7 +231,7 @@ class PathPlanner:
         InfeasibleLimitError
             If it does not fit with the points that other paths have fixed.
         """
-        path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
+        self._given = path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
         self._nodes.stop()
         self._run = _Run(self._run.path)
         if survey is not None:
@@ -240,6 +245,19 @@ class PathPlanner:
             return
         with self.paths.replacing(known, path):
             self._adopt(path.order, replace(self._context.settings, on_infeasible=on_infeasible))
+
+    @contextmanager
+    def unless_refused_alone(self) -> Iterator[None]:
+        """Around planning the path alone that :meth:`add_path` was given last, and that does not fit so.
+
+        Raises
+        ------
+        InfeasibleLimitError
+            If it does not fit alone either, or did not.
+        """
+        kept = self._given is not None and self._context.keeps_refusals
+        with self._refused_alone.unless_known((self._given, self._context.store.granted), kept=kept):
+            yield
 
     def ended(self) -> None:
         """End the forward: the plan of the step is that of the graphs that ran.

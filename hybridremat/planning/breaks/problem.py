@@ -151,7 +151,7 @@ class PathProblem:
         others: tuple[Beside, ...] = ()
         if self.sharding is not None:
             made, order, others = with_sharding(made, entries, self.sharding)
-        largest = max(map(largest_gradient, self.frontiers))
+        largest = max(map(largest_gradient, self.frontiers), default=0)  # no graph: no unit was called
         return MultiGraphStep(
             made, order, self.joined_bytes, self.forwards, largest, self.host_limit, others
         )

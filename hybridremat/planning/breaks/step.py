@@ -96,11 +96,13 @@ def survey_step(
     units, sharding = find_units(model, context.settings.units), context.settings.sharding
     if sharding is not None:
         _require_units(units, sharding.tail)
-    surveyed = _Step(model, args, kwargs, context, backend_for, units, known)
+    later = known is not None or context.store.current is not None
+    surveyed = _Step(model, args, kwargs, context, backend_for, units, known, later)
     if not units:
         return surveyed.survey(lambda backend: compile_step(model, backend))
     dtypes = gathered_dtype(sharding), returned_dtype(sharding)
-    compiled = partial(compile_units, model, units, shared=not context.settings.policy, dtypes=dtypes)
+    shared = not context.settings.policy
+    compiled = partial(compile_units, model, units, shared=shared, required=not later, dtypes=dtypes)
     if known is None or known.captures_rest:
         alone = known is None and context.settings.graph_breaks != "plan"
         try:
@@ -124,7 +126,10 @@ def _require_units(units: Collection[str], tail: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Step:
-    """A step to be surveyed, with its ``units`` by name, if it has any; ``known``: what has other paths."""
+    """A step to be surveyed, with its ``units`` by name, if it has any; ``known``: what has other paths.
+
+    ``later``: whether the model has been planned before. Such a step may run nothing that is captured.
+    """
 
     model: nn.Module
     args: Sequence[Any]
@@ -133,6 +138,7 @@ class _Step:
     backend_for: BackendFor
     units: dict[str, nn.Module]
     known: Backend | None
+    later: bool
 
     def survey(
         self,
@@ -175,8 +181,10 @@ class _Step:
         finally:
             backend.visit = None
         if not survey.ran:
-            raise nothing_captured(self.model, () if self.units else self._own_units(units_in(self.model)))
-        if not survey.has_breaks:
+            own = () if self.units else self._own_units(units_in(self.model))
+            if own or not self.later:
+                raise nothing_captured(self.model, own)
+        if survey.ran and not survey.has_breaks:
             return None
         if set_up(self.model) > ready:  # the first run broke at what no later one does
             return self.survey(compiled_by, stable=stable, at_units_alone=at_units_alone)
