@@ -46,7 +46,7 @@ CASES: Final[Mapping[str, Case]] = {
 }
 SEED: Final = 1000
 WRONG: Final = 0.3
-STEPS, ROUNDS = 20, 4
+STEPS, ROUNDS = 20, 12
 
 
 def plan_by_wrong_times(share: float) -> None:
