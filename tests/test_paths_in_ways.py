@@ -142,6 +142,43 @@ def test_a_later_shape_may_call_none_of_the_units(kind, how):
         model.zero_grad()
 
 
+class Instead(nn.Module):
+    """Runs a layer, or nothing, or code that is in no graph in its place, as its inputs say."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x, ways):
+        for layer, way in zip(self.layers, ways, strict=True):
+            if way.item() > 0:
+                x = layer(x)
+            elif way.item() < 0:
+                x = x.sin().tanh().exp().sin()
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("rows", [BATCH, 200])
+def test_code_in_place_of_all_units_is_measured(rows):
+    torch.manual_seed(0)
+    model = Instead()
+    sample, x = (needing(BATCH), torch.tensor([1, 1])), needing(rows)
+    settings = {"units": "layers.*", "cost_model": "flops", "progress": False, "graph_breaks": "plan"}
+    limit, fits = hybridremat.plan(model, sample, memory_limit="100%", **settings).memory_limit, []
+    hybridremat.wrap(model, sample, memory_limit=limit, **settings)
+    for ways in ([0, 0], [-1, 0], [-1, -1], [0, 0]):
+        plain = Instead()
+        needed = allocated_peak(lambda ways=ways, plain=plain: plain(x, torch.tensor(ways)).backward())
+        fits.append(needed <= limit)
+        if not fits[-1]:
+            with pytest.raises(InfeasibleLimitError):
+                model(x, torch.tensor(ways))
+            continue
+        model(x, torch.tensor(ways)).backward()
+        assert allocated_peak(lambda ways=ways: model(x, torch.tensor(ways)).backward()) <= limit
+    assert fits[0] and not all(fits)
+
+
 def needing(rows):
     """Inputs that get gradients, so that a step without any layer has a backward."""
     return torch.randn(rows, WIDTH, requires_grad=True)

@@ -213,7 +213,7 @@ class StepGraphs:
         """The graphs of a path, with the points that each may take; the first run already, as ``taken``."""
         eager_code, joined = paths.eager_code(order)
         if joined is None:
-            joined = max(largest_gradient(self.frontiers[key]) for key in order)
+            joined = max((largest_gradient(self.frontiers[key]) for key in order), default=0)
         joined += sum(self._held_bytes(order, paths, key) for key in order)
         keys = tuple(dict.fromkeys(order))
         problem = PathProblem(

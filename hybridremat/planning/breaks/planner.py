@@ -267,14 +267,14 @@ class PathPlanner:
         if self._run.ending is not None:
             raise self._run.ending
         ran = tuple(self._run.ran)
-        if ran and self._nodes.note(next_node_number()):
+        if self._nodes.note(next_node_number()):
             self._look_again(ran)
         self._run.start = None
-        if ran and not self.paths.is_surveyed(ran):
+        if not self.paths.is_surveyed(ran):
             self._warn_once(_OTHER_PATH)
         if ran in self._planned(ran):
             self._follow(ran)
-        elif ran:
+        else:
             with suppress(InfeasibleLimitError):  # the step has run; its plan stays
                 self._adopt(ran, replace(self._context.settings, on_infeasible="error"), self._run.taken)
 
