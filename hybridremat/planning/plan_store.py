@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 MOST_REFUSED: Final = 64
+"""Of shapes, paths or graphs together."""
 
 
 class Refusals:

@@ -180,7 +180,7 @@ class PathFrontier:
                 self._plans[asked] = error.fresh()
         found = self._plans[asked]
         if isinstance(found, InfeasibleLimitError):
-            raise InfeasibleLimitError(str(found), limit=found.limit, least=found.least)
+            raise found.fresh()
         return found
 
     def _planned(self, limit: int | None, max_overhead: float | None) -> Plan:

@@ -99,7 +99,7 @@ class PathPlanner:
         self._nodes = EagerNodes()
         self._writes_unseen = survey.writes_unseen
         self._refused_alone = Refusals()
-        self._given: SurveyedPath | None = None
+        self._added: SurveyedPath | None = None
         surveyed = SurveyedPath.of(survey)
         self._run = _Run(surveyed.order)
         self.paths.surveyed.append(surveyed)
@@ -127,7 +127,8 @@ class PathPlanner:
 
         ``counting``: whether the autograd nodes of code between graphs are those that a survey counts.
         """
-        self._run.start, self._given = None if self._writes_unseen else start, None
+        self._run.start = None if self._writes_unseen else start
+        self._added = None
         if counting:
             self._nodes.begin(next_node_number())
 
@@ -176,8 +177,8 @@ class PathPlanner:
         step = with_policy_fingerprint(traced, self._context)
         self._last = key = step.graph.fingerprint
         if key not in self._graphs.variants:
-            refused = key in self._graphs.frontiers  # before
-            if not refused or not self._context.keeps_refusals:
+            known = key in self._graphs.frontiers  # of a path that was refused
+            if not known or not self._context.keeps_refusals:
                 step, timings = costed(step, self._context)
                 self._graphs.steps[key] = step
                 self._graphs.frontiers[key] = path_frontier(step, timings, self._context)
@@ -231,7 +232,7 @@ class PathPlanner:
         InfeasibleLimitError
             If it does not fit with the points that other paths have fixed.
         """
-        self._given = path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
+        self._added = path = SurveyedPath((self._last,)) if survey is None else SurveyedPath.of(survey)
         self._nodes.stop()
         self._run = _Run(self._run.path)
         if survey is not None:
@@ -255,8 +256,8 @@ class PathPlanner:
         InfeasibleLimitError
             If it does not fit alone either, or did not.
         """
-        kept = self._given is not None and self._context.keeps_refusals
-        with self._refused_alone.unless_known((self._given, self._context.store.granted), kept=kept):
+        kept = self._added is not None and self._context.keeps_refusals
+        with self._refused_alone.unless_known((self._added, self._context.store.granted), kept=kept):
             yield
 
     def ended(self) -> None:

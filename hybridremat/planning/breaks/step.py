@@ -181,7 +181,8 @@ class _Step:
         finally:
             backend.visit = None
         if not survey.ran:
-            own = () if self.units else self._own_units(units_in(self.model))
+            planned = self.units or self.known is not None
+            own = () if planned else self._own_units(units_in(self.model))
             if own or not self.later:
                 raise nothing_captured(self.model, own)
         if survey.ran and not survey.has_breaks:
