@@ -142,6 +142,25 @@ def test_a_later_shape_may_call_none_of_the_units(kind, how):
         model.zero_grad()
 
 
+def test_units_that_a_shape_calls_later_step_in_their_backward():
+    torch.manual_seed(0)
+    model, rate = Dropping(), 1e-2
+    plain = copy.deepcopy(model)
+    usual = torch.optim.SGD(plain.parameters(), lr=rate)
+    _ = hybridremat.optimizer_in_backward(model, lambda parameters: torch.optim.SGD(parameters, lr=rate))
+    settings = {"units": "layers.*", "cost_model": "flops", "progress": False, "gradients": "in_backward"}
+    hybridremat.wrap(model, (needing(BATCH),), memory_limit="70%", **settings)
+    for number, left in enumerate((range(LAYERS), (), {1})):
+        model.left_out = plain.left_out = frozenset(left)
+        x = needing(BATCH // 2)
+        for each in (model, plain):
+            torch.manual_seed(number)
+            each(x).backward()
+        usual.step()
+        usual.zero_grad()
+        assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
 class Instead(nn.Module):
     """Runs a layer, or nothing, or code that is in no graph in its place, as its inputs say."""
 

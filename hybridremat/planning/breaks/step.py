@@ -65,6 +65,7 @@ def plan_path(
     survey, backend, compiled = surveyed
     breaks = PathPlanner(survey)  # combine
     backend.captured = True
+    backend.shared |= survey.shared  # also of units that come later
     backend.partitioner, backend.select = backend_for(breaks.choose).partitioner, breaks.select
     if context.build:
         breaks.begin()
