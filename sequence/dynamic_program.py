@@ -12,9 +12,8 @@ solo options, boundaries of several values and parameter gradients. It is optima
 slots among schedules of this recursive shape; other shapes (keeping part of a boundary, for one) are not
 looked at.
 
-S_o, a_j and pb_o are less where skip values die (:mod:`hybridremat.sequence.skip_liveness`): without that the
-table's peaks were 3–4 % too high in chains whose boundaries hold several values, and a long skip was held in
-vain.
+S_o, a_j and pb_o are less where skip values die (:mod:`hybridremat.sequence.skip_liveness`): a long skip
+would be held in vain else.
 
 Rows are filled by :mod:`hybridremat.sequence.least_times`. Tables with 60 options a block take about 3 s for
 1000 equal blocks and 20 s for 300 that all differ (docs/benchmarks.md): rows grow as L², the work as L³.

@@ -36,6 +36,10 @@ TYPICAL_GAP: Final = 0.05
 """What a finer search wins of a step's time, as a rule: it is looked for at once where that pays."""
 
 
+WHOLE: Final = 12.0
+"""Seconds of a second search, where the first has found nothing that fits: whatever it could win."""
+
+
 def power_of_two(seconds: float) -> float:
     """The nearest power of two: nearly equal times give equal searches."""
     return 2.0 ** round(log2(seconds)) if seconds > 0 else 0.0

@@ -8,8 +8,9 @@ and saved bytes of a part's point, and G its gradients, the step's peak is the m
 - backward of part i: B_i + Σ_{j<i} (S_j − D_j) + Σ_{j>i} G_j
 
 where D are those of the saved bytes that are gone once the forward has returned: what its frames held, which
-is counted where it was allocated, and the part's backward does not read. A part may free what earlier ones
-have left (S below 0, D as well).
+is counted where it was allocated, and the part's backward does not read. Code between graphs may free what
+earlier parts have left (S below 0, D as well), such as what it has made for a graph: where the backward of
+that graph reads it, it is in the graph's S and B.
 
 With k forwards that wait for their backward at a time, k − 1 sets of saved bytes are there besides, and in
 the backward the gradients of earlier ones, the largest once more while it is added up (as for one graph in
@@ -48,6 +49,8 @@ class PartPoint:
 
     ``retained``: of what the part drops when the forward has returned, the bytes its backward reads.
     ``host``: bytes of host memory that its moves take, whole pages.
+    ``inputs``: of the saved bytes, inputs that nothing else holds in the backward, in whose peak they are;
+    what code between graphs has freed of them is below 0.
     """
 
     forward_peak: int
@@ -56,6 +59,7 @@ class PartPoint:
     time: int
     retained: int = 0
     host: int = 0
+    inputs: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,16 +84,16 @@ class StepPart:
 
 
 def largest_part(parts: Sequence[StepPart]) -> StepPart:
-    """A part with one point, at least as large as each of ``parts`` in every figure."""
+    """A part with one point, at least as large as each of ``parts`` in each figure, which frees no inputs."""
     points = [point for part in parts for point in part.points]
     most = PartPoint(
-        max(point.forward_peak for point in points),
+        max(point.forward_peak - point.inputs for point in points),
         max(point.backward_peak for point in points),
-        max(point.saved for point in points),
+        max(point.saved - point.inputs for point in points),
         time=0,
     )
-    least = min(part.dropped for part in parts)
-    return StepPart((most,), max(part.gradient_bytes for part in parts), min(0, least))
+    least = min(part.dropped - point.inputs for part in parts for point in part.points)
+    return StepPart((most,), max(0, *(part.gradient_bytes for part in parts)), min(0, least))
 
 
 def most_of(first: StepPart | None, second: StepPart | None) -> StepPart | None:
@@ -105,6 +109,7 @@ def most_of(first: StepPart | None, second: StepPart | None) -> StepPart | None:
         max(point.backward_peak for point in points),
         saved,
         time=0,
+        inputs=min(point.inputs for point in points),
     )
     kept = max(part.points[0].saved - part.dropped for part in parts)
     return StepPart((most,), max(part.gradient_bytes for part in parts), saved - kept)
@@ -168,13 +173,13 @@ class MultiGraphStep:
     def moments_of(self, graph: int, chosen: Sequence[int]) -> tuple[Moment, ...]:
         """What a distinct graph sees of the step, where the others run as chosen.
 
-        It is taken to retain what it does as chosen.
+        It is taken to retain what it does as chosen, and to keep as much of its inputs.
         """
         others = [(g, self.parts[g].points[chosen[g]]) for g in self.order]
         later = sum(self.parts[g].gradient_bytes for g in self.order)
         waiting = self.forwards - 1
         saved = waiting * sum(g == graph for g in self.order)
-        left = sum(point.saved for g, point in others if g != graph)
+        left = sum(point.inputs if g == graph else point.saved for g, point in others)
         left -= sum(self.parts[g].dropped - point.retained for g, point in others)
         before = kept = waiting * left
         found: dict[Moment, None] = {}
@@ -184,8 +189,10 @@ class MultiGraphStep:
             backward = kept + later + self.joined_bytes + self.earlier_gradients + beside.backward
             if g == graph:
                 found[Moment("forward", saved, forward)] = None
-                found[Moment("backward", saved, backward)] = None
+                found[Moment("backward", saved, backward + point.inputs)] = None
                 saved += 1
+                before += point.inputs
+                kept += point.inputs
             else:
                 highest = max(point.forward_peak + forward, point.backward_peak + backward)
                 found[Moment("other", saved, highest)] = None

@@ -65,7 +65,7 @@ def test_bounds_of_small_graphs_are_optima() -> None:
     pairs: list[bool] = []
 
     @given(tiny_steps())
-    @examples(40, derandomize=True, deadline=None, database=None)
+    @examples(40, 12, derandomize=True, deadline=None, database=None)
     def count(graph: JointGraph) -> None:
         for peak, time in fastest_by_enumeration(graph, len(graph.ops) + MORE):
             pairs.append(time_bound(graph, PhaseLimits(peak, peak), plain_schedule(graph)) == time)

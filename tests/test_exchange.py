@@ -64,9 +64,11 @@ def test_each_edit_computes_the_same(graph: JointGraph, seed: int) -> None:
             if to not in version.reads and (moved := edits.advanced(schedule, versions, version, to)):
                 assert sorted(moved.steps) == sorted(schedule.steps)
                 assert_computes_the_same(graph, moved, schedule)
-        if version.reads and (moved := edits.postponed(schedule, versions, version)):
-            assert sorted(moved.steps) == sorted(schedule.steps)
-            assert_computes_the_same(graph, moved, schedule)
+        first = min(version.reads, default=len(schedule.steps))
+        for to in {first, *range(version.birth + 2, min(first, version.birth + 5))}:
+            if moved := edits.postponed(schedule, versions, version, to):
+                assert sorted(moved.steps) == sorted(schedule.steps)
+                assert_computes_the_same(graph, moved, schedule)
 
 
 @given(joint_graphs(), st.integers(0, 1000), st.floats(0, 1))
@@ -97,7 +99,7 @@ def test_what_draws_numbers_or_must_run_once_is_not_moved() -> None:
         schedule = Schedule((0, 1, 2, 3), 0)
         edits, versions = Edits(graph), Versions(graph, schedule.steps)
         produced = {version.value: version for version in versions}
-        postponed = edits.postponed(schedule, versions, produced[made])
+        postponed = edits.postponed(schedule, versions, produced[made], produced[made].reads[0])
         return postponed, edits.advanced(schedule, versions, produced[first], 1)
 
     assert [step is not None for step in moved()] == [True, True]
@@ -137,6 +139,32 @@ def test_a_schedule_beyond_the_limit_is_brought_under_it() -> None:
     assert origin == 1
     assert schedule_time(graph, found) == schedule_time(graph, plain) + 10
     assert time_bound(graph, PhaseLimits(limit, limit), found) <= schedule_time(graph, found)
+
+
+def test_a_gradient_that_nobody_reads_is_made_behind_the_highest_point() -> None:
+    net = Net()
+    (kept,) = net.op(Phase.FORWARD, [net.input()], [100], time=1000)
+    tangent = net.input(0, tangent=True)
+    net.backward([tangent], 100, gradient=True)
+    (large,) = net.op(Phase.BACKWARD, [tangent], [300])
+    small = net.backward([large], 1)
+    net.backward([small, kept], 1)
+    graph = net.joint()
+    again = Schedule((0, 1, 2, 3, 0, 4), 1)
+    found, _ = exchange(graph, max(naive_profile(graph, again)))(again)
+    assert found == Schedule((0, 2, 3, 1, 4), 1)
+
+
+def test_what_takes_next_to_no_time_is_left_out_at_last() -> None:
+    net = Net()
+    x = net.input()
+    small, large = net.layer("small", [x], 10, time=30), net.layer("large", [x], 100, time=100_000)
+    net.derive(net.layer("join", [small, large], 10))
+    graph = net.joint()
+    once = plain_schedule(graph)
+    maker = graph.values[small].producer
+    steps = (*once.steps[: once.num_forward], maker, *once.steps[once.num_forward :])
+    assert exchange(graph, 10**9)(Schedule(steps, once.num_forward))[0] == once
 
 
 def test_nothing_is_tried_beyond_the_effort() -> None:

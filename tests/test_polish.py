@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.polish import search
 from hybridremat.sequence.polish.program import PolishProgram
-from hybridremat.sequence.polish.search import Polish
+from hybridremat.sequence.polish.search import ALL_OVER, INTO_DEPTH, Look, Polish
 from hybridremat.sequence.polish.windows import windows
 from support.examples import examples
 from support.extreme_schedules import extreme_schedule
@@ -31,8 +32,10 @@ MORE = 2
 """Executions beyond one of each op in the schedules that are enumerated."""
 
 
-def polish(graph: JointGraph, limit: int, pins: Pins = NO_PINS, effort: float = 5.0) -> Polish:
-    return Polish(Judge(graph, pins), limit, effort)
+def polish(
+    graph: JointGraph, limit: int, pins: Pins = NO_PINS, look: Look = INTO_DEPTH, effort: float = 5.0
+) -> Polish:
+    return Polish(Judge(graph, pins), limit, replace(look, effort=effort))
 
 
 @given(joint_graphs(), st.integers(0, 1000), st.sampled_from((0.3, 0.7, 1.0)))
@@ -108,7 +111,7 @@ def test_what_does_not_obey_is_not_taken() -> None:
     limit = max(naive_profile(graph, start))
     free = polish(graph, limit)
     assert schedule_time(graph, free(start)) == schedule_time(graph, start) - 990
-    assert Polish(AllowsOne(graph, allowed=start), limit, 5.0)(start) == start
+    assert Polish(AllowsOne(graph, allowed=start), limit)(start) == start
 
 
 @pytest.mark.parametrize(("state", "saved"), [(0, 990), (50, 990), (60, 900), (200, 900)])
@@ -126,6 +129,37 @@ def test_the_state_of_a_generator_that_a_recomputation_needs_takes_memory(state:
     start = Schedule((*forward, *backward[:reader], 0, *backward[reader:]), len(forward))
     found = polish(graph, max(naive_profile(graph, start)))(start)
     assert schedule_time(graph, found) == schedule_time(graph, start) - saved
+
+
+FIGURES = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 9_000)), min_size=3, max_size=7)
+
+
+@given(FIGURES, st.floats(0, 1))
+@examples(25, deadline=None)
+def test_small_recomputations_all_over_the_step_fill_its_memory(figures, share) -> None:
+    """As many as fit, or dear ones in place of cheap ones: from all of them, as the enumeration does."""
+    net = Net()
+    x = net.input()
+    values = [net.layer("kept or not", [x], size, time=time) for size, time in figures]
+    big = net.layer("big", [net.layer("join", values, 10, time=1_000_000)], 400, saves=False)
+    net.derive(net.layer("loss", [big], 1, saves=False))
+    graph = net.joint()
+    forward, backward = (graph.phase_ops(phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    first = {value: next(op for op in backward if value in graph.ops[op].reads) for value in values}
+    maker = {value: graph.values[value].producer for value in values}
+
+    def again(chosen) -> Schedule:
+        before = {op: [maker[value] for value in chosen if first[value] == op] for op in backward}
+        steps = [each for op in backward for each in (*before[op], op)]
+        return Schedule((*forward, *steps), len(forward))
+
+    ways = [again(chosen) for n in range(len(values) + 1) for chosen in combinations(values, n)]
+    peaks = {way: max(naive_profile(graph, way)) for way in ways}
+    limit = peaks[ways[-1]] + int(share * max(0, peaks[ways[0]] - peaks[ways[-1]]))
+    best = min(schedule_time(graph, way) for way in ways if peaks[way] <= limit)
+    found = polish(graph, limit, look=ALL_OVER)(ways[-1])
+    assert max(naive_profile(graph, found)) <= limit
+    assert schedule_time(graph, found) <= best * (1 + ALL_OVER.worth)
 
 
 def test_given_recomputations_stay_outside_a_window() -> None:

@@ -20,6 +20,7 @@ from hybridremat.blocks.types import LOADING, BackwardStep, BlockProblem, Forwar
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.graph.joint import plain_schedule
 from hybridremat.graph.memory import step_memory
+from hybridremat.planning import stages
 from hybridremat.planning.option_cache import OptionCache
 from hybridremat.planning.planner import plan_graph
 from hybridremat.sequence import effort
@@ -175,8 +176,13 @@ def test_a_limit_that_little_work_finds_nothing_for_is_looked_at_whole(bounded, 
 def test_a_limit_below_a_bound_is_refused_without_the_whole_search(bounded, monkeypatch, caplog) -> None:
     model, batch = small("mlp")
     thorough = hybridremat.plan(model, kwargs=batch, memory_limit="100%", planning_budget="unlimited", **HOW)
-    nothing = "hybridremat.planning.stages.shares"
-    monkeypatch.setattr(nothing, lambda chains, _: ((0,), dict.fromkeys(chains[0], 0.0)))
+    usual = stages.shares
+
+    def nothing_at_first(chains, seconds):
+        second = seconds == effort.WHOLE * effort.FOR_BLOCKS
+        return usual(chains, seconds) if second else ((0,), dict.fromkeys(chains[0], 0.0))
+
+    monkeypatch.setattr(stages, "shares", nothing_at_first)
     proven = thorough.certified().certificate.least_bound
     for limit, whole in ((proven // 2, False), (thorough.least_peak * 49 // 50, True)):
         caplog.clear()

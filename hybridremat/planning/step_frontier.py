@@ -17,6 +17,7 @@ from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.sequence.bounds.certificate import MANY, heaviest_op, least_peak_bound, time_once
 from hybridremat.sequence.effort import SearchBound
+from hybridremat.sequence.exchange.search import WORTH
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.outside_memory import Moment
 from hybridremat.sequence.parts import judge_of
@@ -167,13 +168,18 @@ class StepFrontier(CountedGraph, GraphFrontier):
 
     @cached_property
     def _least(self) -> SchedulePoint:
-        """Uses only limit-independent candidates, so that the least memory does not depend on the limit."""
+        """Uses only limit-independent candidates, so that the least memory does not depend on the limit.
+
+        Finer exchanges gain time alone: of what is about as fast as they make it, the least memory.
+        """
         if self._places_moves:
             return self._least_moved()
         limit, base = self.least_composed.needs, Pool(self.pool.base, self.pool.base)
         pools = dict.fromkeys([base, self._found(base, limit, Level.QUICK)])
-        found = [self._found(each, limit, Level.THOROUGH).under(limit) for each in pools]
-        return min((each for each in found if each is not None), key=lambda each: each.time)
+        found = [point for each in pools for point in self._found(each, limit, Level.THOROUGH).points]
+        fastest = min(each.time for each in found if each.needs <= limit)
+        as_fast = [each for each in found if each.time <= fastest * (1 + WORTH[0])]
+        return min(as_fast, key=lambda each: (each.needs, each.time))
 
     def _least_moved(self) -> SchedulePoint:
         """The least memory with all that waits moved, of candidates and of what is the least without."""

@@ -152,7 +152,7 @@ class Edits:
         later = [now for now in version.reads if now >= to]
         for now in later:
             op = self._graph.ops[schedule.steps[now]]
-            if not _movable(op) or not self._ready(versions, op, now, to):
+            if not movable(op) or not self._ready(versions, op, now, to):
                 return None
         moved = [schedule.steps[now] for now in later]
         rest = [step for now, step in enumerate(schedule.steps) if now not in later]
@@ -163,11 +163,13 @@ class Edits:
         found = (versions.at(v, now) for v in op.reads if self._graph.values[v].producer is not None)
         return all(each is not None and each.birth < to for each in found)
 
-    def postponed(self, schedule: Schedule, versions: Versions, version: Version) -> Schedule | None:
-        """The schedule in which a version is made right before its first reader."""
-        born, to = version.birth, version.reads[0]
+    def postponed(
+        self, schedule: Schedule, versions: Versions, version: Version, to: int
+    ) -> Schedule | None:
+        """The schedule in which a version that nothing reads before ``to`` is made right before that."""
+        born = version.birth
         op = self._graph.ops[schedule.steps[born]]
-        if not _movable(op) or (op.phase is not Phase.BACKWARD and born < schedule.num_forward):
+        if not movable(op) or (op.phase is not Phase.BACKWARD and born < schedule.num_forward):
             return None
         first = [versions.at(value, born + 1) for value in op.writes]
         if any(each is not None and each.reads and each.reads[0] < to for each in first):
@@ -179,6 +181,6 @@ class Edits:
         return Schedule((*steps[:born], *steps[born + 1 : to], op.id, *steps[to:]), schedule.num_forward)
 
 
-def _movable(op: Op) -> bool:
+def movable(op: Op) -> bool:
     """Whether an op may run at another time: nothing but its inputs says when."""
     return op.recomputable and not op.random and not op.mutates

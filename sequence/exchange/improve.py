@@ -26,7 +26,7 @@ BEYOND_QUICKLY: Final = 6
 ABOVE: Final = (0.3, 0.1)
 """Higher limits from which exchanges come down to the limit: shares of the way to the plain step's peak."""
 
-QUICK: Final = 200
+QUICK: Final = 265
 """Simulated schedules at one point, where there are many."""
 
 EXECUTIONS_A_SECOND: Final = 250_000
@@ -63,7 +63,7 @@ def exchanges(judge: Judge, pool: Pool, goal: Goal) -> Pool:
     beyond = _from_above(judge, pool, start, goal) if goal.beyond is None else list(goal.beyond)
     beyond += _next(pool, start, BEYOND_QUICKLY if quick else BEYOND)
     simulations = QUICK if quick else simulations_for(start.schedule)
-    return pool.with_points([_exchanged(judge, start, beyond, goal, simulations)])
+    return pool.with_points(_exchanged(judge, start, beyond, goal, simulations))
 
 
 def _from_above(judge: Judge, pool: Pool, start: SchedulePoint, goal: Goal) -> list[SchedulePoint]:
@@ -73,7 +73,7 @@ def _from_above(judge: Judge, pool: Pool, start: SchedulePoint, goal: Goal) -> l
         fitting = pool.under(higher)
         if fitting is not None and fitting != start:
             beyond = [*last, *_next(pool, fitting, BEYOND_QUICKLY)]
-            last = [_exchanged(judge, fitting, beyond, replace(goal, limit=higher), QUICK)]
+            last = _exchanged(judge, fitting, beyond, replace(goal, limit=higher), QUICK)[:1]
     return last
 
 
@@ -84,19 +84,20 @@ def _next(pool: Pool, start: SchedulePoint, count: int) -> list[SchedulePoint]:
 
 def _exchanged(
     judge: Judge, start: SchedulePoint, beyond: Sequence[SchedulePoint], goal: Goal, most: int
-) -> SchedulePoint:
-    """The point that exchanges lead to in ``most`` simulations; ``start`` if they gain nothing."""
+) -> list[SchedulePoint]:
+    """The points that exchanges lead to in ``most`` simulations, the fastest first, or ``start`` alone."""
     if start.chain is None or goal.deadline.passed:
-        return start
+        return [start]
     starts = [start, *beyond]
     schedules = [each.schedule for each in starts]
     simulations = _affordable(start, goal, most)
     exchange = Exchange(judge_of(judge, start), goal.limit, simulations, goal.deadline)
-    schedule, origin = exchange(schedules[0], schedules[1:])
+    found = exchange(schedules[0], schedules[1:])
     if goal.bound is not None:
         simulated = simulations - exchange.simulations
         goal.bound.spend(simulated * len(schedules[0].steps) / EXECUTIONS_A_SECOND)
-    return start if schedule == start.schedule else improved(judge, start, starts[origin], schedule)
+    every = {schedule: origin for schedule, origin in (found, *exchange.coarse) if schedule != start.schedule}
+    return [improved(judge, start, starts[origin], schedule) for schedule, origin in every.items()] or [start]
 
 
 def _affordable(start: SchedulePoint, goal: Goal, most: int) -> int:

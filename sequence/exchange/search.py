@@ -25,11 +25,14 @@ from hybridremat.sequence.judge import Judge
 EXECUTIONS: Final = 800_000
 """Executions that are simulated, at most: a second or two. Schedules of many ops get fewer simulations."""
 
-LEAST_SIMULATIONS: Final = 500
+LEAST_SIMULATIONS: Final = 650
 """Simulated schedules, whatever their length."""
 
-WORTH: Final = 0.0005
-"""The least share of the step's time that an exchange has to save."""
+WORTH: Final = (0.0005, 0.0001, 0.00002)
+"""The least shares of the step's time that an exchange has to save: coarse ones first, to be spent well."""
+
+AGAIN: Final = 150
+"""Of the simulated schedules, those of a second pass, which makes gradients that nobody reads later."""
 
 _ROOMS: Final = 8
 """Changes that make room for one recomputation that is left out."""
@@ -60,6 +63,8 @@ class Exchange:
         How many more may be simulated.
     deadline
         When to end with the best so far.
+    coarse
+        What the coarse exchanges of each pass have led to, as a call returns it: finer ones may need more.
     """
 
     judge: Judge
@@ -70,6 +75,8 @@ class Exchange:
     def __post_init__(self) -> None:
         self.graph = self.judge.graph
         self.edits = Edits(self.graph)
+        self._again, self._kept = False, 0  # the second pass, and simulations that are kept for it
+        self.coarse: list[tuple[Schedule, int]] = []
 
     def __call__(self, start: Schedule, beyond: Sequence[Schedule] = ()) -> tuple[Schedule, int]:
         """The best schedule found: ``start``, which fits, or a faster one that fits as well.
@@ -86,26 +93,39 @@ class Exchange:
         tuple
             The schedule, and which one it was made of: 0 for ``start``, 1 for the first of ``beyond``.
         """
-        best, origin, time = start, 0, self.judge.time(start)
-        least = max(1, int(WORTH * time))
+        best = start, 0
+        worths = [max(1, int(worth * self.judge.time(start))) for worth in WORTH]
+        for self._again in (False, True):
+            self._kept = 0 if self._again else min(AGAIN, self.simulations // 4)
+            best = self._improved(*best, beyond, worths)
+        return best
+
+    def _improved(
+        self, best: Schedule, origin: int, beyond: Sequence[Schedule], worths: Sequence[int]
+    ) -> tuple[Schedule, int]:
+        time = self.judge.time(best)
         for number, schedule in enumerate(beyond, 1):
-            if self.deadline.passed:
-                break
-            if (found := self._fitting(schedule, time - least)) is not None:
+            most = time - worths[0]
+            if self._spent or self.judge.time(schedule) > most:
+                continue
+            if (found := self._fitting(schedule, most)) is not None:
                 best, origin, time = found, number, self.judge.time(found)
-        while (found := self._exchanged(best, time - least)) is not None:
-            best, time = found, self.judge.time(found)
+        for number, least in enumerate(worths):
+            while (found := self._exchanged(best, time - least)) is not None:
+                best, time = found, self.judge.time(found)
+            if number == 0:
+                self.coarse.append((best, origin))
         return best, origin
 
     @property
     def _spent(self) -> bool:
-        return self.simulations <= 0 or self.deadline.passed
+        return self.simulations <= self._kept or self.deadline.passed
 
     def _exchanged(self, schedule: Schedule, most: int) -> Schedule | None:
         """A schedule that takes at most ``most``, one exchange away."""
         seen: set[Schedule] = set()
         now = self.judge.time(schedule)
-        for saved, gone in sorted(self._left_out(schedule), key=lambda each: -each[0]):
+        for saved, gone in sorted(self.left_out(schedule), key=lambda each: -each[0]):
             if now - saved > most or self._spent:
                 return None
             faster = self.edits.without(schedule, gone)
@@ -115,7 +135,12 @@ class Exchange:
                     return found
         return None
 
-    def _left_out(self, schedule: Schedule) -> Iterator[tuple[int, frozenset[int]]]:
+    def repaired(self, schedule: Schedule) -> Schedule | None:
+        """A schedule with room made for it in any time, until it fits; None if it does not come to that."""
+        most = self.judge.time(schedule) * len(schedule.steps)
+        return self._fitting(schedule, most, rooms=self.simulations)
+
+    def left_out(self, schedule: Schedule) -> Iterator[tuple[int, frozenset[int]]]:
         """The places of each recomputation with what is only for it, and the nanoseconds that they take."""
         done: set[int] = set()
         versions, times = self.edits.versions(schedule), self.graph.op_times
@@ -125,10 +150,10 @@ class Exchange:
                 yield sum(times[schedule.steps[each]] for each in gone), gone
             done.add(op)
 
-    def _fitting(self, schedule: Schedule, most: int) -> Schedule | None:
+    def _fitting(self, schedule: Schedule, most: int, rooms: int = _ROOMS) -> Schedule | None:
         """The schedule with room made until it fits, in at most ``most`` nanoseconds."""
         excess, top = self._counted(schedule)
-        for _ in range(_ROOMS):
+        for _ in range(rooms):
             if excess <= 0 or self._spent:
                 break
             best = None
@@ -151,6 +176,7 @@ class Exchange:
     def _with_room(self, schedule: Schedule, top: int, excess: int, most: int) -> list[Schedule]:
         """Changes that may take something away from the highest point, those of least time first."""
         versions, times = self.edits.versions(schedule), self.graph.op_times
+        returned = self._returned(schedule, versions, top, _SMALL * excess) if self._again else []
         spare = most - self.judge.time(schedule)
         moves: list[Schedule] = []
         again: list[tuple[int, int, int, list[int]]] = []
@@ -163,7 +189,7 @@ class Exchange:
                     again.append((time, -self.graph.values[version.value].bytes, reader, ops))
         again.sort(key=lambda each: each[:3])
         inserted = [self.edits.inserted(schedule, ops, before) for _, _, before, ops in again[:_TRIED]]
-        return [*moves[:_TRIED], *inserted]
+        return [*returned[:_TRIED], *moves[:_TRIED], *inserted]
 
     def _waiting(
         self, schedule: Schedule, versions: Versions, top: int, least: float
@@ -185,6 +211,20 @@ class Exchange:
             if changed is not None:
                 yield changed
         if version.reads[0] > top:
-            changed = self.edits.postponed(schedule, versions, version)
+            changed = self.edits.postponed(schedule, versions, version, version.reads[0])
             if changed is not None:
                 yield changed
+
+    def _returned(self, schedule: Schedule, versions: Versions, top: int, least: float) -> list[Schedule]:
+        """The schedule with each gradient that nobody reads behind the highest point, the largest first."""
+        if not top > schedule.num_forward:
+            return []
+        there = self.judge.simulate.alive_beyond(schedule, top)
+        sizes = {value: self.graph.values[value].bytes for value in there if value in self.graph.gradients}
+        found: list[Schedule] = []
+        for value in sorted(sizes, key=lambda each: (-sizes[each], each)):
+            version = versions.at(value, top) if sizes[value] >= least else None
+            if version is not None and not version.reads:
+                changed = self.edits.postponed(schedule, versions, version, top + 1)
+                found += [] if changed is None else [changed]
+        return found

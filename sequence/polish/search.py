@@ -19,17 +19,40 @@ from hybridremat.sequence.checkmate.stages import Stages, stages_of
 from hybridremat.sequence.dead_code import DeadCodeElimination
 from hybridremat.sequence.judge import Judge
 from hybridremat.sequence.polish.program import PolishProgram, Runs
-from hybridremat.sequence.polish.windows import SIZES, Window, windows
+from hybridremat.sequence.polish.windows import DEEP, WIDE, Size, Window, windows
 from hybridremat.sequence.solving import solved
 
-EFFORT: Final = 6.0
-"""Deterministic seconds of all searches for one plan: three to five times as many on the clock."""
-
 EFFORT_AT_ONCE: Final = 2.0
-"""The same for one window."""
+"""Deterministic seconds for one window: three to five times as many on the clock."""
 
-WORTH: Final = 0.0005
-"""The least share of the step's time that a search has to save."""
+
+@dataclass(frozen=True)
+class Look:
+    """Which windows are searched, for what, and how hard.
+
+    Attributes
+    ----------
+    sizes
+        Of the windows.
+    worth
+        The least share of the step's time that a search has to save.
+    effort
+        Deterministic seconds of all searches for one schedule.
+    """
+
+    sizes: tuple[Size, ...]
+    worth: float
+    effort: float
+
+
+INTO_DEPTH: Final = Look(DEEP, worth=0.0005, effort=6.0)
+"""For what several recomputations near each other save together."""
+
+ALL_OVER: Final = Look(WIDE, worth=0.00002, effort=2.0)
+"""For which of many small recomputations far apart are the best to fill the memory with."""
+
+LOOKS: Final = (INTO_DEPTH, ALL_OVER)
+"""One after the other; the first one only where a good deal could be gained."""
 
 WINDOWS_OF_PAIR: Final = 2e-7
 """Seconds of a nominal core to find the windows of a schedule, for each pair of its executions."""
@@ -50,8 +73,8 @@ class Polish:
         What schedules cost, and which are allowed.
     limit
         Bytes that they may need.
-    effort
-        Deterministic seconds for one schedule, :data:`EFFORT` if None.
+    look
+        Which windows it searches, for what, and how hard.
     deadline
         When to end with the best so far, by the clock.
     report
@@ -60,24 +83,24 @@ class Polish:
 
     judge: Judge
     limit: int
-    effort: float | None = None
+    look: Look = INTO_DEPTH
     deadline: Deadline = NO_DEADLINE
     report: Callable[[float], None] = lambda _: None
 
     def __post_init__(self) -> None:
-        self._left = self._most = 0.0
+        self._left = self.look.effort
         self._last: tuple[Schedule, Stages, Runs] | None = None
         self.graph = self.judge.graph
         self._remove_dead = DeadCodeElimination(self.graph)
 
     def __call__(self, schedule: Schedule) -> Schedule:
         """A faster schedule that fits as well, or ``schedule``, which fits and has no dead executions."""
-        self._left = self._most = EFFORT if self.effort is None else self.effort
+        self._left = self.look.effort
         in_vain = 0  # windows, one after the other
         number = 0
         found = self._windows(schedule)
         while found and in_vain < len(found) and self._left > 0 and not self.deadline.passed:
-            self.report(self.spent / self._most)
+            self.report(self.spent / self.look.effort)
             faster = self._searched(schedule, found[number % len(found)])
             if faster is None:
                 in_vain, number = in_vain + 1, number + 1
@@ -89,11 +112,11 @@ class Polish:
     @property
     def spent(self) -> float:
         """Deterministic seconds of the last call."""
-        return self._most - self._left
+        return self.look.effort - self._left
 
     def _windows(self, schedule: Schedule) -> list[Window]:
         stages, given = self._decided(schedule)
-        return [each for near, most in SIZES for each in windows(stages, given, near, most)]
+        return [each for near, most in self.look.sizes for each in windows(stages, given, near, most)]
 
     def _decided(self, schedule: Schedule) -> tuple[Stages, Runs]:
         if self._last is None or self._last[0] is not schedule:
@@ -105,7 +128,7 @@ class Polish:
         """A schedule that is faster by what is worth it and fits; None if none is found."""
         stages, given = self._decided(schedule)
         time = self.judge.time(schedule)
-        worth = max(1, int(WORTH * time))
+        worth = max(1, int(self.look.worth * time))
         spent = sum(self.graph.ops[op].time for _, op in given if op in window.ops)
         if spent < worth:
             return None

@@ -16,8 +16,14 @@ from hybridremat.graph.joint import JointGraph, Phase
 from hybridremat.sequence.checkmate.stages import Stages
 from hybridremat.sequence.polish.program import Runs
 
-SIZES: Final = ((8, 400), (8, 1_000), (12, 1_000))
-"""Of windows: ops between a stage's new op and what may run again for it, and pairs; small ones end soon."""
+Size = tuple[int, int]
+"""Of a window: ops between a stage's new op and what may run again for it, and pairs."""
+
+DEEP: Final[tuple[Size, ...]] = ((8, 400), (8, 1_000), (12, 1_000))
+"""Small ones end soon."""
+
+WIDE: Final[tuple[Size, ...]] = ((3, 3_000),)
+"""The whole graph of most models at once."""
 
 
 @dataclass(frozen=True)
