@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hybridremat.errors import (
     CaptureError,
     CostModelError,
+    DagError,
     DeviceMemoryWarning,
     DeviceSpecError,
     DoubleBackwardError,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from hybridremat.analysis.pipelines.planning import pipeline_plan
     from hybridremat.api import frontier, get_plan, plan, prepare, unwrap, wrap
     from hybridremat.compiler.opaque_calls import opaque
+    from hybridremat.dags import DagPlan, plan_dag
     from hybridremat.graph.costs.device_specs import DeviceSpec
     from hybridremat.integrations.lightning import (
         HybridRematLightningCallback as HybridRematLightningCallback,
@@ -87,6 +89,8 @@ __all__ = [
     "BatchSize",
     "CaptureError",
     "CostModelError",
+    "DagError",
+    "DagPlan",
     "DeviceMemoryWarning",
     "DeviceSpec",
     "DeviceSpecError",
@@ -144,6 +148,7 @@ __all__ = [
     "optimizer_in_backward",
     "pipeline_plan",
     "plan",
+    "plan_dag",
     "prepare",
     "tune",
     "unwrap",
@@ -157,6 +162,8 @@ _HOME = {
     "wrap_each": "hybridremat.api",
     "unwrap": "hybridremat.api",
     "plan": "hybridremat.api",
+    "plan_dag": "hybridremat.dags",
+    "DagPlan": "hybridremat.dags",
     "get_plan": "hybridremat.api",
     "prepare": "hybridremat.api",
     "frontier": "hybridremat.api",

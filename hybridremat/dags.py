@@ -1,0 +1,242 @@
+"""Plans for graphs that are no models: ops with bytes and times, and edges between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+
+import networkx as nx
+
+from hybridremat.errors import DagError, InfeasibleLimitError
+from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
+from hybridremat.sequence.bounds.certificate import heaviest_op
+from hybridremat.sequence.dag import dag_schedule
+from hybridremat.sequence.judge import Judge
+from hybridremat.units import format_bytes, resolve_limit
+
+
+@dataclass(frozen=True)
+class DagPlan:
+    """A schedule of a graph under a budget.
+
+    Attributes
+    ----------
+    steps
+        The ops in the order in which they run; some run more than once.
+    budget, peak, plain_peak
+        Bytes: what was given, what this schedule takes at most, and what each op once takes, as given.
+    time, plain_time
+        The sum of the times of all executions, and of each op once.
+    """
+
+    steps: tuple[Hashable, ...]
+    budget: int
+    peak: int
+    plain_peak: int
+    time: int
+    plain_time: int
+
+    @property
+    def overhead(self) -> float:
+        """The extra time, as a share of each op once."""
+        return self.time / self.plain_time - 1 if self.plain_time else 0.0
+
+
+def plan_dag(
+    ops: Iterable[Hashable] | nx.DiGraph,
+    edges: Iterable[tuple[Hashable, Hashable]] = (),
+    bytes: Sequence[int] | Mapping[Hashable, int] | str = "bytes",  # noqa: A002 (as everyone names them)
+    times: Sequence[int] | Mapping[Hashable, int] | str = "times",
+    budget: int | str = "100%",
+    *,
+    backward: Collection[Hashable] = (),
+) -> DagPlan:
+    """The fastest schedule that is found for a graph under a budget of memory.
+
+    Any op may run any number of times, in any order that its edges allow. Its output is there from its
+    execution to the last one that reads it, and at least while it runs. What has to stay to the end is read
+    by a last op.
+
+    Parameters
+    ----------
+    ops
+        Their names, in the order in which they would run without a budget (any one if edges contradict it);
+        or a networkx ``DiGraph``, which has the edges as well.
+    edges
+        ``(maker, reader)``.
+    bytes, times
+        Of each op's output, and of one execution, in whole units of your own: by name, in the order of the
+        ops, or the name of an attribute of the ``DiGraph``'s nodes.
+    budget
+        Bytes as a number or as a size (``"6GiB"``), or a share of what each op once takes (``"80%"``).
+    backward
+        Ops of a training step's backward, which run once, behind all others. Then the step is planned as that
+        of a model is: in blocks, by all searches.
+
+    Returns
+    -------
+    DagPlan
+        Nothing but counts decides on it, so it is the same each time.
+
+    Raises
+    ------
+    DagError
+        If there is a cycle, an edge of an op that is not there, or bytes or times that are no whole numbers
+        from 0 on.
+    LimitError
+        If the budget cannot be read.
+    InfeasibleLimitError
+        If nothing fits, or nothing is found; ``least`` is what each op once takes.
+    """
+    names, read = _graph(ops, edges)
+    sizes, durations = _figures("bytes", bytes, names, ops), _figures("times", times, names, ops)
+    names = _in_order(names, read)
+    unknown = [each for each in backward if each not in read]
+    if unknown:
+        raise DagError(f"backward= names {unknown[0]!r}, which is no op of this graph")
+    graph = _joint(names, read, sizes, durations, frozenset(backward))
+    judge = Judge(graph)
+    plain = plain_schedule(graph) if backward else Schedule(tuple(range(len(names))), 0)
+    plain_peak = judge.needs(plain)
+    limit = resolve_limit(budget, plain_peak, name="budget")
+    heaviest, alone = heaviest_op(graph)
+    if limit < alone:
+        why = f"{names[heaviest.id]!r} takes {alone} bytes with what it reads, and no schedule less"
+        raise _infeasible(limit, plain_peak, why)
+    schedule = _trained(graph, limit) if backward else _scheduled(judge, limit, plain)
+    return DagPlan(
+        steps=tuple(names[op] for op in schedule.steps),
+        budget=limit,
+        peak=judge.needs(schedule),
+        plain_peak=plain_peak,
+        time=judge.time(schedule),
+        plain_time=judge.time(plain),
+    )
+
+
+def _scheduled(judge: Judge, limit: int, plain: Schedule) -> Schedule:
+    if judge.needs(plain) <= limit:
+        return plain
+    if (found := dag_schedule(judge, limit, plain)) is None:
+        raise _infeasible(limit, judge.needs(plain), "none was found")
+    return found
+
+
+def _trained(graph: JointGraph, limit: int) -> Schedule:
+    from hybridremat.planning.option_cache import OptionCache  # torch
+    from hybridremat.planning.planner import plan_graph
+
+    return plan_graph(graph, cache=OptionCache(), workers=1).choose(limit, None).schedule
+
+
+def _infeasible(limit: int, least: int, why: str) -> InfeasibleLimitError:
+    return InfeasibleLimitError(
+        f"no schedule fits budget {format_bytes(limit)} ({limit} bytes): {why}. Raise the budget; each op "
+        f"once takes {least} bytes.",
+        limit=limit,
+        least=least,
+    )
+
+
+def _graph(
+    ops: Iterable[Hashable] | nx.DiGraph, edges: Iterable[tuple[Hashable, Hashable]]
+) -> tuple[tuple[Hashable, ...], dict[Hashable, list[Hashable]]]:
+    """The names of ops, and what each of them reads."""
+    if isinstance(ops, nx.Graph) and not isinstance(ops, nx.DiGraph):
+        raise DagError("the edges of this networkx graph have no direction: give a DiGraph")
+    names = tuple(ops)
+    edges = [*edges, *(ops.edges() if isinstance(ops, nx.DiGraph) else ())]
+    if not names:
+        raise DagError("the graph has no ops: give at least one")
+    read: dict[Hashable, list[Hashable]] = {name: [] for name in names}
+    if len(read) < len(names):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise DagError(f"two ops are named {twice!r}: give each a name of its own")
+    for edge in edges:
+        for end in edge:
+            if end not in read:
+                raise DagError(f"the edge {edge!r} names {end!r}, which is no op of this graph")
+        read[edge[1]].append(edge[0])
+    return names, read
+
+
+def _figures(
+    what: str,
+    given: Sequence[int] | Mapping[Hashable, int] | str,
+    names: Sequence[Hashable],
+    ops: Iterable[Hashable] | nx.DiGraph,
+) -> dict[Hashable, int]:
+    """Bytes or times by the name of an op."""
+    found: Mapping[Hashable, object]
+    if isinstance(given, str):
+        if not isinstance(ops, nx.DiGraph):
+            raise DagError(f"{what}={given!r} names an attribute of nodes: give a networkx DiGraph for it")
+        found = dict(ops.nodes(data=given))
+    elif isinstance(given, Mapping):
+        found = given
+    else:
+        if len(given) != len(names):
+            raise DagError(f"{what}= has {len(given)} figures for {len(names)} ops: give one for each")
+        found = dict(zip(names, given, strict=True))
+    figures = {}
+    for name in names:
+        value = found.get(name)
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
+            raise DagError(
+                f"{what} of {name!r} are {value!r}: give a whole number from 0 on, in units small enough"
+            )
+        figures[name] = int(value)
+    return figures
+
+
+def _in_order(
+    names: tuple[Hashable, ...], read: Mapping[Hashable, Sequence[Hashable]]
+) -> tuple[Hashable, ...]:
+    """The ops as given, or in the nearest order that edges allow."""
+    place = {name: number for number, name in enumerate(names)}
+    graph = nx.DiGraph((maker, reader) for reader, makers in read.items() for maker in makers)
+    graph.add_nodes_from(names)
+    try:
+        return tuple(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
+    except nx.NetworkXUnfeasible:
+        around = [maker for maker, _ in nx.find_cycle(graph)]
+        text = " -> ".join(map(repr, [*around, around[0]]))
+        raise DagError(f"the edges go in a circle: {text}. No order runs that") from None
+
+
+def _joint(
+    names: Sequence[Hashable],
+    read: Mapping[Hashable, Sequence[Hashable]],
+    sizes: Mapping[Hashable, int],
+    times: Mapping[Hashable, int],
+    backward: frozenset[Hashable],
+) -> JointGraph:
+    """The graph as searches know it: an op and its one value have the number of its place."""
+    place = {name: number for number, name in enumerate(names)}
+    started = [number for number, name in enumerate(names) if name in backward][:1]
+    if started and (early := [name for name in names[started[0] :] if name not in backward]):
+        raise DagError(
+            f"{early[0]!r} runs behind {names[started[0]]!r} of the backward: name the ops of the backward "
+            f"last, or {early[0]!r} in backward= too"
+        )
+    readers = {maker for makers in read.values() for maker in makers}
+    made = []
+    for number, name in enumerate(names):
+        alone = name not in readers  # run for its own sake, once
+        phase = Phase.BACKWARD if name in backward or (alone and not backward) else Phase.FORWARD
+        reads = tuple(sorted({place[each] for each in read[name]}))
+        made.append(
+            Op(
+                number,
+                str(name),
+                phase,
+                reads,
+                (number,),
+                time=times[name],
+                flops=times[name],
+                recomputable=not alone or phase is Phase.BACKWARD,
+            )
+        )
+    values = tuple(Value(number, sizes[name], number, str(name)) for number, name in enumerate(names))
+    return JointGraph(tuple(made), values)

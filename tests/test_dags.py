@@ -1,0 +1,198 @@
+"""Graphs that are no models: schedules against their own replay, and against the optimum on tiny ones."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from itertools import pairwise
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hybridremat
+from hybridremat.errors import DagError, InfeasibleLimitError
+from hybridremat.sequence.exchange.order import Order
+from hybridremat.sequence.judge import Judge
+from support.examples import examples
+from support.extreme_schedules import extreme_schedule
+from support.joint_graphs import joint_graphs
+from support.naive_memory import naive_profile
+from support.same_steps import assert_computes_the_same
+
+
+@st.composite
+def dags(draw, most=7):
+    count = draw(st.integers(2, most))
+    edges = [(u, v) for v in range(count) for u in range(v) if draw(st.integers(0, 2)) == 0]
+    figures = st.lists(st.integers(0, 9), min_size=count, max_size=count)
+    return count, edges, draw(figures), draw(figures)
+
+
+def replayed(steps, edges, sizes):
+    """The most bytes that are there: an output is there until the last that reads this version has run."""
+    makers = {}
+    for maker, reader in edges:
+        makers.setdefault(reader, set()).add(maker)
+    last, latest = list(range(len(steps))), {}
+    for now, op in enumerate(steps):
+        for maker in makers.get(op, ()):
+            last[latest[maker]] = now  # a KeyError: it has not run
+        latest[op] = now
+    alive = ([sizes[op] for n, op in enumerate(steps) if n <= now <= last[n]] for now in range(len(steps)))
+    return max(map(sum, alive))
+
+
+def optimum(count, edges, sizes, times, budget):
+    """The least time of any schedule, by Dijkstra over what has run and what is there; None if none fits."""
+    makers = [{u for u, v in edges if v == op} for op in range(count)]
+    sinks = frozenset(range(count)) - {u for u, _ in edges}
+    queue, best = [(0, 0, frozenset(), frozenset())], {}
+    number = 0
+    while queue:
+        spent, _, done, there = heapq.heappop(queue)
+        if done == sinks:
+            return spent
+        if best.get((done, there), spent + 1) <= spent:
+            continue
+        best[done, there] = spent
+        for op in range(count):
+            if op in there or op in done or not makers[op] <= there:
+                continue
+            if sum(sizes[each] for each in there | {op}) > budget:
+                continue
+            after = there if op in sinks else there | {op}
+            now_done = done | ({op} & sinks)
+            for gone in subsets(after):
+                number += 1
+                heapq.heappush(queue, (spent + times[op], number, now_done, after - gone))
+    return None
+
+
+def subsets(items):
+    found = [frozenset()]
+    for item in items:
+        found += [each | {item} for each in found]
+    return found
+
+
+@given(dags(most=5), st.integers(40, 110))
+@examples(60, deadline=None)
+def test_schedules_run_fit_and_are_no_faster_than_the_optimum(dag, share):
+    count, edges, sizes, times = dag
+    budget = max(1, share * replayed(range(count), edges, sizes) // 100)
+    best = optimum(count, edges, sizes, times, budget)
+    try:
+        plan = hybridremat.plan_dag(range(count), edges, sizes, times, budget)
+    except InfeasibleLimitError as error:
+        assert error.limit == budget < error.least
+        if best is not None:
+            assert hybridremat.plan_dag(range(count), edges, sizes, times, error.least).budget == error.least
+        return
+    assert set(plan.steps) == set(range(count))
+    assert replayed(plan.steps, edges, sizes) == plan.peak <= budget
+    assert sum(times[op] for op in plan.steps) == plan.time
+    assert best is not None
+    assert plan.time >= best
+
+
+def layered(count, seed):
+    """Random layers of ops; each reads some of the two layers before."""
+    drawn = random.Random(seed)
+    layers = [list(range(start, min(count, start + 8))) for start in range(0, count, 8)]
+    edges = set()
+    for number, layer in enumerate(layers[1:], 1):
+        before = layers[number - 1] + (layers[number - 2] if number > 1 else [])
+        edges |= {(maker, op) for op in layer for maker in drawn.sample(before, 2)}
+    sizes, times = ([drawn.randrange(1, 100) for _ in range(count)] for _ in range(2))
+    return sorted(edges), sizes, times
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "share", "most"),
+    [
+        (40, 0, 50, 0.0),  # by order alone
+        (60, 2, 50, 0.03),  # 0.08 without orders for what runs again
+        (40, 1, 60, 0.01),  # 0.02 by orders that only get better
+    ],
+)
+def test_orders_and_recomputations_fit_budgets_that_the_given_order_does_not(count, seed, share, most):
+    edges, sizes, times = layered(count, seed)
+    plain = replayed(range(count), edges, sizes)
+    found = hybridremat.plan_dag(range(count), edges, sizes, times, f"{share}%")
+    assert replayed(found.steps, edges, sizes) == found.peak <= found.budget == plain * share // 100
+    assert found.overhead <= most
+    assert found == hybridremat.plan_dag(range(count), edges, sizes, times, f"{share}%")
+
+
+def test_an_op_runs_again_where_no_order_fits():
+    # a large value is read first and last, and cheap to make again
+    ops, edges = ["big", "a", "b", "c"], [("big", "a"), ("a", "b"), ("b", "c"), ("big", "c")]
+    times = {"big": 1, "a": 5, "b": 5, "c": 5}
+    plan = hybridremat.plan_dag(ops, edges, bytes=[10, 6, 4, 1], times=times, budget=16)
+    assert plan.steps == ("big", "a", "b", "big", "c")
+    assert (plan.peak, plan.plain_peak, plan.overhead) == (16, 20, 1 / 16)
+
+
+def test_a_networkx_graph_has_edges_and_figures():
+    graph = nx.DiGraph([("a", "b"), ("b", "c")])
+    for node in graph:
+        graph.nodes[node].update(out=4, takes=2)
+    plan = hybridremat.plan_dag(graph, bytes="out", times="takes")
+    assert (plan.steps, plan.peak, plan.time) == (("a", "b", "c"), 8, 6)
+
+
+def test_a_training_step_is_planned_as_one():
+    forward, backward = [f"f{n}" for n in range(6)], [f"b{n}" for n in reversed(range(6))]
+    edges = [*pairwise(forward), *pairwise(backward)]
+    edges += [(f"f{n}", f"b{n}") for n in range(6)]
+    ops = [*forward, *backward]
+    how = {"bytes": [10] * 12, "times": [1] * 12}
+    plan = hybridremat.plan_dag(ops, edges, **how, budget="60%", backward=backward)
+    assert replayed(plan.steps, edges, dict.fromkeys(ops, 10)) == plan.peak <= plan.budget
+    assert 0 < plan.overhead < 0.6
+    assert [each for each in plan.steps if each in backward] == backward
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"edges": [("a", "b"), ("b", "c"), ("c", "b")]}, "'b' -> 'c' -> 'b'"),
+        ({"edges": [("a", "d")]}, "names 'd', which is no op"),
+        ({"ops": ["a", "b", "a"]}, "two ops are named 'a'"),
+        ({"ops": []}, "no ops"),
+        ({"ops": nx.Graph([("a", "b")]), "edges": ()}, "no direction"),
+        ({"bytes": [1, -1, 1]}, "bytes of 'b' are -1"),
+        ({"bytes": [1, 1.5, 1]}, "bytes of 'b' are 1.5"),
+        ({"times": {"a": 1, "b": 1}}, "times of 'c' are None"),
+        ({"times": [1, 1]}, "2 figures for 3 ops"),
+        ({"times": "time"}, "give a networkx DiGraph"),
+        ({"backward": ["x"]}, "'x', which is no op"),
+        ({"backward": ["a"]}, "'b' runs behind 'a' of the backward"),
+    ],
+)
+def test_bad_graphs_are_typed_errors(given, says):
+    usual = {"ops": ["a", "b", "c"], "edges": [("a", "b")], "bytes": [1, 1, 1], "times": [1, 1, 1]}
+    with pytest.raises(DagError, match=says):
+        hybridremat.plan_dag(**{**usual, **given})
+
+
+def test_a_budget_below_the_largest_op_names_it():
+    with pytest.raises(InfeasibleLimitError, match="'b' takes 9 bytes with what it reads") as caught:
+        hybridremat.plan_dag(["a", "b"], [("a", "b")], [4, 5], [1, 1], 8)
+    assert (caught.value.limit, caught.value.least) == (8, 9)
+
+
+@given(joint_graphs(), st.integers(0, 1000), st.integers(30, 100))
+@examples(60, deadline=None)
+def test_orders_compute_the_same_and_leave_less_beyond_a_limit(graph, seed, share):
+    start = extreme_schedule(graph, seed, 0.5)
+    profile = naive_profile(graph, start)
+    limit = share * max(profile) // 100
+    ordered = Order(Judge(graph), limit, seed)(start, 40, 0.01)
+    assert sorted(ordered.schedule.steps) == sorted(start.steps)
+    assert_computes_the_same(graph, ordered.schedule, start)
+    profiles = naive_profile(graph, ordered.schedule), profile
+    after, before = (sum(max(0, each - limit) for each in of) for of in profiles)
+    assert ordered.beyond == after <= before
