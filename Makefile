@@ -43,7 +43,14 @@ OF_TORCH := $(wildcard $(addprefix tests/test_,exactness.py wrap.py shapes.py tr
 OF_MATHEMATICS := $(wildcard tests/test_blocks*.py tests/test_sequence*.py $(addsuffix .py,$(addprefix tests/test_,\
 	bounds exchange judge least_times memory offload_placement offload_search polish segment solving sweeps)))
 
-.PHONY: help demo test test-core test-slow test-long test-times test-all test-torch test-oldest test-newest other-torches lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
+# Tests that take little time, and all that `make test-torch` runs; without "seconds" the other torches' are quick.
+QUICK := not slow and not seconds and not compat
+TORCH_TESTS ?= not slow and not compat
+
+# For `make faults`: words of their names, or --turn for the tenth of this hour.
+FAULTS ?=
+
+.PHONY: help demo test test-core test-rest test-slow test-long test-times test-all test-torch test-oldest test-newest other-torches faults lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -54,16 +61,19 @@ demo: $(STAMP) ## train real models under a memory limit, plain and planned side
 
 # Without a marker on the command line, pytest runs the same ones. What takes seconds: tests/support/seconds.py.
 test: $(STAMP) browser ## the quick tests, of each mechanism what takes little time: six minutes
-	$(PYTEST) -m "not slow and not seconds and not compat" $(PYTEST_ARGS)
+	$(PYTEST) -m "$(QUICK)" $(PYTEST_ARGS)
 
 test-core: $(STAMP) ## the quick tests of the mathematics, without torch: half a minute
-	HYBRIDREMAT_CORE=1 $(PYTEST) -m "not slow" $(OF_MATHEMATICS) $(PYTEST_ARGS)
+	HYBRIDREMAT_CORE=1 $(PYTEST) -m "$(QUICK)" $(OF_MATHEMATICS) $(PYTEST_ARGS)
+
+test-rest: $(STAMP) browser ## the other quick tests: with test-core all of make test
+	$(PYTEST) -m "$(QUICK)" $(addprefix --ignore=,$(OF_MATHEMATICS)) $(PYTEST_ARGS)
+
+test-slow: $(STAMP) browser ## what takes seconds, more models and cases
+	$(PYTEST) -m "(slow or seconds) and not long and not compat" $(PYTEST_ARGS)
 
 # Property tests are in both: with few examples above, with all of them here (tests/conftest.py).
-test-slow: $(STAMP) browser ## what takes seconds, more models and cases, all examples of property tests
-	$(PYTEST) -m "(slow or seconds) and not long and not compat" --hypothesis-profile=full $(PYTEST_ARGS)
-
-test-long: $(STAMP) ## what CI leaves out: models in full size, and further cases of slow tests
+test-long: $(STAMP) ## what CI leaves out: models in full size, further cases, all examples of property tests
 	$(PYTEST) -m "long and not compat" --hypothesis-profile=full $(PYTEST_ARGS)
 
 test-times: $(STAMP) browser ## measure which tests take seconds, and leave those to make test-slow
@@ -74,13 +84,13 @@ test-all: $(STAMP) browser ## all of these
 	$(PYTEST) -m "not compat" --hypothesis-profile=full $(PYTEST_ARGS)
 
 test-torch: $(OTHER)/.installed browser ## the quick tests and those of seconds with another torch: make test-torch TORCH=2.11.0
-	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not compat" $(PYTEST_ARGS)
+	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "$(TORCH_TESTS)" $(PYTEST_ARGS)
 
 test-oldest: ## the quick tests of captured graphs, their numbers and compiled steps with the oldest torch
-	@$(MAKE) test-torch TORCH=$(OLDEST) PYTEST_ARGS="$(OF_TORCH) $(PYTEST_ARGS)"
+	@$(MAKE) test-torch TORCH=$(OLDEST) TORCH_TESTS="$(QUICK)" PYTEST_ARGS="$(OF_TORCH) $(PYTEST_ARGS)"
 
 test-newest: ## the same tests with the newest torch that is supported
-	@$(MAKE) test-torch TORCH=$(NEWEST) PYTEST_ARGS="$(OF_TORCH) $(PYTEST_ARGS)"
+	@$(MAKE) test-torch TORCH=$(NEWEST) TORCH_TESTS="$(QUICK)" PYTEST_ARGS="$(OF_TORCH) $(PYTEST_ARGS)"
 
 other-torches: ## set up what test-oldest and test-newest run in
 	@$(MAKE) .torch/$(OLDEST)/.installed TORCH=$(OLDEST)
@@ -100,6 +110,9 @@ browser: ## install Chromium and its driver, for the tests of the HTML report (D
 		echo "Chromium could not be installed (apt-get install chromium chromium-driver, as root):" \
 			"the tests of the HTML report's page will be skipped."; } >&2
 
+faults: $(STAMP) ## make deliberate faults in a copy of the source: the tests have to see each (FAULTS=words of its name)
+	$(BIN)/python tools/faults.py $(FAULTS)
+
 lint: $(STAMP) ## ruff: rules and format of imports
 	$(BIN)/ruff check .
 
@@ -113,7 +126,7 @@ wheel-check: $(STAMP) ## build the wheel, install it elsewhere, import every mod
 docs: $(STAMP) ## the documentation as pages, docs/_build/html/index.html; a warning is an error
 	$(BIN)/sphinx-build -M html docs docs/_build -W --keep-going -q
 
-check: lint types wheel-check docs test-all test-oldest test-newest ## lint, types, wheel, documentation and all tests, as CI does
+check: lint types wheel-check docs test-all test-oldest test-newest faults ## lint, types, wheel, documentation and all tests, as CI does
 
 marks: $(STAMP) ## frontiers of the reference models beside the recorded ones; write docs/benchmarks.md
 	$(BIN)/python benchmarks/compare_marks.py

@@ -33,6 +33,17 @@ from hybridremat.graph.joint import Delivery, JointGraph, Schedule
 Integers = NDArray[np.int64]
 
 
+def inputs_read(graph: JointGraph, schedule: Schedule) -> frozenset[int]:
+    """The graph inputs that the backward reads, or what it computes again."""
+    read = {value for op in schedule.steps[schedule.num_forward :] for value in graph.ops[op].reads}
+    return frozenset(value for value in read if graph.values[value].producer is None)
+
+
+def inputs_in_backward(graph: JointGraph, schedule: Schedule, inputs: frozenset[int]) -> int:
+    """Bytes of some of them."""
+    return sum(graph.values[value].bytes for value in inputs & inputs_read(graph, schedule))
+
+
 class ScheduleError(ValueError):
     """A schedule reads a value that is not there, or breaks a rule of the joint graph."""
 

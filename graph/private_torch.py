@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
@@ -42,6 +42,7 @@ from torch._C._profiler import _EventType
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import trace_rules
+from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import (
     BackendCompilerFailed,
@@ -51,11 +52,6 @@ from torch._dynamo.exc import (
     TorchRuntimeError,
 )
 from torch._dynamo.symbolic_convert import TensorifyState
-from torch._dynamo.utils import (
-    DEFAULT_COMPILATION_METRICS_LIMIT,
-    get_compilation_metrics,
-    set_compilation_metrics_limit,
-)
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._dynamo.variables import misc as dynamo_misc
 from torch._functorch import config as functorch_config
@@ -73,7 +69,7 @@ from torch._functorch.partitioners import (
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.effects import with_effects
 from torch._inductor import config as inductor_config
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -86,7 +82,11 @@ from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    free_symbols,
+    free_unbacked_symbols,
+)
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -124,15 +124,16 @@ def noting_breaks(reasons: list[str]) -> Iterator[None]:
 
     Also why it gives up on functions, if that is for what depends on data.
     """
-    breaks, captures = Counter(dynamo_counters["graph_break"]), len(get_compilation_metrics())
-    set_compilation_metrics_limit(MOST_METRICS)
+    breaks, captures = Counter(dynamo_counters["graph_break"]), len(dynamo_utils.get_compilation_metrics())
+    usual = dynamo_utils._compilation_metrics.maxlen or MOST_METRICS
+    dynamo_utils.set_compilation_metrics_limit(MOST_METRICS)
     try:
         yield
     finally:
         reasons += Counter(dynamo_counters["graph_break"]) - breaks
-        given_up = (each.fail_reason or "" for each in get_compilation_metrics()[captures:])
+        given_up = (each.fail_reason or "" for each in dynamo_utils.get_compilation_metrics()[captures:])
         reasons += filter(_ON_DATA.search, given_up)
-        set_compilation_metrics_limit(DEFAULT_COMPILATION_METRICS_LIMIT)
+        dynamo_utils.set_compilation_metrics_limit(usual)
 
 
 _ON_DATA = re.compile(r"data.dependent|depends on input tensor data|\.item\(\)", re.IGNORECASE)
@@ -194,6 +195,7 @@ __all__ = [
     "fake_process_group",
     "force_save_bw_mutation_src",
     "force_save_effectful_ops",
+    "free_symbols",
     "free_unbacked_symbols",
     "functions_in_graph",
     "get_gradient_edge",
@@ -330,10 +332,33 @@ def new_node_number() -> int:
         return node_number(torch.zeros((), requires_grad=True).view(()).grad_fn)
 
 
-def ones_for_result(node: Any, index: int) -> Tensor:
-    """A gradient for a result of an autograd node."""
+def has_saved_hooks(node: Any) -> bool:
+    """Whether an autograd node has saved something by hooks, which run where it is read."""
+    raw = [getattr(node, name) for name in dir(node) if name.startswith("_raw_saved_")]
+    saved = (each for given in raw for each in (given if isinstance(given, (list, tuple)) else [given]))
+    return any(getattr(each, "unpack_hook", None) is not None for each in saved)
+
+
+def ones_for_result(node: Any, index: int, like: Tensor | None = None) -> Tensor:
+    """A gradient for a result of an autograd node; of the strides of a tensor, which may be on meta."""
     described = node._input_metadata[index]
+    if like is not None:
+        return torch.ones_like(like, device=described.device)
     return torch.ones(described.shape, dtype=described.dtype, device=described.device)
+
+
+def without_memory(tensor: Tensor) -> Tensor:
+    """A tensor of the same layout on the meta device; one that is made of others is itself."""
+    several: bool = is_traceable_wrapper_subclass(tensor)
+    if several or tensor.layout != torch.strided:
+        return tensor
+    return torch.empty_like(tensor, device="meta")
+
+
+def stand_in(node: Any, index: int) -> Tensor:
+    """A gradient for a result of an autograd node that takes no memory: one number, everywhere."""
+    described = node._input_metadata[index]
+    return torch.ones((), dtype=described.dtype, device=described.device).expand(described.shape)
 
 
 def step_inputs(module: GraphModule) -> dict[int, Node]:
@@ -519,20 +544,39 @@ def functions_in_graph(
 
     ``node_for``: what the node of a class calls.
     """
-    own, known = {id(each) for each in classes}, set(trace_rules._allowed_callable_ids())
-    usual = dynamo_misc.produce_trampoline_autograd_apply
-
-    def produce(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-        return node_for(function) if id(function) in own else usual(function)
-
-    for each in own:
-        trace_rules._allowed_callable_ids.add(each)
+    own = {id(each) for each in classes}
+    with _IN_GRAPH_LOCK:
+        if own and not _IN_GRAPH:
+            dynamo_misc.produce_trampoline_autograd_apply = _node_or_trampoline  # type: ignore[assignment]
+        for each in own:
+            allowed = each in trace_rules._allowed_callable_ids()
+            _, users, before = _IN_GRAPH.get(each, (node_for, 0, allowed))
+            _IN_GRAPH[each] = node_for, users + 1, before
+            trace_rules._allowed_callable_ids.add(each)
     try:
-        with patch.object(dynamo_misc, "produce_trampoline_autograd_apply", produce):
-            yield
+        yield
     finally:
-        for each in own - known:
-            trace_rules._allowed_callable_ids.remove(each)
+        with _IN_GRAPH_LOCK:
+            for each in own:
+                _, users, before = _IN_GRAPH.pop(each)
+                if users > 1:
+                    _IN_GRAPH[each] = node_for, users - 1, before
+                elif not before:
+                    trace_rules._allowed_callable_ids.remove(each)
+            if own and not _IN_GRAPH:
+                dynamo_misc.produce_trampoline_autograd_apply = _TRAMPOLINE
+
+
+_IN_GRAPH: dict[int, tuple[Callable[..., Callable[..., Any]], int, bool]] = {}
+"""By identity of a class: what makes its node, for how many callers, and whether it was allowed before."""
+
+_IN_GRAPH_LOCK: Final = threading.Lock()
+_TRAMPOLINE: Final = dynamo_misc.produce_trampoline_autograd_apply
+
+
+def _node_or_trampoline(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    found = _IN_GRAPH.get(id(function))
+    return found[0](function) if found is not None else _TRAMPOLINE(function)
 
 
 def saved_tensor_hooks_are_set() -> bool:
@@ -546,12 +590,29 @@ def is_other_subclass(value: object) -> bool:
     return isinstance(value, Tensor) and not known and not is_traceable_wrapper_subclass(value)
 
 
-def without_alias_check() -> AbstractContextManager[None]:
-    """Leave out what PyTorch looks for in custom ops when a graph first runs: it refuses such subclasses."""
-    if not hasattr(functorch_config, "check_custom_op_aliasing"):
-        return nullcontext()
-    context: AbstractContextManager[None] = functorch_config.patch(check_custom_op_aliasing=False)
-    return context
+def calls_custom_ops(module: GraphModule) -> bool:
+    """Whether a graph, or one inside of it, calls ops of others than PyTorch and us."""
+    graphs = (each.graph for each in module.modules() if isinstance(each, GraphModule))
+    ops = (node.target for graph in graphs for node in graph.nodes)
+    names = {str(op).partition(".")[0] for op in ops if isinstance(op, (OpOverload, OpOverloadPacket))}
+    return not names <= {"aten", "prim", "prims", "c10d", "_c10d_functional", "onednn", "hybridremat"}
+
+
+@contextmanager
+def without_alias_check() -> Iterator[None]:
+    """Leave out what PyTorch looks for in custom ops when a graph first runs.
+
+    It refuses subclasses of tensors, and meanwhile numbers in calls become tensors, which take memory.
+    """
+    usual = getattr(functorch_config, "check_custom_op_aliasing", None)
+    if usual is None:
+        yield
+        return
+    functorch_config.check_custom_op_aliasing = False  # its patch() takes four times as long
+    try:
+        yield
+    finally:
+        functorch_config.check_custom_op_aliasing = usual
 
 
 def storage_reference(tensor: torch.Tensor) -> Callable[[], bool]:
@@ -615,6 +676,15 @@ def expression(number: torch.SymInt) -> Any:
             found = found.xreplace(told)
         known[given] = found
     return known[given]
+
+
+def possible(number: Any) -> Any:
+    """The least that a number of the data (``start.item()``) can be from 0 on; other numbers as they are."""
+    if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return number
+    ranges, symbols = number.node.shape_env.var_to_range, number.node.expr.free_symbols
+    least = {each: max(0, _whole(ranges[each].lower) or 0) for each in symbols}
+    return number.node.pytype(number.node.expr.subs(least))
 
 
 _EXPRESSIONS: Final[WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()

@@ -50,17 +50,29 @@ class DeviceSpecError(HybridRematError, ValueError):
     """A device to plan for that is unknown, or whose file cannot be read."""
 
 
-class InfeasibleLimitError(HybridRematError):
-    """No plan fits the limit. ``limit`` and ``least`` are bytes; ``least`` is the least feasible limit."""
+class InfeasibleLimitError(HybridRematError, RuntimeError):
+    """No plan fits the limit. ``limit`` and ``least`` are bytes; ``least`` is the least feasible limit.
+
+    Batch-size finders (accelerate, transformers, Lightning) go on with a smaller batch, as they do where
+    memory runs out: they look for that in the argument of a RuntimeError.
+    """
 
     def __init__(self, message: str, *, limit: int, least: int) -> None:
-        super().__init__(message)
+        super().__init__(f"{message} For batch-size finders this is CUDA out of memory.")
+        self._message = message
         self.limit = limit
         self.least = least
+
+    def __str__(self) -> str:
+        return self._message
 
     def fresh(self) -> InfeasibleLimitError:
         """The same, to be kept or raised: one that was raised holds all that its calls held."""
         return InfeasibleLimitError(str(self), limit=self.limit, least=self.least)
+
+
+class DagError(HybridRematError, ValueError):
+    """A graph of ops that cannot be run: a cycle, an edge of no op, bytes or times that are none."""
 
 
 class GraphSizeError(HybridRematError, ValueError):

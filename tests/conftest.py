@@ -6,7 +6,7 @@ import sys
 from collections import defaultdict
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 pytest.register_assert_rewrite("support")
 
@@ -26,6 +26,8 @@ else:
 for name, count in PROFILES.items():
     settings.register_profile(name, derandomize=True, deadline=None, print_blob=True, max_examples=count)
 settings.load_profile("quick")
+# In `make faults`: that an example fails is enough, the smallest one takes minutes.
+settings.register_profile("faults", phases=(Phase.explicit, Phase.generate))
 
 SLOW_SECONDS = 600  # the time limit of a slow test; that of the others is in pyproject.toml
 
@@ -93,6 +95,7 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
                 item.add_marker("slow")
+                item.add_marker("long")
     _leave_cases_to_the_slow_tests(items)
     _leave_what_takes_seconds(config, items)
     for item in items:

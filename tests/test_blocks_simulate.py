@@ -52,6 +52,14 @@ def test_held_forward_lives_to_the_end_of_the_forward_only() -> None:
     assert (option.forward_peak, option.saved_bytes) == (20, 6)
 
 
+def test_an_output_is_not_written_over_by_its_last_reader() -> None:
+    ops = (ForwardOp((), (0,), 1, 0), ForwardOp((0,), (1,), 1, 0, overwrites=(0,)))
+    steps = (BackwardStep((1,), during=0, tail=0, after=0),)
+    for outputs, peak in ((frozenset({0}), 20), (frozenset[int](), 10)):
+        problem = BlockProblem((10, 10), ops, steps, outputs, 0)
+        assert simulate_option(problem, (1,), (), ((),)).forward_peak == peak
+
+
 def test_tail_runs_when_the_step_has_dropped_what_it_read() -> None:
     steps = (BackwardStep((0,), during=1, tail=5, after=5),)
     problem = BlockProblem((10,), (ForwardOp((), (0,), 1, 0),), steps, frozenset(), 0)

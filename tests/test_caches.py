@@ -10,6 +10,7 @@ import torch
 import hybridremat
 from support.training import train, train_plain
 
+peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -65,3 +66,21 @@ def test_evaluation_and_generation_use_caches(pair):
     assert torch.equal(model.generate(prompt, **how), plain.eval().generate(prompt, **how))
     model.train()
     assert model(**batch).past_key_values is None
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_hook_for_checkpoints_of_frozen_embeddings_breaks_no_graph(reentrant):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=32, use_cache=False, **sizes))
+    model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])).train()
+    model.enable_input_require_grads()
+    model.base_model.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    tokens = torch.randint(0, 32, (2, 8))
+    batch = {"input_ids": tokens, "labels": tokens}
+    embeddings = model.get_input_embeddings()
+    embeddings.register_forward_hook(lambda *_: None)
+    plain, before = copy.deepcopy(model), list(embeddings._forward_hooks.items())
+    hybridremat.wrap(model, kwargs=batch, memory_limit="70%", graph_breaks="error", **HOW)
+    assert train_plain(plain, batch).differences(train(model, batch)) == []
+    assert list(embeddings._forward_hooks.items()) == before

@@ -26,12 +26,22 @@ from hybridremat.graph.costs.footprints import _footprints, _Trial
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
 from hybridremat.graph.joint import Phase
+from hybridremat.graph.outside import outside_tracing
 from hybridremat.graph.tracing.fx_nodes import tensors
 from support.cuda_stand_in import Allocator
 from support.own_kernels import Picky
 from support.training import small, traced, with_costs
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
+
+
+def test_kernels_are_tried_outside_of_what_the_caller_does():
+    state = torch.get_rng_state()
+    with torch.autocast("cpu", torch.bfloat16), outside_tracing():
+        drawn = torch.rand(4, 4, requires_grad=True)
+        assert (drawn @ drawn).dtype == torch.float32
+        assert not (drawn @ drawn).requires_grad
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def ops_of(step, part):
@@ -163,9 +173,9 @@ def test_what_is_saved_is_read_again(tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "[]", "null", '{"version": 10}', '{"version": 10, "times": {"a": null}, "temporaries": {}}',
-     '{"version": 10, "times": {"a": Infinity}, "temporaries": {}}',
-     '{"version": 10, "times": {"a": 1}, "temporaries": {}, "outputs": {"a": ["x"]}}', b"\xff\xfe\x00"],
+    ["", "{", "[]", "null", '{"version": 11}', '{"version": 11, "times": {"a": null}, "temporaries": {}}',
+     '{"version": 11, "times": {"a": Infinity}, "temporaries": {}}',
+     '{"version": 11, "times": {"a": 1}, "temporaries": {}, "outputs": {"a": ["x"]}}', b"\xff\xfe\x00"],
 )  # fmt: skip
 def test_a_damaged_file_is_ignored_and_replaced(tmp_path, damage, caplog):
     path = tmp_path / "kernels.json"

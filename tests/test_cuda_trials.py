@@ -66,6 +66,11 @@ def test_random_numbers_for_trials_are_in_range_and_of_every_type():
     for target in (LOSS_BACKWARD, ATEN.nll_loss_backward.default):
         made = random_inputs(graph.call_function(target, tuple(nodes)))
         assert made[nodes[2]].eq(0).all(), "one class has one index"
+    one = graph.placeholder("one")
+    one.meta["val"] = torch.zeros(6, 1, 1, 1).long()
+    pooled = one, one, *[[1, 1]] * 4, False, one
+    pooling = graph.call_function(ATEN.max_pool2d_with_indices_backward.default, pooled)
+    assert random_inputs(pooling)[one].eq(0).all(), "maps of one element have one place"
     eighths = random_like(torch.zeros(64).to(torch.float8_e4m3fn), 0)
     assert eighths.dtype == torch.float8_e4m3fn and len(eighths.float().unique()) > 8
 

@@ -11,12 +11,14 @@ import pytest
 
 import hybridremat
 from hybridremat import Plan
+from hybridremat.analysis import comparison
 from hybridremat.analysis.comparison import Comparison
 from hybridremat.cli import main as cli
 from hybridremat.cli.targets import load_target
 from hybridremat.plans.records import FrontierPoint
 from hybridremat.plans.request import MOVING
 from hybridremat.sequence.strategies import STRATEGIES, checkmate
+from support.wrapping import frontier_of
 
 QUICK = ["--cost-model", "flops", "--workers", "1"]
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -171,6 +173,12 @@ def test_compare_prints_every_strategy_under_each_limit(models, capsys):
     ]
     assert [(row["strategy"], int(row["peak_bytes"])) for row in rows] == points
     assert (models / "all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_strategies_fit_into_one_picture(tmp_path):
+    every = dict.fromkeys(STRATEGIES, frontier_of("mlp"))
+    Comparison(every, {}, known_points=True).plot(tmp_path / "all.svg")
+    assert len(set(comparison.COLORS)) >= len(every)
 
 
 def test_compare_shows_whole_frontiers_and_says_what_is_left_out(models, capsys, monkeypatch):

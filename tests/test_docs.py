@@ -14,6 +14,7 @@ import torch
 
 import hybridremat
 from hybridremat import errors
+from hybridremat.planning import progress
 from support import doc_examples
 
 ROOT = Path(__file__).parent.parent
@@ -57,7 +58,8 @@ SLOW = {name: pytest.mark.slow for name in NAMES if name not in QUICK}
 
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=p.name, marks=SLOW.get(p.name, ())) for p in PAGES])
-def test_examples_of_pages_run(path, own_folder):
+def test_examples_of_pages_run(path, own_folder, monkeypatch):
+    monkeypatch.setattr(progress, "LONG", float("inf"))  # a line that a slow machine alone prints
     torch.manual_seed(0)
     doc_examples.run(doc_examples.parse(path))
 

@@ -256,3 +256,40 @@ def test_inputs_of_a_subclass_are_run_as_plain_ones(how):
     trained = train(model, batch)
     assert plain.differences(trained) == []
     assert max(trained.peaks) <= hybridremat.get_plan(model).predicted_peak
+
+
+class Scalars(nn.Module):
+    """Numbers in calls on numbers: as tensors, they would count beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return functional.gelu(x * self.gain).sum() + 0.0 * self.gain
+
+
+def test_the_first_step_takes_what_all_others_do():
+    model, batch = Scalars(), {"x": torch.randn(())}
+    least = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW).least_peak
+    hybridremat.wrap(model, kwargs=batch, memory_limit=least, **HOW)
+    assert set(train(model, batch).peaks) == {least}
+
+
+def test_a_custom_op_that_returns_its_input_is_told_of_as_ever(monkeypatch):
+    # PyTorch's default is an error where the environment has CI
+    monkeypatch.setattr(torch._functorch.config, "error_on_custom_op_aliasing", False, raising=False)
+    with torch.library._scoped_library("hybridremat_tests", "FRAGMENT") as library:
+        library.define("same(Tensor x) -> Tensor")
+        library.impl("same", lambda x: x, "CPU")
+        library.impl("same", torch.empty_like, "Meta")
+        torch.library.register_autograd("hybridremat_tests::same", lambda ctx, grad: grad, lib=library)
+
+        class Model(nn.Linear):
+            def forward(self, x):
+                return torch.ops.hybridremat_tests.same(super().forward(x)).sum()
+
+        model, x = Model(4, 4), torch.randn(2, 4)
+        hybridremat.wrap(model, (x,), memory_limit="100%", **HOW)
+        with pytest.warns(UserWarning, match="hybridremat_tests::same"):
+            model(x)

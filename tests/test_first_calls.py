@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import hybridremat
@@ -62,3 +63,32 @@ def test_the_hooks_are_those_of_a_first_call():
     )
     hooked = [[name for name, m in model.named_modules() if m._forward_hooks] for model in models]
     assert hooked[0] == hooked[1] != []
+
+
+class Replacing(nn.Module):
+    """Puts another layer into itself when it first meets a short input, which no capture follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head, self.replaced = nn.Linear(8, 8, bias=False), nn.Linear(8, 1), False
+
+    def forward(self, x):
+        if not self.replaced and x.shape[1] < 16:
+            self.replace()
+        return self.head(self.layer(x).tanh()).sum()
+
+    def replace(self):
+        self.replaced, weight = True, self.layer.weight
+        self.layer = nn.Linear(8, 8)
+        self.layer.weight = weight
+
+
+def test_a_first_call_may_put_other_layers_into_the_model():
+    torch.manual_seed(0)
+    model, batch = Replacing(), {"x": torch.randn(2, 8, 8)}
+    plain = copy.deepcopy(model)
+    plain.replace()
+    how = {"memory_limit": "100%", "cost_model": "flops", "progress": False, "graph_breaks": "plan"}
+    hybridremat.wrap(model, kwargs=batch, **how)
+    plain.layer.load_state_dict(model.layer.state_dict())
+    assert train(plain, batch).differences(train(model, batch)) == []

@@ -95,6 +95,25 @@ def test_other_gradients_are_made_whole(options):
     assert not calls(planned_plain(*joined(**options)).step, INPUT_GRADIENT)
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_gradient_that_is_summed_is_made_whole_unless_its_slices_lie_side_by_side(samples, monkeypatch):
+    """Whatever a trial says: sums go by strides. Of one sample slices have those of a tensor of its own."""
+    monkeypatch.setattr(slices, "_same_on", lambda *_: True)
+
+    class Shifted(Joined):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            joined = torch.cat([branch(x).tanh() + self.shift for branch in self.branches], 1)
+            return self.joint(joined).square().mean()
+
+    torch.manual_seed(0)
+    model, batch = Shifted(), {"x": torch.randn(samples, 3, 16, 16)}
+    assert bool(calls(planned_plain(model, batch).step, INPUT_GRADIENT)) == (samples == 1)
+
+
 @pytest.fixture
 def untried(monkeypatch):
     """Slices are not tried, and pass."""

@@ -13,13 +13,16 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import hybridremat
 from hybridremat import Plan
 from hybridremat.errors import (
     CaptureError,
+    GraphBreakWarning,
     InfeasibleLimitError,
     InfeasibleLimitWarning,
+    InputError,
     ModelError,
     PlanMismatchError,
 )
@@ -239,6 +242,11 @@ def test_infeasible_limits_and_overheads():
     assert plan.memory_limit == plan.predicted_peak == caught.value.least
     frugal = hybridremat.plan(model, kwargs=inputs, max_overhead=0.1, **HOW)
     assert frugal.overhead <= 0.1 and frugal.predicted_peak < frugal.plain_peak
+
+
+def test_the_step_leaves_what_is_reserved_of_the_limit():
+    plan = hybridremat.plan(Reader(), kwargs=batch(), memory_limit="100%", reserve=4096, **HOW)
+    assert plan.predicted_peak + 4096 <= plan.memory_limit <= plan.plain_peak
 
 
 @pytest.mark.parametrize("on_infeasible", ["error", pytest.param("least", marks=pytest.mark.slow)])
@@ -556,6 +564,69 @@ def test_a_break_inside_a_loop_is_planned_by_what_is_in_the_loop_or_says_what_to
     assert "Nothing has been run" not in str(caught.value)
 
 
+class Sparse(nn.Module):
+    """A sparse tensor in code between graphs, which autograd saves."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.last = nn.Parameter(torch.ones(64)), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.last((x * self.gain).to_sparse().to_dense().sin()).tanh().sum()
+
+
+@torch.compiler.disable
+def filled(x, index, value):
+    return torch.index_fill(x, -1, index, value)
+
+
+class Filled(nn.Module):
+    """A value that requires a gradient, which is a sum of rows whose number depends on the data."""
+
+    def __init__(self, fill):
+        super().__init__()
+        self.gain, self.value, self.fill = nn.Parameter(torch.ones(64)), nn.Parameter(torch.ones(())), fill
+
+    def forward(self, x):
+        return self.fill(x * self.gain, torch.tensor([2, 1]), self.value).sin().sum()
+
+
+@pytest.mark.parametrize("make", [Sparse, lambda: Filled(filled)], ids=["sparse", "filled"])
+def test_code_between_graphs_may_be_what_no_graph_can_hold(make):
+    torch.manual_seed(0)
+    model, inputs = make(), {"x": torch.randn(64, 64)}
+    expected = train_plain(model, inputs)
+    least = hybridremat.plan(model, kwargs=inputs, memory_limit="100%", **HOW).least_peak
+    hybridremat.wrap(model, kwargs=inputs, memory_limit=least, **HOW)
+    trained = train(model, inputs)
+    assert expected.differences(trained) == []
+    assert max(trained.peaks) <= least
+
+
+def put(x, index, value):
+    return x.index_put((x.detach()[:, 0] > 0,), value)
+
+
+def put_rows(x, index, value):
+    """As many as the value has: the shape of its gradient is known, once it is known that this runs."""
+    return x.index_put((torch.arange(64, device=x.device) < index.sum(),), value.expand(3, 64))
+
+
+@pytest.mark.parametrize("breaks", ["auto", "plan"])
+@pytest.mark.parametrize("fill", [lambda x, *given: torch.index_fill(x, -1, *given), put, put_rows])
+def test_a_gradient_whose_shape_depends_on_the_data_is_refused_with_advice_that_helps(fill, breaks):
+    torch.manual_seed(0)
+    model, x = Filled(fill), torch.randn(64, 64)
+    said = "gradient of index_" if breaks == "auto" else "the shape of a gradient in it depends on the data"
+    with pytest.raises(CaptureError, match=rf"{said}.* below @torch\.compiler\.disable"):
+        hybridremat.plan(model, (x,), memory_limit="100%", **{**HOW, "graph_breaks": breaks})
+    torch._dynamo.reset()  # it skips this forward from now on
+    model.fill = torch.compiler.disable(fill)
+    hybridremat.wrap(model, (x,), memory_limit="100%", **HOW)
+    plain = copy.deepcopy(model)
+    assert train_plain(plain, {"x": x}).differences(train(model, {"x": x}, measure=False)) == []
+
+
 class BetweenBreaks(nn.Module):
     """A graph of its own in whose forward nothing runs: views, or nothing but a parameter."""
 
@@ -626,3 +697,100 @@ def test_a_plan_of_least_memory_is_followed_and_asks_for_what_it_was_asked(tmp_p
     followed = hybridremat.get_plan(model)
     assert (followed.request, followed.asked_limit) == (plan.request, 1000)
     assert (followed.memory_limit, followed.predicted_peak) == (plan.memory_limit, plan.predicted_peak)
+
+
+class AsksForTheCapture(nn.Module):
+    """Makes its mask in plain PyTorch alone, and needs it; as LongT5 of transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, mask=None):
+        if mask is None and not torch.compiler.is_compiling():
+            mask = torch.ones(x.shape[:1])
+        return (self.layer(x).tanh() * mask.reshape(mask.shape[0], 1)).sum()
+
+
+def test_a_model_that_fails_only_as_one_graph_is_planned_in_several():
+    torch.manual_seed(0)
+    how = {**HOW, "graph_breaks": "auto", "memory_limit": "100%"}
+    model, given = AsksForTheCapture(), {"x": torch.randn(4, 8)}
+    planned = copy.deepcopy(model)
+    with pytest.warns(GraphBreakWarning):
+        hybridremat.wrap(planned, kwargs=given, **how)
+    assert train_plain(model, given).differences(train(planned, given)) == []
+    with pytest.raises(InputError, match="AsksForTheCapture"):  # of one graph, or none: the inputs are wrong
+        hybridremat.wrap(AsksForTheCapture(), kwargs={"x": torch.randn(4, 7)}, **how)
+
+
+class Retains(nn.Module):
+    """Code between graphs retains gradients: of an output of a graph, or of what it makes of that."""
+
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.first, self.last, self.make = nn.Linear(32, 32), nn.Linear(32, 32), make
+
+    @torch.compiler.disable
+    def between(self, y):
+        self.kept = self.make(y)
+        for each in self.kept:
+            each.retain_grad()
+
+    def forward(self, x):
+        self.between(self.first(x).tanh())
+        return self.last(self.kept[-1]).pow(2).mean()
+
+
+def three(y):
+    return [y := step(y) for step in (torch.sin, torch.cos, torch.exp)]
+
+
+@pytest.mark.parametrize("make", [lambda y: [y], lambda y: [y.sin()], three])
+def test_gradients_that_code_between_graphs_retains_are_counted(make):
+    torch.manual_seed(0)
+    model, inputs = Retains(make), {"x": torch.randn(256, 32)}
+    expected = train_plain(copy.deepcopy(model), inputs)
+    least = hybridremat.plan(model, kwargs=inputs, memory_limit="100%", **HOW).least_peak
+    hybridremat.wrap(model, kwargs=inputs, memory_limit=least, **HOW)
+    trained = train(model, inputs)
+    assert expected.differences(trained) == []
+    assert all(each.grad is not None for each in model.kept)
+    assert max(trained.peaks) <= hybridremat.get_plan(model).predicted_peak <= least
+
+
+class Checkpointed(nn.Module):
+    """What code between graphs saves is made again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(48, 48), nn.Linear(48, 48)
+
+    @torch.compiler.disable
+    def between(self, x):
+        return checkpoint(torch.exp, x, use_reentrant=False)
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x).tanh())).pow(2).mean()
+
+
+def test_what_a_checkpoint_between_graphs_runs_again_is_counted():
+    torch.manual_seed(0)
+    model, inputs = Checkpointed(), {"x": torch.randn(96, 48)}
+    expected = train_plain(copy.deepcopy(model), inputs)
+    least = hybridremat.plan(model, kwargs=inputs, memory_limit="100%", **HOW).least_peak
+    hybridremat.wrap(model, kwargs=inputs, memory_limit=least, **HOW)
+    trained = train(model, inputs)
+    assert expected.differences(trained) == []
+    assert max(trained.peaks) <= hybridremat.get_plan(model).predicted_peak <= least
+
+
+class FailsInGraphs(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.view(7, -1) if torch.compiler.is_compiling() else x).sum()
+
+
+def test_a_model_that_fails_in_graphs_alone_is_told_that_it_trains_plainly():
+    with pytest.raises(CaptureError, match="trains plainly"):
+        how = {**HOW, "graph_breaks": "auto", "memory_limit": "100%"}
+        hybridremat.wrap(FailsInGraphs(8, 8), (torch.randn(4, 8),), **how)

@@ -34,7 +34,7 @@ ORDER = (
     ("runtime",),
     ("analysis",),
     ("integrations",),
-    ("api",),
+    ("api", "dags"),
     ("__init__",),
     ("cli",),
     ("__main__",),

@@ -64,10 +64,26 @@ class ConvolutionBelowSoftplus(nn.Module):
         return (gates.permute(0, 2, 3, 1).contiguous().cumsum(-1).sin() * 2).mean()
 
 
-NETS = [ConvolutionBelowSoftplus, NormOfTransposed, SoftplusOfTransposed, ConvolutionOfNorm]
+class MapsOfOneElement(nn.Module):
+    """Traced with other strides than come, and kernels go by these (EfficientViM at 64 pixels)."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep, self.norm = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8)
+        self.wide, self.narrow, self.last = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 8, 1), nn.LayerNorm(8)
+        self.gates = nn.Parameter(torch.full((2, 8, 1, 1), 0.1))
+
+    def forward(self, x):
+        x = x.reshape(-1, 8, 1, 1)
+        x = x + self.gates[0].sigmoid() * (self.norm(self.deep(x)) - x)
+        x = x + self.gates[1].sigmoid() * (self.narrow(self.wide(x).relu()) - x)
+        return self.last(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).mean((2, 3)).sin().sum()
 
 
-@pytest.mark.quick_cases(3)
+NETS = [MapsOfOneElement, ConvolutionBelowSoftplus, NormOfTransposed, SoftplusOfTransposed, ConvolutionOfNorm]
+
+
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("how", [{}, {"rewrites": "none"}, {"graph_breaks": "plan"}], ids=str)
 def test_a_step_with_other_strides_than_traced_trains_as_planned(net, how):

@@ -171,7 +171,7 @@ def test_the_report_reaches_each_logger_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     callback = planned()
     fit(Lit(), tmp_path, callback, logger=[board, weights], rows=14)
-    assert_uploaded_once(board.experiment, wandb, Path(board.log_dir) / "hybridremat" / "plan.html")
+    assert_uploaded_once(board.experiment, wandb, Path(board.log_dir) / "hybridremat-report" / "plan.html")
     assert len(callback.plans) == 2  # the last batch is smaller
 
 

@@ -22,6 +22,7 @@ from hybridremat.integrations.loop import LoopWatch
 from hybridremat.integrations.loop_figures import StepLog
 from hybridremat.integrations.loop_measuring import StepPeaks, StepTimes
 from hybridremat.integrations.loop_options import find_target, loop_options
+from hybridremat.integrations.loop_report import FOLDER
 from hybridremat.units import format_bytes
 from support.cuda_stand_in import Allocator
 from support.loop_cases import HOW, MEASURED, PREDICTED, profiler_runs
@@ -284,7 +285,7 @@ def test_a_run_ends_with_one_line_and_keeps_its_plans(tmp_path, caplog):
     peak, plain = format_bytes(entry[MEASURED]), format_bytes(plan.plain_peak)
     start = f"peak {peak} instead of {plain}, {100 * plan.overhead:+.1f} %, 1 shape, "
     line = re.escape(start) + r"\d+ s planning"
-    report = tmp_path / "hybridremat" / "plan.html"
+    report = tmp_path / "hybridremat-report" / "plan.html"
     assert re.fullmatch(rf"{line}; report: {re.escape(str(report))}", caplog.messages[-1])
     assert report.read_text().startswith("<!doctype html>")
     assert report.with_name("frontier.png").read_bytes().startswith(b"\x89PNG")
@@ -296,7 +297,7 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     model, batch = small("transformer")
     watched = watch(model)
     step(watched, model, batch)
-    (tmp_path / "hybridremat").write_text("a file, where a folder should be")
+    (tmp_path / "hybridremat-report").write_text("a file, where a folder should be")
     watched.finish(tmp_path)
     assert "no report" in caplog.text and watched.summary.report is None
     watched.end()
@@ -331,3 +332,8 @@ def test_the_measured_overhead_is_that_of_medians(monkeypatch):
         times.begin()
         times.end(planned=planned, counts=counts)
     assert not times.in_plain_steps and times.overhead == pytest.approx(0.5)
+
+
+def test_the_reports_folder_is_no_package():
+    """An empty folder of a package's name shadows one that is installed by a path, in scripts beside it."""
+    assert not FOLDER.isidentifier()

@@ -152,6 +152,26 @@ def test_damage_is_refused(damage):
         check(step, *graphs)
 
 
+class Late:
+    """A store whose copies are made when they are waited for."""
+
+    def __init__(self, tensor):
+        self.tensor, self.size = tensor, tensor.nbytes
+
+    def back(self, tensor, offset, after):
+        return lambda: tensor.copy_(self.tensor.view(torch.uint8))
+
+    def wait(self, copy):
+        copy()
+
+
+def test_a_value_is_back_when_it_is_read():
+    tensor = torch.randn(8)
+    use = calls.Use(Late(tensor), offsets={0: 0}, out={0: None}, sizes={0: (tensor.nbytes, tensor.device)})
+    use.views[0] = [calls._laid_out(tensor)]
+    assert torch.equal(calls.ready(calls.Fetched(use, 0), 0), tensor)
+
+
 def test_tensors_come_back_as_they_were_laid_out(tmp_path):
     every = stores.Stores(Target(str(tmp_path)), "cpu", 4096)
     calls._STORES[every.number] = every

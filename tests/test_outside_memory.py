@@ -40,6 +40,14 @@ def test_between_the_phases_the_whole_reserve_counts(reserve):
     assert needed_bytes(graph, peaks, OutsideMemory(reserve)) == 40 + reserve
 
 
+def test_between_the_phases_outputs_are_there_that_the_caller_drops():
+    """a is saved, and c is returned."""
+    graph = small_graph(gradients=frozenset({5}), released_outputs=frozenset({3}))
+    judge = Judge(graph, outside=OutsideMemory(200))
+    assert judge.phases(plain_schedule(graph)).between == 10 + 40
+    assert judge.needs(plain_schedule(graph)) == 10 + 40 + 200
+
+
 @pytest.mark.parametrize("reserve", [0, 40, 500])
 def test_the_least_limit_is_exact(reserve):
     judge = Judge(small_graph(gradients=frozenset({5})), outside=OutsideMemory(reserve))

@@ -17,7 +17,14 @@ from hybridremat.planning.breaks.problem import PathProblem
 from hybridremat.planning.breaks.searches import BETWEEN, GAP_APART, best, hull, targets_between
 from hybridremat.planning.settings import Settings
 from hybridremat.runtime.prepare import model_frontier
-from hybridremat.sequence.joined_graphs import VARIANTS, MultiGraphStep, PartPoint, StepPart, most_of
+from hybridremat.sequence.joined_graphs import (
+    VARIANTS,
+    MultiGraphStep,
+    PartPoint,
+    StepPart,
+    largest_part,
+    most_of,
+)
 from support.towers import NormedTower, tower_batch
 
 FIGURES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=9)
@@ -120,10 +127,10 @@ def test_a_frontier_plans_each_of_its_points_once(monkeypatch):
 
 SIZES = st.integers(0, 9)
 CODE = st.builds(
-    lambda forward, backward, saved, left, dropped: StepPart(
-        (PartPoint(forward, backward, saved, 0),), left, dropped
+    lambda forward, backward, saved, left, dropped, freed: StepPart(
+        (PartPoint(forward, backward, saved, 0, inputs=-freed),), left, dropped
     ),
-    SIZES, SIZES, st.integers(-4, 9), SIZES, st.integers(-4, 4),
+    SIZES, SIZES, st.integers(-4, 9), SIZES, st.integers(-4, 4), st.integers(0, 4),
 )
 
 
@@ -137,3 +144,17 @@ def test_the_most_of_two_measurements_takes_no_less_than_either(first, second, f
     ]
     assert peaks[0] >= max(peaks[1:])
     assert most_of(first, first) == first and most_of(None, None) is None
+
+
+@given(st.lists(CODE, min_size=1, max_size=3))
+def test_code_that_is_not_known_takes_no_less_than_any_that_is_and_frees_no_inputs(codes):
+    """Graphs of a path that was not surveyed may keep all of them."""
+    graph, most = StepPart((PartPoint(10, 12, 5, 7),), 3, 1), largest_part(codes)
+    for code in codes:
+        (point,) = code.points
+        kept = replace(
+            point, forward_peak=point.forward_peak - point.inputs, saved=point.saved - point.inputs, inputs=0
+        )
+        held = replace(code, points=(kept,), dropped=code.dropped - point.inputs)
+        peaks = [MultiGraphStep((graph, each), (0, 1, 0, 1)).peak((0, 0)) for each in (most, held)]
+        assert peaks[0] >= peaks[1]

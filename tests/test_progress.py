@@ -147,6 +147,22 @@ def test_without_a_terminal_a_line_a_stage(clock, capsys, nobody_asked):
     assert lines(capsys) == []
 
 
+def test_long_planning_says_what_takes_so_long_and_what_helps(clock, capsys, nobody_asked):
+    took = ("trying kernels", 4), ("solving blocks", 2), ("composing", 29), ("improving", 1)
+    with planning_progress() as move:
+        for stage, seconds in took:
+            clock.now += seconds
+            move(stage, 0, 1)
+    said = "planning has taken 35 s so far, 29 of them solving blocks: give a time (planning_budget=20)"
+    assert [line for line in lines(capsys) if "so far," in line] == [f"{said}, or a higher limit"]
+    with planning_progress() as move:
+        clock.now += 40
+        move("training", 1, 2)
+        clock.now += 40
+        move("training", 2, 2)
+    assert not [line for line in lines(capsys) if "training:" in line]
+
+
 def test_what_is_no_planning_is_not_said_to_be_planned(clock, capsys, nobody_asked):
     with planning_progress() as move:
         clock.now += 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import hybridremat
+from hybridremat.compiler.rng_replay import replay
 from support.extreme_steps import run_extremely
 from support.random_models import build, recipes
 from support.random_training import FEW, HOW, hold_to_plain, trained_plain
@@ -46,6 +48,16 @@ class Wasteful(nn.Module):
         unused = functional.dropout(x, 0.5)
         del unused
         return functional.dropout(self.layer(x), 0.5).pow(2).mean()
+
+
+def test_a_replay_draws_as_before_and_leaves_the_generator_alone():
+    state, first = torch.get_rng_state(), torch.rand(4)
+    torch.rand(9)
+    before = torch.get_rng_state()
+    assert torch.equal(replay(state, torch.rand, 4), first)
+    with pytest.raises(RuntimeError):
+        replay(state, torch.rand, -1)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_draws_that_nothing_reads_are_drawn():

@@ -5,12 +5,15 @@ The processes run support/rank_cases.py once; each test looks at one thing that 
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from torch import distributed
 
 import hybridremat
+from hybridremat.graph.joint import JointGraph, Op, Phase, Value
+from hybridremat.planning.rank_agreement import _memory_text, _with_maxima
 from hybridremat.planning.ranks import Ranks
 from support.processes import run_ranks, run_ranks_once
 from support.rank_cases import MORE
@@ -111,6 +114,17 @@ def test_a_rank_that_nobody_joins_gives_up_with_a_typed_error(tmp_path, monkeypa
         Ranks(0, 2, distributed.FileStore(str(tmp_path / "store"), 2)).group("k", "from 0")
 
 
+def test_a_rank_that_tries_again_after_another_has_failed_gets_its_error_again(tmp_path):
+    here, there = (distributed.FileStore(str(tmp_path / "store"), 2) for _ in range(2))
+    first, second = Ranks(0, 2, here), Ranks(1, 2, there)
+    with ThreadPoolExecutor() as pool:
+        told = pool.submit(second.fail, hybridremat.InputError("no such input"))
+        for _ in range(2):
+            with pytest.raises(hybridremat.InputError, match=r"no such input \(Raised on rank 1"):
+                first.group("k", "from 0")
+        told.result()
+
+
 def test_ddp_goes_around_a_wrapped_model(ranks):
     for rank in ranks:
         kind, text, _ = rank["errors"]["inside out"]
@@ -122,6 +136,17 @@ def test_all_plan_with_the_most_that_any_machine_takes(ranks):
     here, there = (rank["others"]["other kernels"] for rank in ranks)
     assert here == there
     assert here["peak"] >= ranks[0]["others"]["other inputs"]["peak"] + MORE
+
+
+def test_all_do_what_each_of_them_may():
+    ops = (
+        Op(0, "a", Phase.FORWARD, (), (0,), temp=1),
+        Op(1, "b", Phase.FORWARD, (0,), (1,), temp=5, overwrites=(0,)),
+    )
+    here = JointGraph(ops, (Value(0, 10, 0), Value(1, 10, 1)))
+    there = replace(here, ops=(replace(ops[0], temp=7), replace(ops[1], overwrites=())))
+    agreed = _with_maxima(here, map(_memory_text, (here, there)))
+    assert [(op.temp, op.overwrites) for op in agreed.ops] == [(7, ()), (5, ())]
 
 
 def test_ranks_with_other_inputs_plan_for_themselves(ranks):

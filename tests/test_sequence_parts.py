@@ -22,7 +22,8 @@ BYTES = st.integers(0, 12)
 @st.composite
 def steps(draw):
     host = st.integers(0, 3).map(lambda pages: pages * PAGE)
-    point = st.builds(PartPoint, BYTES, BYTES, BYTES, st.integers(0, 9), st.integers(0, 3), host)
+    kept = st.integers(0, 3)
+    point = st.builds(PartPoint, BYTES, BYTES, BYTES, st.integers(0, 9), kept, host, kept)
     part = st.builds(StepPart, st.lists(point, min_size=1, max_size=4).map(tuple), BYTES, st.integers(-4, 4))
     parts = draw(st.lists(part, min_size=1, max_size=3))
     rest = draw(st.lists(st.integers(0, len(parts) - 1), max_size=3))
@@ -69,8 +70,10 @@ def test_what_one_graph_sees_of_the_step_is_the_step(step, forwards, forward, ba
     for chosen in choices(step):
         for g in range(len(step.parts)):
             moments = step.moments_of(g, chosen)
-            retained = step.parts[g].points[chosen[g]].retained
-            part = replace(step.parts[g], points=(PartPoint(forward, backward, saved, 1, retained),))
+            point = step.parts[g].points[chosen[g]]
+            kept = point.inputs
+            way = PartPoint(forward, backward + kept, saved + kept, 1, point.retained, inputs=kept)
+            part = replace(step.parts[g], points=(way,))
             parts = tuple(part if n == g else each for n, each in enumerate(step.parts))
             whole = replace(step, parts=parts).peak([0 if n == g else c for n, c in enumerate(chosen)])
             assert max(each.needs(own) for each in moments) == whole

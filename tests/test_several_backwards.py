@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import hybridremat
+from hybridremat.units import format_bytes
 from support.training import allocated_peak
 
 HOW = {"cost_model": "flops", "workers": 1, "progress": False}
@@ -138,3 +139,76 @@ def test_a_second_backward_through_one_of_several_graphs_is_refused(layer, losse
     model.zero_grad()
     backwards(model, retain=True)[1](), backwards(plain, retain=True)[1]()
     assert all(map(torch.equal, gradients(plain), gradients(model)))
+
+
+class Tasks(nn.Module):
+    """Losses of several heads, each with a backward of its own."""
+
+    breaks = False
+
+    def __init__(self):
+        super().__init__()
+        blocks = (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4))
+        self.layers, self.heads = nn.Sequential(*blocks), nn.ModuleList(nn.Linear(32, 1) for _ in range(3))
+
+    def forward(self, x):
+        features = self.layers(x)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return tuple(head(features).square().mean() for head in self.heads)
+
+
+class BreakingTasks(Tasks):
+    breaks = True
+
+
+def one_by_one(model, batch):
+    losses = model(**batch)
+    for number, loss in enumerate(losses):
+        model.zero_grad()
+        loss.backward(retain_graph=number < 2)
+    return gradients(model)
+
+
+@pytest.mark.parametrize("how", [{}, {"dynamic": True}, {"offload": "file"}, {"rewrites": "none"}], ids=str)
+@pytest.mark.parametrize("share", ["80%", "50%"])
+def test_retained_graphs_are_planned_for_once_they_are_seen(share, how, tmp_path, caplog):
+    how = {**how, "offload": f"file:{tmp_path}"} if "offload" in how else how
+    model, batch = Tasks(), {"x": torch.randn(256, 32)}
+    plain = copy.deepcopy(model)
+    hybridremat.wrap(model, kwargs=batch, memory_limit=share, **HOW, **how)
+    once = hybridremat.get_plan(model)
+    one_by_one(model, batch)
+    assert f"up to {format_bytes(once.saved_bytes)} beyond what the plan counts" in caplog.text
+    one_by_one(model, batch)  # planned here
+    model.zero_grad()
+    assert allocated_peak(lambda: one_by_one(model, batch)) <= once.memory_limit
+    pairs = zip(one_by_one(model, batch), one_by_one(plain, batch), strict=True)
+    assert all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
+    assert hybridremat.get_plan(model).memory_limit == once.memory_limit
+    assert caplog.text.count("retain_graph=True leaves") == 1
+
+
+def test_a_limit_without_room_for_a_retained_graph_is_refused():
+    model, batch = Tasks(), {"x": torch.randn(256, 32)}
+    least = hybridremat.plan(model, kwargs=batch, memory_limit="100%", **HOW).least_peak
+    hybridremat.wrap(model, kwargs=batch, memory_limit=least, **HOW)
+    one_by_one(model, batch)
+    with pytest.raises(hybridremat.InfeasibleLimitError, match="retain_graph=True leaves") as error:
+        model(**batch)
+    hybridremat.unwrap(model)
+    hybridremat.wrap(model, kwargs=batch, memory_limit=error.value.least, forwards=2, **HOW)
+    one_by_one(model, batch)
+    model.zero_grad()
+    assert allocated_peak(lambda: one_by_one(model, batch)) <= error.value.least
+
+
+@pytest.mark.filterwarnings("ignore", category=hybridremat.GraphBreakWarning)
+def test_retained_graphs_of_several_graphs_are_planned_for_too():
+    model, batch = BreakingTasks(), {"x": torch.randn(256, 32)}
+    hybridremat.wrap(model, kwargs=batch, memory_limit="90%", **HOW)
+    limit = hybridremat.get_plan(model).memory_limit
+    for _ in range(2):
+        one_by_one(model, batch)
+    model.zero_grad()
+    assert allocated_peak(lambda: one_by_one(model, batch)) <= limit

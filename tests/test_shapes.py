@@ -22,6 +22,8 @@ from hybridremat.errors import (
     ProfilerActiveError,
 )
 from hybridremat.planning import option_cache, planner
+from hybridremat.planning.input_keys import input_key, numbers_apart
+from hybridremat.runtime.planned_call import planned_call
 from support.sized_steps import Embedded
 from support.training import Mlp, Transformer, allocated_peak, train
 
@@ -402,3 +404,44 @@ def test_a_share_is_resolved_anew_only_for_a_shape_larger_than_all_before(net):
         limits.append(hybridremat.get_plan(model).memory_limit)
     first, largest = plain[64], plain[96]
     assert limits == [first, first, largest, first]
+
+
+def test_a_number_that_is_none_is_no_new_shape():
+    assert input_key((float("nan"),), {}) == input_key((float("nan"),), {})
+    assert input_key((0.0,), {}) != input_key((1.0,), {})
+
+
+class Faded(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x, alpha):
+        return (alpha * self.layer(x)).square().mean()
+
+
+def test_a_number_that_changes_with_each_batch_is_named(caplog):
+    model, x = Faded(), torch.randn(2, 4)
+    hybridremat.wrap(model, (x,), {"alpha": 0.1}, memory_limit="100%", **HOW)
+    model(x, alpha=0.2).backward()
+    assert "tensor of no dimension" not in caplog.text
+    for alpha in (0.3, 0.4):
+        model(x, alpha=alpha).backward()
+    assert caplog.text.count("for each new number in alpha") == 1
+    hybridremat.unwrap(model)
+    caplog.clear()
+    hybridremat.wrap(model, (x,), {"alpha": torch.tensor(0.1)}, memory_limit="100%", **HOW)
+    captures = planned_call(model).captures
+    for alpha in (0.2, 0.3, 0.4):
+        model(x, alpha=torch.tensor(alpha)).backward()
+    assert planned_call(model).captures == captures
+    assert "new number" not in caplog.text
+
+
+def test_calls_that_differ_in_more_than_numbers_are_no_reason_to_warn():
+    given = (1, "a"), (2, "a"), (3, "b")
+    calls = [input_key((torch.zeros(n), n, True), {"mode": mode}) for n, mode in given]
+    assert numbers_apart(input_key((torch.zeros(1), 1, False), {"mode": "a"}), calls) == []
+    alike = [input_key((torch.zeros(1), n), {"scale": [1.0, n]}) for n in (1, 2)]
+    call = input_key((torch.zeros(1), 3), {"scale": [1.0, 3]})
+    assert numbers_apart(call, alike) == ["args[1]", "scale[1]"]

@@ -191,6 +191,8 @@ def split(tmp_path_factory):
     return run_ranks_once("support.sharded_cases:by_tensors", tmp_path_factory, fake=2)[0]
 
 
+COUNTED_APART = {"sequence, 60%, units": 0.95, "words in columns, 60%, units": 0.88}
+"""Where code between the units, and DTensors that graphs hand on, count to the end of the backward."""
 ENDS = "sequence", "words in rows", "words in columns"
 SPLIT = ["tensors, 100%", "tensors, 60%", *(f"{name}, 60%{how}" for name in ENDS for how in ("", ", units"))]
 
@@ -198,8 +200,8 @@ SPLIT = ["tensors, 100%", "tensors, 60%", *(f"{name}, 60%{how}" for name in ENDS
 @pytest.mark.parametrize("name", SPLIT)
 def test_models_split_by_tensors_are_planned_to_the_byte(name, split):
     made = split[name]
-    if name == "sequence, 60%, units":  # what runs between the units is not captured
-        assert 0.95 * made["predicted"] <= max(made["peaks"]) <= made["predicted"]
+    if name in COUNTED_APART:
+        assert COUNTED_APART[name] * made["predicted"] <= max(made["peaks"]) <= made["predicted"]
     else:
         assert set(made["peaks"]) == {made["predicted"]}
     assert made["predicted"] <= made["limit"]

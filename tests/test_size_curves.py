@@ -40,6 +40,20 @@ def wrapped():
     return hybridremat.wrap(embedded(), kwargs=tokens(2, 24), memory_limit=150_000, dynamic=None, **HOW)
 
 
+def test_a_plan_that_was_dropped_is_made_again():
+    model = hybridremat.wrap(
+        embedded(), kwargs=tokens(2, 16), memory_limit=150_000, dynamic=True, max_plans=2, **HOW
+    )
+    plan = hybridremat.get_plan(model)
+    first = plan.at(length=24)
+    for length in (32, 40, 48):
+        plan.at(length=length)
+    again = plan.at(length=24)
+    assert again.details is not None
+    assert again.blocks == first.blocks
+    assert (again.schedule, again.predicted_peak) == (first.schedule, first.predicted_peak)
+
+
 def test_a_plan_at_other_sizes_is_what_the_step_needs_there(wrapped):
     plain = copy.deepcopy(embedded())
     hybridremat.prepare(wrapped, kwargs=tokens(3, 30))

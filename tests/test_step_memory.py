@@ -81,7 +81,7 @@ class Masking(Mlp):
 def test_outputs_that_the_backward_holds_itself_do_not_warn(scores, breaks):
     torch.manual_seed(0)
     model, batch = Masking(scores=scores), small("mlp")[1]
-    wrap(model, batch, "100%", **({"units": "layers.*"} if breaks else {}))
+    wrap(model, batch, "200%", **({"units": "layers.*"} if breaks else {}))
     with warnings.catch_warnings():
         warnings.simplefilter("error", HeldOutputWarning)
         model(**batch)[0].backward()

@@ -210,7 +210,7 @@ def test_the_report_reaches_each_logger_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     trainer = make_trainer(language_model(), tmp_path, Board(writer), Weights(wandb), callback)
     trainer.train()
-    assert_uploaded_once(writer, wandb, tmp_path / "hybridremat" / "plan.html")
+    assert_uploaded_once(writer, wandb, tmp_path / "hybridremat-report" / "plan.html")
     (plan,) = callback.plans
     entry = entries(trainer, PREDICTED)[0]
     assert (entry["hybridremat/plain_peak_bytes"], entry["hybridremat/plans"]) == (plan.plain_peak, 1)
@@ -221,7 +221,7 @@ def test_the_report_reaches_each_logger_once(tmp_path, monkeypatch):
 def test_without_a_report_nothing_is_written_or_sent(tmp_path):
     writer = Writer()
     make_trainer(language_model(), tmp_path, Board(writer), planned(report=False)).train()
-    assert not writer.images and not (tmp_path / "hybridremat").exists()
+    assert not writer.images and not (tmp_path / "hybridremat-report").exists()
 
 
 @pytest.mark.slow

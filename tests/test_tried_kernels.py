@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import count
 
 import pytest
@@ -104,16 +105,21 @@ class Steps(nn.Module):
 class Pictures(nn.Module):
     """Puts rows of pictures where tokens stand for them, as language models that see do."""
 
-    def __init__(self, *, expanded):
+    def __init__(self, put):
         super().__init__()
-        self.words, self.sight, self.expanded = nn.Embedding(10, 16), nn.Linear(16, 16), expanded
+        self.words, self.sight, self.put = nn.Embedding(10, 16), nn.Linear(16, 16), put
         self.head = nn.Linear(16, 10)
 
     def forward(self, tokens, pictures):
         x = self.words(tokens).tanh()
-        mask = (tokens == 2)[..., None]
-        x = x.masked_scatter(mask.expand_as(x) if self.expanded else mask, self.sight(pictures))
+        x = self.put(x, tokens == 2, self.sight(pictures))
         return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def columns_put(x, mask, seen):
+    x = x.mT.clone()
+    x[:, :, mask[0]] = seen[:4].T.detach()
+    return x.mT
 
 
 def pictures():
@@ -123,8 +129,22 @@ def pictures():
 
 
 SMALL = {
-    "masked scatter": lambda: (Pictures(expanded=True), pictures()),
-    "masked scatter by a mask that is broadcast": lambda: (Pictures(expanded=False), pictures()),
+    "masked scatter": lambda: (
+        Pictures(lambda x, mask, seen: x.masked_scatter(mask[..., None].expand_as(x), seen)),
+        pictures(),
+    ),
+    "masked scatter by a mask that is broadcast": lambda: (
+        Pictures(lambda x, mask, seen: x.masked_scatter(mask[..., None], seen)),
+        pictures(),
+    ),
+    "rows put by a mask": lambda: (
+        Pictures(lambda x, mask, seen: x.index_put((mask,), seen.detach())),
+        pictures(),
+    ),
+    "columns put by a mask": lambda: (
+        Pictures(columns_put),
+        pictures(),
+    ),
     "BatchNorm under autocast": lambda: (Under(Images(nn.BatchNorm2d)), images()),
     "slogdet": lambda: (Net(LINALG["slogdet"]), {"x": torch.randn(16, 16)}),
     "solve": lambda: (Net(LINALG["solve"]), {"x": torch.randn(16, 16)}),
@@ -150,6 +170,59 @@ def test_the_least_limit_is_kept(name):
     net, batch = {**SMALL, **MORE}[name]()
     predicted, measured = trained_at_least_limit(net, batch)
     assert predicted == measured
+
+
+class Told(nn.Module):
+    """A linear layer, and what ``use`` makes of its output and of whole numbers among the inputs."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.first, self.use = nn.Linear(16, 16), use
+
+    def forward(self, x, numbers):
+        return self.use(self.first(x).tanh(), numbers).sin().pow(2).mean()
+
+
+def divided(by):
+    return lambda x, numbers: x * by(torch.arange(16), numbers)
+
+
+FIVES = torch.full((16,), 5)
+TOLD = {
+    "remainder": (divided(torch.remainder), FIVES),
+    "remainder of a number": (lambda x, numbers: x * (7 % numbers), FIVES),
+    "fmod": (divided(torch.fmod), torch.tensor(5).expand(16)),
+    "narrow": (lambda x, start: torch.narrow(x, 1, start, 3), torch.tensor(2)),
+    "floor_divide": (divided(torch.floor_divide), FIVES),
+    "truncated": (divided(lambda one, other: torch.div(one, other, rounding_mode="trunc")), FIVES),
+    "distinct": (lambda x, numbers: x * torch.isin(numbers, numbers[::3])[:16], torch.arange(4096) * 2**40),
+    "gcd": (divided(torch.gcd), FIVES),
+    "shifts": (divided(lambda one, other: one << other >> 1), FIVES),
+    "repeats": (lambda x, n: x.repeat_interleave(n, 0, output_size=21), torch.tensor([0, 9, 2, 10])),
+    "a number of the data": (lambda x, number: x[:, 3:] * number.item(), torch.tensor(2)),
+    "distinct floats": (lambda x, numbers: x * torch.isin(numbers, numbers[1:])[:16], torch.arange(9e4)),
+}
+
+
+@pytest.mark.quick_cases(4)
+@pytest.mark.parametrize("name", TOLD)
+def test_kernels_are_tried_on_whole_numbers_that_they_take_and_that_take_most(name):
+    torch.manual_seed(0)
+    use, numbers = TOLD[name]
+    batch = {"x": torch.randn(4, 16), "numbers": numbers}
+    predicted, measured = trained_at_least_limit(Told(use), batch, graph_breaks="error")
+    assert predicted == measured
+
+
+def test_a_number_of_the_data_may_be_another_in_each_step():
+    torch.manual_seed(0)
+    net = Told(TOLD["narrow"][0])
+    plain = copy.deepcopy(net)
+    x, starts = torch.randn(4, 16), [torch.tensor(start) for start in (2, 0, 13)]
+    hybridremat.wrap(net, args=(x, starts[0]), memory_limit="100%", graph_breaks="error", **HOW)
+    for start in starts:
+        one, other = (torch.autograd.grad(each(x, start), each.first.weight) for each in (plain, net))
+        assert torch.equal(*one, *other)
 
 
 BAGS = [

@@ -15,7 +15,7 @@ from torch import nn
 
 import hybridremat
 from hybridremat import Plan
-from hybridremat.graph.memory import step_memory
+from hybridremat.graph.memory import inputs_in_backward, step_memory
 from hybridremat.plans.records import StepComposition, StepSection
 from hybridremat.reports.html_data import report_data
 from hybridremat.reports.plain_step import plain_plan
@@ -157,11 +157,12 @@ def compositions(draw: st.DrawFn) -> StepComposition:
         memory = step_memory(details.graph, PARTS[number].schedule)
         gradients = frozenset(draw(st.sets(st.sampled_from(sorted(details.graph.gradients)))))
         left = sum(v.bytes for v in details.graph.values if v.id in details.graph.gradients - gradients)
-        figures = max(memory.profile[:split]), max(memory.profile[split:]), memory.saved + memory.released
+        inputs = frozenset(v.id for v in details.graph.values if v.producer is None and draw(st.booleans()))
+        kept = inputs_in_backward(details.graph, PARTS[number].schedule, inputs)
+        backward, saved = max(memory.profile[split:]) + kept, memory.saved + memory.released + kept
         beside = draw(small), draw(small)
-        sections.append(
-            StepSection(number, "", *figures, left + draw(small), 0, gradients, 0, *beside)
-        )
+        figures = max(memory.profile[:split]), backward, saved, left + draw(small)
+        sections.append(StepSection(number, "", *figures, 0, gradients, 0, *beside, inputs))
     return StepComposition(tuple(sections), draw(small), 0)
 
 

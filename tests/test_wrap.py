@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hybridremat
-from support.training import loss_in, small, train, train_plain
+from support.training import allocated_peak, loss_in, small, train, train_plain
 from support.wrapping import HOW, assert_untouched, least_limit, state_of, three_limits, wrap
 
 
@@ -239,3 +239,41 @@ def test_max_overhead_gives_the_least_memory_within_it():
 
 
 # Errors: the text, and the model as it was
+
+
+class Frozen(nn.Module):
+    """Without trained parameters: gradients flow to its input alone."""
+
+    def __init__(self):
+        super().__init__()
+        blocks = (nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(3))
+        self.layers = nn.Sequential(*blocks)
+        self.norm = nn.BatchNorm1d(16)
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        return self.norm(self.layers(x)).square().mean()
+
+
+def test_a_frozen_model_is_planned_for_the_gradients_of_its_inputs(caplog):
+    torch.manual_seed(0)
+    plain, x = Frozen(), torch.randn(64, 16, requires_grad=True)
+    (wanted,) = torch.autograd.grad(plain(x), x)
+    model = copy.deepcopy(plain)
+    how = {"memory_limit": "60%", **HOW}
+    hybridremat.wrap(model, (x,), **how)
+    plan = hybridremat.get_plan(model)
+    model(x).backward()
+    assert torch.equal(x.grad, wanted)
+    x.grad = None
+    assert allocated_peak(lambda: model(x).backward()) <= plan.memory_limit
+    model.eval()
+    for _ in range(2):
+        model(x).backward()
+    assert caplog.text.count("in eval mode, where the plain model runs") == 1
+    model.training = True
+    model(x).backward()  # planned here: BatchNorm is in eval mode now
+    x.grad = None
+    assert allocated_peak(lambda: model(x).backward()) <= plan.memory_limit
+    with pytest.raises(hybridremat.ModelError, match="no sample input requires a gradient"):
+        hybridremat.wrap(Frozen(), (x.detach(),), **how)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ def architecture_row(line: dict[str, Any]) -> str:
 
 
 def section(group: str, lines: list[dict[str, Any]]) -> list[str]:
-    """The heading and the table of a group; lines without figures say what happens in words."""
+    """The heading and the table of a group; lines without figures say what happens in words, or count."""
     lines = sorted(lines, key=lambda line: str(line["name"]).lower())
     measured = [line for line in lines if "half-way" in line]
-    told = [line for line in lines if "half-way" not in line]
+    told = [line for line in lines if "half-way" not in line and "counts" not in line]
+    counted = sum((Counter(line["counts"]) for line in lines if "counts" in line), Counter[str]())
     text = [f"## {group}", ""]
     if measured:
         text += [
@@ -49,6 +51,10 @@ def section(group: str, lines: list[dict[str, Any]]) -> list[str]:
     if told:
         text += ["| what | result | remark |", "|---|---|---|"]
         text += [f"| {line['name']} | {line['outcome']} | {line.get('remark', '')} |" for line in told]
+        text.append("")
+    if counted:
+        text += ["| entries | result |", "|---|---|"]
+        text += [f"| {count} | {what} |" for what, count in counted.most_common()]
         text.append("")
     return text
 

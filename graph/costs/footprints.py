@@ -15,7 +15,7 @@ from hybridremat.graph.costs.allocations import peaks_of
 from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors
 from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.costs.kernels import distinct_kernels
-from hybridremat.graph.costs.made_inputs import DEPTHS, prepared
+from hybridremat.graph.costs.made_inputs import DEPTHS, prepared, spreads
 from hybridremat.graph.costs.real_results import Described, differs, kernels_in_order
 from hybridremat.graph.outside import outside_tracing
 from hybridremat.graph.private_torch import arg_tree_leaves
@@ -130,12 +130,13 @@ def measure_footprints(
                 continue
             seen.add(key)
             progress(done, len(step.graph.ops))
-            for depth in DEPTHS:
-                made = partial(prepared, node, depth=depth)
-                tried.append((key, _Trial(made, node, partial(_compare, node, key, store))))
-                yield tried[-1][1]
-                if tried[-1][1].refusal is None:
-                    break
+            for spread in spreads(node):
+                for depth in DEPTHS:
+                    made = partial(prepared, node, spread=spread, depth=depth)
+                    tried.append((key, _Trial(made, node, partial(_compare, node, key, store))))
+                    yield tried[-1][1]
+                    if tried[-1][1].refusal is None:
+                        break
 
     return _footprints(unknown(), tried, device)
 
@@ -152,15 +153,19 @@ def _compare(node: fx.Node, key: str, store: KernelStore, result: object) -> Non
 
 
 def _footprints(trials: Iterator[_Trial], tried: Sequence[tuple[str, _Trial]], device: str) -> Trials:
-    """Run trials one after the other; ``tried`` are those that ``trials`` has given, in its order."""
+    """Run trials one after the other; ``tried`` are those that ``trials`` has given, in its order.
+
+    Of a kernel's trials the one with most workspace counts.
+    """
     with outside_tracing(), memory_errors():
         figures = peaks_of((partial(trial.prepare, device) for trial in trials), device)
     found = Trials()
     for (key, trial), (peak, _) in zip(tried, figures, strict=True):
         if trial.refusal is None:
             found.refused.pop(key, None)
-            found.footprints[key] = trial.footprint(peak)
-        else:
+            known = (found.footprints[key],) if key in found.footprints else ()
+            found.footprints[key] = max((trial.footprint(peak), *known), key=lambda each: each.workspace)
+        elif key not in found.footprints:
             found.refused.setdefault(key, trial.refusal)
     return found
 
@@ -223,7 +228,7 @@ def workspace_of(node: fx.Node, layouts: tuple[tuple[tuple[int, ...], tuple[int,
     key = f"{kernel_signature(node)} {layouts}"
     if key not in _workspaces:
         device = next((part.device.type for part in tensors(node.meta.get("val"))), "cpu")
-        trial = _Trial(partial(prepared, node, layouts), node)
-        found = _footprints(iter([trial]), [("", trial)], device).footprints.get("")
+        trials = [_Trial(partial(prepared, node, layouts, spread=spread), node) for spread in spreads(node)]
+        found = _footprints(iter(trials), [("", each) for each in trials], device).footprints.get("")
         _workspaces[key] = None if found is None else found.workspace
     return _workspaces[key]

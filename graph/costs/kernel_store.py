@@ -22,9 +22,9 @@ from hybridremat.files import cache_folder, write_atomic
 
 logger = logging.getLogger(__name__)
 
-# since bags are tried with something in each, 9 kernels on what comes really, 8 losses by chunks, 7 kernels
-# by parts; 4 could hold times taken on a busy machine
-_VERSION = 10
+# since trials compare several draws, 10 bags are tried with something in each, 9 kernels on what comes
+# really, 8 losses by chunks, 7 kernels by parts; 4 could hold times taken on a busy machine
+_VERSION = 11
 _SECTIONS = ("times", "temporaries", "outputs", "results", "shared", "in place", "by parts")
 _NOTHING: Final[Mapping[str, Any]] = {name: {} for name in _SECTIONS}
 

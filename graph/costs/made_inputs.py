@@ -1,8 +1,9 @@
 """Real inputs for kernels that are tried alone: made up, and such as the kernel accepts.
 
-Uniform random numbers, zeros and truths will do for most. Factorizations get symmetric, positive definite
-matrices and pivots that change nothing. A kernel that takes none of these (a custom op that checks what it is
-given) gets what the ops before it make of such numbers.
+Uniform random numbers, zeros and truths will do for most. Indices, and numbers that are compared, are tried
+both equal and distinct. Factorizations get symmetric, positive definite matrices and pivots that change
+nothing. A kernel that takes none of these (a custom op that checks what it is given) gets what the ops before
+it make of such numbers.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from hybridremat.graph.costs.bags import bag_inputs
 from hybridremat.graph.costs.index_ranges import index_ranges
 from hybridremat.graph.costs.random_numbers import drawn, repeated
 from hybridremat.graph.costs.scattered import scatter_mask, with_as_many_places
+from hybridremat.graph.costs.whole_numbers import whole_inputs
 from hybridremat.graph.opaque.ops import backward_of, is_opaque
-from hybridremat.graph.private_torch import FakeTensor, OpOverload, _neg_view
+from hybridremat.graph.private_torch import FakeTensor, OpOverload, _neg_view, possible
 from hybridremat.graph.tracing.flops import group_ends, grouped_rows
 from hybridremat.graph.tracing.fx_nodes import argument, has_effects, is_mutation, tensors
 from hybridremat.graph.tracing.signature import fake_value
@@ -44,6 +45,11 @@ _ON_HOST: Final = {
 not on the device that is traced (PyTorch's attention.cu, Note [Seed and Offset Device])."""
 
 
+def spreads(node: fx.Node) -> tuple[bool, ...]:
+    """Whether indices are spread, in each way to make inputs up that a kernel's workspace may depend on."""
+    return (False, True) if index_ranges(node) else (False,)
+
+
 def prepared(
     node: fx.Node,
     layouts: Layouts = (),
@@ -60,7 +66,7 @@ def prepared(
         Size and strides of tensor inputs that are laid out in another way than they were traced, in the
         order of the arguments; an input that none of them fits is made as it was traced.
     spread
-        Whether indices are spread over their range; otherwise all are the same.
+        Whether indices are spread over their range, and compared numbers distinct; otherwise all are equal.
     depth
         How many ops before it make its inputs, one after the other.
     known
@@ -70,7 +76,7 @@ def prepared(
     known = {} if known is None else known
     ends, ranges, on_host = group_ends(node), index_ranges(node), _on_host(node)
     fitted, factorization, scattered = _fitted(layouts), _is_factorization(node), scatter_mask(node)
-    first, bags = _first_index(node), bag_inputs(node)
+    first, filled = _first_index(node), whole_inputs(node)
 
     once: dict[fx.Node, Any] = {}
 
@@ -92,8 +98,8 @@ def prepared(
             return with_as_many_places(real, node)
         if source is ends:
             return real.fill_(grouped_rows(node))
-        if source in bags:
-            return bags[source](real)
+        if source in filled:
+            return filled[source](real)
         if source in ranges:
             return _indices(real, ranges[source], first, spread=spread)
         return _for_factorization(real) if factorization else real
@@ -138,7 +144,7 @@ def _fitted(layouts: Layouts) -> Callable[[Any], Any]:
 def real_like(value: Any) -> Any:
     """A real tensor like the fake one: numbers that almost every kernel accepts."""
     if not isinstance(value, torch.Tensor):
-        return value
+        return possible(value)
     if value.layout is torch.sparse_coo:
         indices, values = map(real_like, tensors(value))
         return torch.sparse_coo_tensor(
@@ -152,7 +158,7 @@ def real_like(value: Any) -> Any:
         base = torch.ones(extent, dtype=torch.bool, device=value.device)
     else:
         base = torch.zeros(extent, dtype=value.dtype, device=value.device)
-    real = torch.as_strided(base, value.shape, value.stride(), int(value.storage_offset()))
+    real = torch.as_strided(base, value.shape, value.stride(), possible(value.storage_offset()))
     # kernels that cannot read a conjugated or negated view make a copy first
     real = real.conj() if value.is_conj() else real
     return _neg_view(real) if value.is_neg() else real
@@ -171,7 +177,7 @@ def _first_index(node: fx.Node) -> int:
 
 
 def _indices(real: torch.Tensor, places: int, first: int, *, spread: bool) -> torch.Tensor:
-    """Indices in range: all the same, as the kernel's workspace may depend on how many are distinct."""
+    """Indices in range, all the same or spread: a kernel's workspace may depend on how many are distinct."""
     if real.dtype == torch.bool or places <= first or not _is_dense(real):
         return real
     if spread:

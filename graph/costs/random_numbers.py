@@ -13,7 +13,10 @@ DRAWN: Final = 65_537
 
 
 def drawn(seed: int, dtype: torch.dtype, device: torch.device, *, normal: bool) -> torch.Tensor:
-    """:data:`DRAWN` numbers of a seed, from 0 to 1 or around 0: to be read. Those on the host are kept."""
+    """:data:`DRAWN` numbers of a seed, from 0 to 1 or around 0: to be read. Those on the host are kept.
+
+    Those around 0 are of like magnitudes if the seed is even, and of mixed ones if it is odd.
+    """
     draw = _drawn if device.type == "cpu" else _drawn.__wrapped__
     return draw(seed, dtype, device, normal)
 
@@ -22,7 +25,10 @@ def drawn(seed: int, dtype: torch.dtype, device: torch.device, *, normal: bool) 
 def _drawn(seed: int, dtype: torch.dtype, device: torch.device, normal: bool) -> torch.Tensor:
     numbers, source = torch.empty(DRAWN, dtype=dtype, device=device), torch.Generator(device)
     source.manual_seed(seed)
-    return numbers.normal_(0, 3, generator=source) if normal else numbers.uniform_(generator=source)
+    if not normal:
+        return numbers.uniform_(generator=source)
+    powers = torch.randint(-8, 9, (DRAWN,), device=device, generator=source) * (seed % 2)
+    return numbers.normal_(0, 3, generator=source).mul_(2.0**powers)
 
 
 def repeated(extent: int, draw: Callable[[int], torch.Tensor]) -> torch.Tensor:

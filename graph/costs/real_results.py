@@ -70,10 +70,7 @@ def _described(item: object) -> Any:
         return ["sparse_coo", list(map(int, item.shape)), *parts, item.is_coalesced()]
     if item.layout is not torch.strided:
         return str(item.layout)
-    # of dimensions without a second element strides mean nothing
-    told = item.numel() > 0
-    layout = zip(item.stride(), item.shape, strict=True)
-    strides = [int(step) if told and size > 1 else 0 for step, size in layout]
+    strides = [int(step) if item.numel() else 0 for step in item.stride()]
     dtype = str(item.dtype).removeprefix("torch.")
     return [dtype, list(map(int, item.shape)), strides, int(item.storage_offset()), item.device.type]
 
@@ -82,10 +79,9 @@ def _note(node: fx.Node, value: object) -> bool:
     """Note what a node's result is; whether that is news to its users, who are to be run again."""
     if value is None:
         return False
-    is_new = described(value) != described(node.meta.get("val"))
-    if is_new:
+    if described(value) != described(fake_value(node)):
         node.meta[REAL_VALUE] = value
-    return is_new
+    return described(value) != described(node.meta.get("val"))
 
 
 def _follows(node: fx.Node) -> bool:
@@ -142,16 +138,9 @@ def _fake(each: Any, traced: Any) -> Any:
         parts = _fake(indices, None), _fake(values, None)
         return torch.sparse_coo_tensor(*parts, shape, is_coalesced=coalesced, check_invariants=False)
     dtype, shape, strides, offset, device = each
-    if 0 not in shape:
-        strides = _whole_strides(shape, strides)
     base = torch.empty(
         offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if n),
         dtype=getattr(torch, dtype),
         device=device,
     )
     return torch.as_strided(base, shape, strides, offset) if 0 not in shape else base.new_empty(shape)
-
-
-def _whole_strides(shape: list[int], strides: list[int]) -> list[int]:
-    """Strides in which dimensions of one element have one, as in a dense tensor, too."""
-    return [step if size > 1 else 1 for step, size in zip(strides, shape, strict=True)]

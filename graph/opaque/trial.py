@@ -195,6 +195,10 @@ def tried(region: Region) -> OpaqueOp:
         not torch.equal(state, torch.get_rng_state()),
         bool(done.contexts),
     )
-    for each in inputs:  # the template's leaves stay
-        each.untyped_storage().resize_(0)
+    for each in inputs:  # the template's leaves stay, but their memory
+        storage = each.untyped_storage()
+        if storage.resizable():
+            storage.resize_(0)
+        else:  # NumPy has seen it
+            each.data = each.new_empty(1).as_strided(each.shape, [0] * each.dim())
     return op

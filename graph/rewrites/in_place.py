@@ -99,28 +99,27 @@ def overwritable(step: TracedStep, op: int) -> Iterator[tuple[int, fx.Node]]:
 def laid_out_alike(step: TracedStep, op: int, sources: Iterable[fx.Node]) -> Iterator[tuple[int, fx.Node]]:
     """The values among an op's inputs that its first result could be written over, and how it reads them."""
     node, traced, values = step.op_nodes[op], step.graph.ops[op], step.graph.values
-    results = fake_value(node)
-    result = results[0] if isinstance(results, (list, tuple)) else results
-    if not isinstance(result, torch.Tensor):
-        return
-    written = traced.writes[0]
     seen: set[int] = set()
-    for source in sources:
+    for source in sources if traced.writes else ():
         held = step.node_values[source]
         if len(held) != 1 or held[0] in seen | step.shared or values[held[0]].producer is None:
             continue
         seen.add(held[0])
         readers = [n for n in node.all_input_nodes if held[0] in step.node_values[n]]
-        fits = values[held[0]].bytes == values[written].bytes and result.numel() > 0
-        if fits and readers == [source] and _is_laid_out_as(fake_value(source), result):
+        both = (fake_value(source), fake_value(node)), (source.meta.get("val"), node.meta.get("val"))
+        alike = all(_is_laid_out_as(*each) for each in both)  # the checker goes by what was traced
+        if values[held[0]].bytes == values[traced.writes[0]].bytes and readers == [source] and alike:
             yield held[0], source
 
 
-def _is_laid_out_as(tensor: object, result: torch.Tensor) -> bool:
-    """Whether every element of a tensor lies where the result has the same one."""
+def _is_laid_out_as(tensor: object, results: object) -> bool:
+    """Whether every element of a tensor lies where the first of the results has the same one."""
+    result = results[0] if isinstance(results, (list, tuple)) else results
     return (
         isinstance(tensor, torch.Tensor)
+        and isinstance(result, torch.Tensor)
         and tensor.layout is torch.strided
+        and result.numel() > 0
         and (tensor.dtype, tensor.shape, tensor.stride()) == (result.dtype, result.shape, result.stride())
         and tensor.storage_offset() == result.storage_offset() == 0
     )

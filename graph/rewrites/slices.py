@@ -5,7 +5,9 @@ a tensor of its own, and can be made when it is needed. Weight and bias have the
 that reads the input for the last time.
 
 A slice of a whole tensor and a tensor of its own differ in their strides, which a kernel that reads them may
-go by: all that read a slice are tried with both.
+go by (a sum adds up in their order). So a slice may be read where it would have the same strides, by kernels
+that move what they are given or lay it out first, and by those that compute each element by itself, in the
+same way in both. All that read a slice are then tried with both.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from hybridremat.graph.costs.kernel_store import KernelStore
 from hybridremat.graph.outside import outside_tracing
 from hybridremat.graph.private_torch import OpOverload
 from hybridremat.graph.rewrites.rewrite import Call, Joint, Rewrite
-from hybridremat.graph.rewrites.trial import bits_of, random_like, refusals, same_bits
+from hybridremat.graph.rewrites.trial import bits_of, draws, random_like, refusals, same_bits
 from hybridremat.graph.tracing.flops import FLOPS
 from hybridremat.graph.tracing.fx_nodes import NUMBERS, Numbers, fake_call, slice_arguments
 from hybridremat.graph.tracing.signature import distinct_arguments, fake_value, kernel_signature
@@ -35,6 +37,21 @@ logger = logging.getLogger(__name__)
 
 _CONVOLUTION: Final = torch.ops.aten.convolution_backward.default
 _SLICE: Final = torch.ops.aten.slice.Tensor
+
+_LAID_OUT_FIRST: Final = frozenset(
+    (
+        *("aten.clone.default", "aten.copy.default", "aten.cat.default", "aten.constant_pad_nd.default"),
+        *("aten.slice_backward.default", "aten.select_backward.default", "aten.slice_scatter.default"),
+        *("aten.convolution_backward.default", "aten.convolution.default"),
+        *("aten.avg_pool2d_backward.default", "aten.max_pool2d_with_indices_backward.default"),
+        *("aten.upsample_nearest2d_backward.default", "aten.upsample_bilinear2d_backward.default"),
+    )
+)
+"""Kernels that move elements as they are, or first bring what they read into one layout."""
+
+
+def _layout(channels_last: bool) -> torch.memory_format:
+    return torch.channels_last if channels_last else torch.contiguous_format
 
 
 @torch.library.custom_op("hybridremat::convolution_input_gradient", mutates_args=())
@@ -52,7 +69,6 @@ def convolution_input_gradient(
     """Channels ``start`` to ``end`` of the gradient of a convolution's input, of size ``input_size``."""
     size = [input_size[0], end - start, *input_size[2:]]
     unread = gradient.new_empty(1).expand(size)
-    wanted = torch.channels_last if channels_last else torch.contiguous_format
     part = weight[:, start:end]
     made: Tensor = _CONVOLUTION(
         gradient,
@@ -60,14 +76,13 @@ def convolution_input_gradient(
         part.contiguous(memory_format=torch.channels_last) if channels_last else part,
         *(None, stride, padding, dilation, False, [0] * len(stride), 1, [True, False, False]),
     )[0]
-    return made.contiguous(memory_format=wanted)
+    return made.contiguous(memory_format=_layout(channels_last))
 
 
 @convolution_input_gradient.register_fake
 def _(gradient: Tensor, _weight: Tensor, input_size: list[int], start: int, end: int, *rest: Any) -> Tensor:
-    layout = torch.channels_last if rest[-1] else torch.contiguous_format
     size = [input_size[0], end - start, *input_size[2:]]
-    return torch.empty(size, dtype=gradient.dtype, device=gradient.device, memory_format=layout)
+    return torch.empty(size, dtype=gradient.dtype, device=gradient.device, memory_format=_layout(rest[-1]))
 
 
 INPUT_GRADIENT: Final = torch.ops.hybridremat.convolution_input_gradient.default
@@ -193,7 +208,30 @@ def _name(sliced: SlicedGradient) -> str:
 
 
 def _has_same_bits(sliced: SlicedGradient) -> bool:
-    seeds = count()
+    readers = [(reader, part) for part in sliced.slices for reader in part.users]
+    if not all(_reads_alike(sliced, reader, part) for reader, part in readers):
+        return False
+    times = draws(sliced.call, *sliced.slices, *(reader for reader, _ in readers))
+    return all(_same_on(sliced, draw) for draw in range(times))
+
+
+def _reads_alike(sliced: SlicedGradient, reader: fx.Node, part: fx.Node) -> bool:
+    """Whether there is a reason for a reader to make the same of a slice as of a tensor of its own."""
+    from hybridremat.graph.rewrites.by_element import same_by_element  # not where nothing is joined
+
+    view, layout = part.meta["val"], _layout(sliced.arguments(part)[-1])
+    own = torch.empty(view.shape, device="meta", memory_format=layout)
+    steps = zip(view.shape, view.stride(), own.stride(), strict=True)
+    return (
+        all(size == 1 or one == other for size, one, other in steps)
+        or str(reader.target) in _LAID_OUT_FIRST
+        or same_by_element(reader, part, view.stride(), own.stride())
+    )
+
+
+def _same_on(sliced: SlicedGradient, draw: int) -> bool:
+    """Whether the slices, and all that reads these, have the same bits on the numbers of a draw."""
+    seeds = count(draw)
     given: dict[fx.Node, Any] = {}
 
     def real(node: fx.Node) -> Any:

@@ -1,7 +1,7 @@
 """Try calls on the device: whether they give the bits of the plain ones, and what they allocate.
 
-Random numbers of the same shapes, strides and types: the same bits on these, and the generator left in the
-same state, are strong evidence, not a proof.
+Random numbers of the same shapes, strides and types, drawn several times: the same bits and strides on these,
+and the generator left in the same state, are strong evidence, not a proof.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -21,8 +21,11 @@ from hybridremat.graph.costs.index_ranges import index_ranges
 from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors
 from hybridremat.graph.costs.random_numbers import drawn, repeated
 from hybridremat.graph.costs.recorder import Mark
+from hybridremat.graph.costs.whole_numbers import whole_inputs
 from hybridremat.graph.outside import outside_tracing
+from hybridremat.graph.private_torch import possible
 from hybridremat.graph.rewrites.rewrite import Form
+from hybridremat.graph.tracing.fx_nodes import tensors
 from hybridremat.graph.tracing.signature import fake_value
 
 logger = logging.getLogger(__name__)
@@ -52,8 +55,8 @@ class Trial:
 class Inputs:
     """Random numbers for a node, and the calls on them."""
 
-    def __init__(self, node: fx.Node) -> None:
-        self._node, self._given = node, random_inputs(node)
+    def __init__(self, node: fx.Node, draw: int = 0) -> None:
+        self._node, self._given = node, random_inputs(node, draw)
 
     def plain(self) -> Callable[[], Any]:
         """The node's own call."""
@@ -111,11 +114,37 @@ def _compared(trial: Trial, device: str, how: str, mark: Mark) -> Iterator[tuple
                 call = inputs.by(way.form, way.over, copied=way is not trial.ways[-1])
                 mark(way.name)
                 found = _run(call, device, partial(mark, ""))
-                same = not way.exact or same_bits(expected, found)
+                same = not way.exact or (same_bits(expected, found) and _same_again(trial.node, way, device))
             mark("")
         yield way.name, same
         if way.over is None and not same:
             other_bits = way.form
+
+
+def _same_again(node: fx.Node, way: Way, device: str) -> bool:
+    """Whether a way leaves what the plain call does on further numbers, too."""
+    for draw in range(1, draws(node)):
+        inputs = Inputs(node, draw)
+        expected = _run(inputs.plain(), device, lambda: None)
+        found = _run(inputs.by(way.form, way.over, copied=False), device, lambda: None)
+        if not same_bits(expected, found):
+            return False
+    return True
+
+
+_FEWEST: Final = 2  # each input is of like and of mixed magnitudes once
+_TELLING: Final = 32  # a sum in another order comes out the same for two or three draws of ten
+_WORK: Final = 1 << 22
+
+
+def draws(*nodes: fx.Node) -> int:
+    """How often calls are tried: until :data:`_TELLING` numbers of their smallest result have been compared.
+
+    Where that would take more than some million elements of their results, as often as these last.
+    """
+    results = [tensor.numel() for node in nodes for tensor in tensors(fake_value(node)) if tensor.numel()]
+    wanted = -(-_TELLING // min(results, default=_TELLING))
+    return max(_FEWEST, min(wanted, _WORK // max(1, sum(results))))
 
 
 @contextmanager
@@ -140,27 +169,29 @@ def _run(call: Callable[[], Any], device: str, done: Callable[[], None]) -> tupl
 
 
 def same_bits(one: Any, other: Any) -> bool:
-    """Whether two results, one tensor or several, have the same bits and strides."""
+    """Whether two results, one tensor or several, have the same bits and layout."""
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same_bits, one, other))
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return one is other or bool(one == other)
-    return one.stride() == other.stride() and torch.equal(bits_of(one), bits_of(other))
+    layouts = ((each.dtype, each.shape, each.stride(), each.storage_offset()) for each in (one, other))
+    return next(layouts) == next(layouts) and torch.equal(bits_of(one), bits_of(other))
 
 
-def random_inputs(node: fx.Node) -> dict[fx.Node, Any]:
-    """Random numbers for each input of a node; indices are in their range."""
-    ranges = index_ranges(node)
-    return {
+def random_inputs(node: fx.Node, draw: int = 0) -> dict[fx.Node, Any]:
+    """Random numbers for each input of a node; whole ones are such as it takes."""
+    ranges, filled = index_ranges(node), whole_inputs(node)
+    made = {
         source: random_like(fake_value(source), seed, min(2, ranges.get(source, 2)))
-        for seed, source in enumerate(node.all_input_nodes)
+        for seed, source in enumerate(node.all_input_nodes, draw)
     }
+    return {source: filled[source](each) if source in filled else each for source, each in made.items()}
 
 
 def random_like(value: Any, seed: int, whole: int = 2) -> Any:
     """A tensor like the fake one: numbers of both signs, truths of both kinds, whole ones below ``whole``."""
     if not isinstance(value, torch.Tensor):
-        return value
+        return possible(value)
     extent = int(value.untyped_storage().nbytes()) // value.element_size()
 
     def draw(number: int) -> torch.Tensor:
@@ -172,7 +203,7 @@ def random_like(value: Any, seed: int, whole: int = 2) -> Any:
         return numbers.to(value.dtype)
 
     base = repeated(extent, draw)
-    return torch.as_strided(base, value.shape, value.stride(), int(value.storage_offset()))
+    return torch.as_strided(base, value.shape, value.stride(), possible(value.storage_offset()))
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:

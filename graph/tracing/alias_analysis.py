@@ -9,14 +9,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import fx
 
 from hybridremat.graph.joint import Value
-from hybridremat.graph.private_torch import OpOverload, free_unbacked_symbols
+from hybridremat.graph.private_torch import OpOverload, free_symbols, free_unbacked_symbols
 from hybridremat.graph.tracing.fusion import NO_FUSION, Fusion
 from hybridremat.graph.tracing.fx_nodes import is_mutation, is_wait, source_line, storage_bytes, tensors
+
+OF_GRADIENT: Final = (
+    "No graph breaks within a gradient: make that call in a function of its own, below "
+    "@torch.compiler.disable, and it runs between two graphs"
+)
 
 
 class TraceError(ValueError):
@@ -160,7 +166,13 @@ def _symbolic_shape(node: fx.Node, tensor: torch.Tensor) -> TraceError:
     place = source_line(node)
     shape = ", ".join(map(str, tensor.shape))
     where = f" at {place}" if place else ""
-    if free_unbacked_symbols(tensor):
+    of_data = free_unbacked_symbols(tensor) or not free_symbols(tensor)  # which another tensor has made known
+    if of_data and (calls := node.meta.get("fwd_source_fn_stack")):
+        return TraceError(
+            f"the shape ({shape}) of {node.name}{where} depends on the data, in the gradient of "
+            f"{calls[-1][0]}, and memory is planned to the byte before the data are known. {OF_GRADIENT}"
+        )
+    if of_data:
         return TraceError(
             f"the shape ({shape}) of {node.name}{where} depends on the data (nonzero, x[mask], unique), and "
             "memory is planned to the byte before the data are known. Give it a shape that does not "

@@ -149,14 +149,19 @@ def _can_run(node: fx.Node) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is not torch.strided or tensor.dim() < 2 or tensor.is_contiguous()
+    """Whether a tensor is laid out as new ones are, also in dimensions of one element.
+
+    By the strides of these, too, a kernel tells one memory format from another.
+    """
+    made = torch.empty(tensor.shape, device="meta")
+    return tensor.layout is not torch.strided or tensor.dim() < 2 or tensor.stride() == made.stride()
 
 
 def _strides(value: Any) -> list[tuple[int, ...] | None]:
-    """The strides in all dimensions longer than one of each strided tensor."""
+    """The strides of each strided tensor with elements."""
     parts = value if isinstance(value, (list, tuple)) else [value]
     return [
-        tuple(stride for size, stride in zip(part.shape, part.stride(), strict=True) if size != 1)
+        part.stride()
         if isinstance(part, torch.Tensor) and part.layout is torch.strided and part.numel()
         else None
         for part in parts

@@ -234,7 +234,7 @@ def _make_op(
         writes=writes,
         target=target_text(node),
         flops=node_flops(node),
-        io_bytes=0 if is_mutation(node) else sum(t.numel() * t.element_size() for t in tensors_used),
+        io_bytes=0 if is_mutation(node) else sum(int(t.numel()) * t.element_size() for t in tensors_used),
         random=random,
         mutates=is_mutation(node),
         recomputable=not once,
@@ -328,6 +328,12 @@ def values_of_outputs(step: TracedStep, places: Collection[int]) -> set[int]:
     values = [step.node_values[each] if isinstance(each, fx.Node) else () for each in outputs]
     stay = {value for place, group in enumerate(values) if place not in places for value in group}
     return {value for place in places for value in values[place]} - stay
+
+
+def values_by_input(step: TracedStep, places: Collection[int]) -> dict[int, tuple[int, ...]]:
+    """The values of some inputs of the step, by number."""
+    inputs = step_inputs(step.module)
+    return {place: step.node_values[inputs[place]] for place in places}
 
 
 def releasing(step: TracedStep, places: Collection[int]) -> TracedStep:

@@ -29,7 +29,7 @@ MOST_COLUMNS = 8
 
 COLORS = (
     *("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#999999"),
-    *("#D55E00", "#56B4E9", "#000000", "#8C6D31", "#882255", "#44AA99"),
+    *("#D55E00", "#56B4E9", "#000000", "#8C6D31", "#882255", "#44AA99", "#332288"),
 )
 
 
@@ -137,7 +137,7 @@ class Comparison:
         for place, (name, frontier) in enumerate(self.frontiers.items()):
             peaks = [point.peak / size for point in frontier.points]
             times = [100 * point.overhead for point in frontier.points]
-            color, over = COLORS[place], 12 - place  # the first one on top
+            color, over = COLORS[place], len(COLORS) - place  # the first one on top
             axes.plot(
                 peaks, times, drawstyle="steps-post", color=color, label=name, marker=".", zorder=over
             )

@@ -70,9 +70,9 @@ def training_needs(
     OptionsError
         If ``optimizer`` is none, or its step cannot be tried.
     ModelError
-        If no parameter is trained.
+        If nothing has a gradient.
     """
-    require_trainable(made.model)
+    require_trainable(made.model, (made.args, made.kwargs))
     model, rounded = made.model, rounding(made.model, spec)
     device = model_device(model) if spec is None else "cuda"
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

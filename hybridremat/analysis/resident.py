@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from hybridremat.compiler.capture import model_device
+from hybridremat.compiler.sample_inputs import input_leaves
 from hybridremat.graph.costs.device_specs import DeviceSpec
-from hybridremat.graph.private_torch import is_traceable_wrapper_subclass, tree_leaves
+from hybridremat.graph.private_torch import is_traceable_wrapper_subclass
 from hybridremat.graph.tracing.fx_nodes import CUDA_ALLOCATION, strided_parts
 
 
@@ -23,7 +24,7 @@ def rounding(model: nn.Module, spec: DeviceSpec | None) -> Callable[[int], int]:
 
 def resident_bytes(tree: object, rounded: Callable[[int], int]) -> int:
     """Bytes of the tensors in a tree; those that share memory count once."""
-    tensors = [item for item in tree_leaves(tree) if isinstance(item, Tensor)]
+    tensors = [item for item in input_leaves(tree) if isinstance(item, Tensor)]
     storages = [part.untyped_storage() for tensor in tensors for part in _parts(tensor)]
     return sum(rounded(size) for size in {id(each): each.nbytes() for each in storages}.values())
 

@@ -46,15 +46,17 @@ from hybridremat.errors import CaptureError, HybridRematError, InfeasibleLimitEr
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_joint import Compiled, planning_state
 from hybridremat.graph.private_torch import (
+    DynamicOutputShapeException,
     TensorifyScalarRestartAnalysis,
     allows_second_backward,
+    calls_custom_ops,
     is_other_subclass,
     is_traceable_wrapper_subclass,
     next_node_number,
     saved_may_vary,
     without_alias_check,
 )
-from hybridremat.graph.tracing.alias_analysis import TraceError
+from hybridremat.graph.tracing.alias_analysis import OF_GRADIENT, TraceError
 from hybridremat.graph.tracing.fx_nodes import joint_outputs, name_modules
 
 if TYPE_CHECKING:
@@ -193,6 +195,8 @@ class Backend:
         The graph that was captured last while it is not armed.
     error
         What capturing raised; Dynamo wraps it.
+    refused
+        Why a graph could not be captured that Dynamo then breaks, in the place of an error; else empty.
     captured
         Whether a graph with a backward has been planned.
     graphs
@@ -233,6 +237,7 @@ class Backend:
         self.several_graphs, self.early_gradients = several_graphs, early_gradients
         self.armed = True
         self.error: HybridRematError | None = None
+        self.refused = ""
         self.shared: set[int] = set()
         self.workspaces: dict[int, int] = {}
         self.visit: Callable[[CapturedGraph, Sequence[Any]], Any] | None = None
@@ -284,6 +289,7 @@ class Backend:
             if not self.several_graphs:
                 _refuse_graph_break(module)
             with self.noting_errors():
+                _refuse_backward(module)
                 require_current_device(module, example_inputs)
                 make_recurrent_opaque(module)
                 note_leaves(module, example_inputs)
@@ -294,9 +300,10 @@ class Backend:
             detach_outputs(module, self.unread.get(text, ()))
             known = self.early_gradients or not any(map(is_traceable_wrapper_subclass, example_inputs))
             leaving = leaving_inputs(example_inputs, self.workspaces) if known else {}  # else places differ
-            with collected_seldom():
+            with collected_seldom(), self._noting_gradients():
                 graph = CapturedGraph(self, self.inner(module, example_inputs), roles, leaving)
-            graph.around = without_alias_check if any(map(is_other_subclass, example_inputs)) else nullcontext
+            if not calls_custom_ops(module) or any(map(is_other_subclass, example_inputs)):
+                graph.around = without_alias_check
             self._captured_graphs.add(graph)
             if self.several_graphs:
                 graph.text, graph.unread = text, self.unread.get(text, ())
@@ -321,6 +328,15 @@ class Backend:
         self.codes.add(code)
         if self.compiling is not None:
             self.compiling()
+
+    @contextmanager
+    def _noting_gradients(self) -> Iterator[None]:
+        """Keep why a graph has none, where Dynamo breaks it in the place of an error."""
+        try:
+            yield
+        except DynamicOutputShapeException as error:
+            self.refused = f"the shape of a gradient in it depends on the data ({error.func}). {OF_GRADIENT}"
+            raise
 
     @contextmanager
     def noting_errors(self) -> Iterator[None]:
@@ -480,9 +496,10 @@ class CapturedGraph:
         self._undefined.register(outputs)
         self._early.watch(outputs)
         if self.unread:
-            outputs = with_unread(outputs, self.unread)
+            outputs = with_unread(outputs, self.unread, args)
         if self._roles.loss_inside:
-            outputs = self._held.guard(outputs, self._roles.detached, args)
+            leaving: list[Any] = [args[place] for place in self._early.indices]
+            outputs = self._held.guard(outputs, self._roles.detached, args, leaving)
         if self._backend.ran is not None:
             self._backend.ran(next_node_number())
         return outputs
@@ -639,6 +656,17 @@ def break_after(module: fx.GraphModule) -> tuple[str, str] | None:
         return None
     place = reason.user_stack[-1] if reason.user_stack else None
     return (f"{place.filename}:{place.lineno}" if place is not None else "", str(reason.reason))
+
+
+def _refuse_backward(module: fx.GraphModule) -> None:
+    """Refuse a forward that runs a backward: what it adds to gradients stays, and no plan counts it."""
+    for derivative in module.graph.find_nodes(op="call_function", target=torch.autograd.grad):
+        into = [user.args[0] for each in derivative.users for user in each.users if user.target == "copy_"]
+        if any(getattr(each, "target", None) is torch.empty_like for each in into):  # as Dynamo writes it
+            raise CaptureError(
+                "the forward calls .backward(), which adds to gradients that no plan counts. Make the "
+                "derivative with torch.autograd.grad or torch.func.grad, or call it outside of the model."
+            )
 
 
 def _refuse_graph_break(module: fx.GraphModule) -> None:

@@ -17,6 +17,7 @@ from hybridremat.compiler.capture_errors import as_capture_error, not_captured, 
 from hybridremat.compiler.first_calls import set_up_first_call
 from hybridremat.compiler.forgetting import compiled_for, nothing_forgotten
 from hybridremat.compiler.opaque_calls import opaque_while_capturing
+from hybridremat.compiler.sample_inputs import input_leaves
 from hybridremat.errors import CaptureError, HybridRematError, InputError, ModelError
 from hybridremat.graph.garbage import collected_seldom
 from hybridremat.graph.private_dynamo import (
@@ -35,7 +36,6 @@ from hybridremat.graph.private_torch import (
     any_torch_dispatch_mode_on_stack,
     dynamo_config,
     failures_unlogged,
-    tree_leaves,
 )
 
 SLOT: Final = "_compiled_call_impl"  # where nn.Module.compile puts a module's call; not copied or pickled
@@ -58,9 +58,16 @@ MOST_GRAPHS: Final = 16384
 
 
 @contextmanager
-def dynamo_settings(*, dynamic: bool = False) -> Iterator[None]:
-    """Dynamo's settings for planned steps; ``dynamic``: with symbols for sizes, and for nothing else."""
+def dynamo_settings(*, dynamic: bool = False, whole: bool = False) -> Iterator[None]:
+    """Dynamo's settings for planned steps.
+
+    ``dynamic``: with symbols for sizes, and for nothing else. ``whole``: of one graph, which may call
+    ``torch.autograd.grad`` then.
+    """
     numbers: dict[str, Any] = {"specialize_float": True, "specialize_int": True} if dynamic else {}
+    # of several graphs, no derivative goes through another one; with symbols, numbers are saved as tensors
+    if whole and not dynamic and hasattr(dynamo_config, "trace_autograd_ops"):
+        numbers["trace_autograd_ops"] = True
     if dynamic:  # what earlier captures have seen would make dimensions that are equal symbols of their own
         numbers["automatic_dynamic_shapes"] = False
     left_out = dynamo_config.ignore_logging_functions | _logging_methods()
@@ -165,7 +172,7 @@ def settled(compiled: Callable[..., Any], *, symbols: bool = False) -> Callable[
             from hybridremat.graph.private_collectives import arrived
 
             args, kwargs = arrived((args, kwargs))
-        with usual_stance(), without_marks(tree_leaves((args, kwargs)), static=not symbols):
+        with usual_stance(), without_marks(input_leaves((args, kwargs)), static=not symbols):
             return compiled(*args, **kwargs)
 
     return run
@@ -230,15 +237,17 @@ def run_once(
     return call()
 
 
-def nothing_captured(model: nn.Module, units: tuple[str, ...] = ()) -> CaptureError:
-    """The error for a graph break that makes Dynamo skip the forward; ``units`` can be captured."""
+def nothing_captured(model: nn.Module, units: tuple[str, ...] = (), why: str = "") -> CaptureError:
+    """The error where Dynamo skips the forward, by default for a break; ``units`` can be captured."""
+    loop = (
+        "a graph break inside a loop (or a with or try statement) makes PyTorch give up on the function that "
+        "holds it. Move the body of the loop into a submodule with a forward of its own, or the break out of "
+        "the loop"
+    )
     instead = f", or plan parts of it: hybridremat.wrap_each(model, {list(units)}, …)" if units else ""
     return CaptureError(
-        f"nothing of {type(model).__name__}.forward could be captured: a graph break inside a loop (or a "
-        "with or try statement) makes PyTorch give up on the function that holds it. Move the body of the "
-        f"loop into a submodule with a forward of its own, or the break out of the loop{instead}. The "
-        "forward has been run on these inputs; parameters, gradients, buffers and random state are as they "
-        "were.",
+        f"nothing of {type(model).__name__}.forward could be captured: {why or loop}{instead}. The forward "
+        "has been run on these inputs; parameters, gradients, buffers and random state are as they were.",
         units=units,
     )
 
@@ -247,7 +256,7 @@ def no_backward(model: nn.Module) -> CaptureError:
     """The error for a model without a captured backward graph."""
     return CaptureError(
         f"no backward graph was captured for {type(model).__name__}: none of its outputs depends on a "
-        "trainable parameter for these inputs"
+        "trainable parameter, or on an input that requires a gradient, for these inputs"
     )
 
 
@@ -256,7 +265,7 @@ def translated_errors(model: nn.Module, backend: Backend) -> Iterator[None]:
     """Raise Dynamo's errors as ours, and errors of planning as they are."""
     backend.error = None
     try:
-        settings = dynamo_settings(dynamic=backend.dynamic)
+        settings = dynamo_settings(dynamic=backend.dynamic, whole=not backend.several_graphs)
         noting, whole = noting_code(backend.note_code), whole_lookups(model)
         with nothing_forgotten(), settings, failures_unlogged(), noting, whole:
             yield

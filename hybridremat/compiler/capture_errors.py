@@ -30,11 +30,13 @@ DATA_SIZE: Final = (
     'or mask instead (torch.where, a fixed number of rows), or wrap with graph_breaks="plan", which breaks '
     "the graph there and plans both sides."
 )
+TRAINS_PLAINLY: Final = "trains plainly, but its graph breaks cannot be surveyed"
+
 NO_GRADIENTS: Final = (
     "A survey runs the graphs between breaks without gradients, so code there cannot differentiate through "
     "them (torch.autograd.grad, .backward() or .grad_fn in a forward). Write a derivative with "
     "torch.func.grad (or jvp, vjp), which is captured in one graph, or take it outside of the wrapped "
-    "model."
+    "model. A forward that is one graph may call torch.autograd.grad, without graph_breaks= and units=."
 )
 _NEEDS_GRADIENTS = re.compile(r"grad|differentia|backward", re.IGNORECASE)
 OTHERWISE: Final = (
@@ -44,7 +46,8 @@ OTHERWISE: Final = (
 )
 _SET_REQUIRES_GRAD: Final = (
     "Set requires_grad outside of the forward (transformers' audio models do it unless their feature encoder "
-    'is frozen: model.freeze_feature_encoder()), or wrap with graph_breaks="plan".'
+    "is frozen: model.freeze_feature_encoder()), write a derivative with torch.func.grad (or jvp, vjp), or "
+    'wrap with graph_breaks="plan".'
 )
 _PACKED: Final = (
     "Packed sequences have shapes that depend on the data. Give the recurrent module padded tensors "
@@ -99,7 +102,7 @@ def without_gradients(model: nn.Module, error: BaseException, units: Collection[
     else:
         advice += parts_beside(model, error)
     return CaptureError(
-        f"{type(model).__name__} trains plainly, but its graph breaks cannot be surveyed: "
+        f"{type(model).__name__} {TRAINS_PLAINLY}: "
         f"{type(error).__name__}{_place(error)}: {said}. {advice}"
     )
 

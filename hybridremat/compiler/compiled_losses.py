@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,13 +23,19 @@ from hybridremat.graph.rewrites.row_rules import LOSSES
 
 @dataclass(frozen=True)
 class _Loss:
-    """A loss by chunks: its body, how its results are put together, rows of a chunk, and fakes of them."""
+    """A loss by chunks: its body, how its results are put together, rows of a chunk, and their layouts.
+
+    Generated code that names it may be kept anywhere, so it is for good, and holds nothing of its step.
+    """
 
     body: fx.GraphModule
     kinds: tuple[str, ...]
     sizes: tuple[int, ...]
-    results: tuple[Tensor, ...]
+    results: tuple[_Layout, ...]
 
+
+_Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a result."""
 
 _LOSSES: Final[dict[str, _Loss]] = {}
 
@@ -40,8 +47,8 @@ def _run(rows: Sequence[Tensor], whole: Sequence[Tensor], loss: str) -> list[Ten
 
 def _fake(rows: Sequence[Tensor], _whole: Sequence[Tensor], loss: str) -> list[Tensor]:
     return [
-        torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=rows[0].device)
-        for each in _LOSSES[loss].results
+        torch.empty_strided(shape, strides, dtype=dtype, device=rows[0].device)
+        for shape, strides, dtype in _LOSSES[loss].results
     ]
 
 
@@ -70,9 +77,9 @@ def as_ops(graph: fx.GraphModule) -> None:
         body, kinds, sizes, rows, whole = node.args
         module = graph.get_submodule(body.target)
         assert isinstance(module, fx.GraphModule)
-        results: Any = node.meta["val"]
+        results = tuple((tuple(each.shape), each.stride(), each.dtype) for each in node.meta["val"])
         name = _key(module, kinds, sizes, results)
-        _LOSSES[name] = _Loss(module, tuple(kinds), tuple(sizes), tuple(results))
+        _LOSSES[name] = _Loss(_bare(module), tuple(kinds), tuple(sizes), results)
         node.target, node.args = LOSS, (list(rows), list(whole), name)
         if not body.users:
             graph.graph.erase_node(body)
@@ -110,7 +117,14 @@ _KNOWN: Final[dict[object, Callable[..., _Call]]] = {
 """Ops that Inductor does without, and the same call of one that it has."""
 
 
-def _key(body: fx.GraphModule, kinds: Any, sizes: Any, results: Sequence[Tensor]) -> str:
-    shapes = [(tuple(each.shape), each.stride(), each.dtype) for each in results]
-    text = repr((body.code, list(kinds), list(sizes), shapes))
+def _bare(body: fx.GraphModule) -> fx.GraphModule:
+    """The body without what was traced of it."""
+    copied = fx.GraphModule(body, deepcopy(body.graph))
+    for node in copied.graph.nodes:
+        node.meta = {}
+    return copied
+
+
+def _key(body: fx.GraphModule, kinds: Any, sizes: Any, results: Sequence[_Layout]) -> str:
+    text = repr((body.code, list(kinds), list(sizes), list(results)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

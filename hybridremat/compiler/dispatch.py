@@ -9,9 +9,8 @@ asks for it, and again if it has been let go since.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -67,7 +66,6 @@ class Dispatch:
     choose: Callable[[Sizes], int]
     emitted: Callable[[int], Emitted]
     compiled: Callable[[], None] = lambda: None
-    _lock: threading.RLock = field(default_factory=threading.RLock)
     _num_sizes: int = 0
 
     def template(self) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -89,17 +87,12 @@ class Dispatch:
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the forward of the schedule for the sizes that are among its arguments."""
         sizes = {name: args[place] for name, place in self.inputs.items()}
-        with self._lock:
-            number = self.choose(sizes)
-        outputs: Sequence[Any] = self._compiled(number)[0](args)
+        number = self.choose(sizes)
+        outputs: Sequence[Any] = self.emitted(number).compiled[0](args)
         return [*outputs, number]
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         """Run the backward of the schedule that its forward has run."""
         number = args.pop(self._num_sizes)
-        result: Sequence[Any] = self._compiled(number)[1](args)
+        result: Sequence[Any] = self.emitted(number).compiled[1](args)
         return result
-
-    def _compiled(self, number: int) -> tuple[Compiled, Compiled]:
-        with self._lock:
-            return self.emitted(number).compiled

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from hybridremat.compiler.sample_inputs import input_leaves, with_tensors
 from hybridremat.errors import InputError
-from hybridremat.graph.private_torch import mark_static, tree_flatten, tree_leaves, tree_unflatten
+from hybridremat.graph.private_torch import mark_static
 
 Dimensions = Mapping[int, Collection[int]]
-"""By the number of an input, as ``tree_leaves`` counts them, dimensions of it."""
+"""By the number of an input, as ``input_leaves`` counts them, dimensions of it."""
 
 
 def differing_dimensions(first: tuple[Any, Any], second: tuple[Any, Any]) -> dict[int, tuple[int, ...]]:
@@ -26,7 +27,7 @@ def differing_dimensions(first: tuple[Any, Any], second: tuple[Any, Any]) -> dic
     InputError
         If they differ in more than sizes.
     """
-    leaves, others = tree_leaves(first), tree_leaves(second)
+    leaves, others = input_leaves(first), input_leaves(second)
     found: dict[int, tuple[int, ...]] = {}
     if len(leaves) != len(others):
         raise InputError("the calls have other arguments, not only other sizes")
@@ -47,7 +48,7 @@ def ties(first: tuple[Any, Any], second: tuple[Any, Any], dimensions: Dimensions
     """
     seen: dict[int, int] = {}
     tied = set()
-    leaves, others = tree_leaves(first), tree_leaves(second)
+    leaves, others = input_leaves(first), input_leaves(second)
     for number, dims in dimensions.items():
         for dim in dims:
             size, other = leaves[number].shape[dim], others[number].shape[dim]
@@ -63,13 +64,12 @@ def sample_with_symbols(
 
     A tensor that is passed twice (tokens that are their own labels) is one clone: Dynamo has a guard for it.
     """
-    leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
+    given = tuple(args), dict(kwargs)
     clones: dict[int, torch.Tensor] = {}
-    for number, leaf in enumerate(leaves):
+    for number, leaf in enumerate(input_leaves(given)):
         if isinstance(leaf, torch.Tensor) and id(leaf) not in clones:
             clone = leaf.detach().clone().requires_grad_(leaf.requires_grad)
             symbols = dimensions.get(number, ())
             mark_static(clone, [dim for dim in range(clone.dim()) if dim not in symbols])
             clones[id(leaf)] = clone
-    given, named = tree_unflatten([clones.get(id(leaf), leaf) for leaf in leaves], structure)
-    return given, named
+    return with_tensors(given, clones)

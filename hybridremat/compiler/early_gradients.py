@@ -26,7 +26,7 @@ from hybridremat.graph.private_torch import (
 )
 from hybridremat.units import format_bytes
 
-_DROPPED: list[None] = []  # not empty: gradients are dropped in place of being handed out
+_DROPPED: list[frozenset[int]] = []  # identities of parameters that trial runs, in any thread, give nothing
 _HERE = threading.local()  # ``deliveries``: of the backward that runs in this thread
 
 
@@ -36,13 +36,14 @@ def deliver(gradient: Tensor, index: int) -> None:
 
 
 @contextmanager
-def gradients_dropped() -> Iterator[None]:
-    """Drop gradients that leave early, in trial runs: no parameter gets them, and no hook runs."""
-    _DROPPED.append(None)
+def gradients_dropped(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Drop gradients of these parameters that leave early, in trial runs, and run none of their hooks."""
+    dropped = frozenset(map(id, parameters))
+    _DROPPED.append(dropped)
     try:
         yield
     finally:
-        _DROPPED.pop()
+        _DROPPED.remove(dropped)
 
 
 def hook_workspace(parameter: Tensor) -> int:
@@ -170,7 +171,9 @@ class EarlyGradients:
     def take(self, gradient: Tensor, index: int) -> None:
         """Do to a parameter what ``AccumulateGrad`` does, hooks included."""
         parameter = self._parameters[index]()
-        if parameter is None or index in self._unreached or _DROPPED:
+        if parameter is None or index in self._unreached:
+            return
+        if any(id(original(parameter)) in each for each in _DROPPED):
             return
         before, after = hooks_before_and_after(parameter)
         for hook in before:

@@ -194,7 +194,7 @@ class _Writer:
         return _make_graph_module(self.step.module, self.graph)
 
     def saved_nodes(self, backward_roots: list[fx.Node], *, views: bool) -> list[fx.Node]:
-        """Forward nodes that the backward reads, in graph order.
+        """Forward nodes and inputs that the backward reads, in graph order.
 
         It makes views again; with ``views`` only those that the forward does not read, or whose source is
         saved, too.
@@ -207,13 +207,13 @@ class _Writer:
             if node in seen:
                 continue
             seen.add(node)
-            if node in self.forward_nodes:
-                found |= {node} if tensors(node.meta.get("val")) else set()
-            elif views and self._is_read_view(node):
+            if node in self.forward_nodes and not tensors(node.meta.get("val")):  # a number is read again
+                stack.extend(each for each in node.all_input_nodes if each not in self.forward_nodes)
+            elif node in self.forward_nodes or _is_primal(node) or (views and self._is_read_view(node)):
                 found.add(node)
             else:
                 stack.extend(node.all_input_nodes)
-        again = {node for node in found - self.forward_nodes if node.all_input_nodes[0] in found}
+        again = {node for node in found - self.forward_nodes if found.intersection(node.all_input_nodes[:1])}
         return [node for node in self.graph.nodes if node in found - again]
 
     def _is_read_view(self, node: fx.Node) -> bool:
@@ -257,10 +257,9 @@ def emit(
     outputs = joint_outputs(joint)
     gradients = [node for node in outputs[step.num_outputs :] if isinstance(node, fx.Node)]
     saved = writer.saved_nodes(backward_calls + gradients, views=save_views)
-    primals = [n for n in joint.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
-    _exempt_overwritten(primals)
+    _exempt_overwritten([node for node in joint.graph.find_nodes(op="placeholder") if _is_primal(node)])
     forward_module, backward_module = _extract_fwd_bwd_modules(
-        joint, primals + saved, saved_sym_nodes=[], num_fwd_outputs=step.num_outputs
+        joint, saved, saved_sym_nodes=[], num_fwd_outputs=step.num_outputs
     )
     _drop_dead(step, forward_module, forward=True)
     _drop_dead(step, backward_module, forward=False)
@@ -268,6 +267,10 @@ def emit(
         _write_in_place(module)
     _let_leave(backward_module, step)
     return forward_module, backward_module
+
+
+def _is_primal(node: fx.Node) -> bool:
+    return node.op == "placeholder" and not node.name.startswith("tangents_")
 
 
 def _exempt_overwritten(primals: list[fx.Node]) -> None:

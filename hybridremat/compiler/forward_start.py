@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hybridremat.compiler.random_states import (
+    draw_again,
+    have_drawn,
     python_states,
     set_python_states,
-    set_torch_states,
-    torch_states,
+    torch_generators,
 )
 from hybridremat.compiler.sample_inputs import is_strided
 from hybridremat.graph.private_torch import change_count
@@ -31,21 +33,21 @@ class ForwardStart:
     there
         Those, parameters and buffers, each with its address and how often it had been written to.
     drawn
-        The states of PyTorch's random generators.
+        PyTorch's random generators as they were.
     elsewhere
-        Those of Python's and NumPy's.
+        The states of Python's and NumPy's.
     """
 
     model: nn.Module | None
     inputs: list[Tensor]
     there: list[tuple[Tensor, int, int]]
-    drawn: tuple[bytes, ...]
+    drawn: tuple[torch.Generator, ...]
     elsewhere: tuple[Any, Any]
 
     @staticmethod
     def now(model: nn.Module, inputs: list[Tensor]) -> ForwardStart:
         """The forward starts."""
-        return ForwardStart(model, inputs, _there(model, inputs), torch_states(), python_states())
+        return ForwardStart(model, inputs, _there(model, inputs), torch_generators(), python_states())
 
     @property
     def has_written(self) -> bool:
@@ -60,7 +62,7 @@ class ForwardStart:
     @property
     def has_changed_nothing(self) -> bool:
         """Whether none has been written to, and no random number of PyTorch's drawn."""
-        return torch_states() == self.drawn and not self.has_written
+        return not self.has_written and not have_drawn(self.drawn)
 
     def let_go(self) -> None:
         """Hold the tensors no longer; they count as written to then."""
@@ -69,7 +71,7 @@ class ForwardStart:
 
     def draw_again(self) -> None:
         """Make random generators what they were."""
-        set_torch_states(self.drawn)
+        draw_again(self.drawn)
         set_python_states(self.elsewhere)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import count
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import fx
 
 from hybridremat.graph.costs.kernel_benchmarks import is_out_of_memory, memory_errors
 from hybridremat.graph.outside import outside_tracing
-from hybridremat.graph.rewrites.trial import random_like
+from hybridremat.graph.rewrites.trial import Inputs
 from hybridremat.graph.tracing.fx_nodes import tensors
 from hybridremat.graph.tracing.signature import kernel_signature
 
@@ -35,16 +34,13 @@ class LayoutTrials:
         name = kernel_signature(node)
         if name not in self._known:
             with outside_tracing(), memory_errors():
-                self._known[name] = _tried(node, inputs)
+                self._known[name] = _tried(node)
         return self._known[name]
 
 
-def _tried(node: fx.Node, inputs: Mapping[fx.Node, Any]) -> Any:
-    seeds = count()
+def _tried(node: fx.Node) -> Any:
     try:
-        given = {each: random_like(value, next(seeds)) for each, value in inputs.items()}
-        args, kwargs = fx.map_arg((node.args, node.kwargs), given.__getitem__)
-        result = node.target(*args, **kwargs)  # type: ignore[operator]
+        result = Inputs(node).plain()()
     except IndexError:  # numbers that it does not take
         return None
     except RuntimeError as error:

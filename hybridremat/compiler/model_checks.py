@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
+from hybridremat.compiler.sample_inputs import input_leaves
 from hybridremat.errors import InputError, ModelError
 from hybridremat.graph.tracing.fx_nodes import tensors
 
@@ -52,8 +53,10 @@ def require_current_device(module: fx.GraphModule, inputs: Iterable[object]) -> 
         )
 
 
-def require_trainable(model: object) -> None:
-    """Refuse what is no module, and a module whose parameters have no shapes or are not trained.
+def require_trainable(model: object, inputs: object = ()) -> None:
+    """Refuse what is no module, and one whose parameters have no shapes, or without a backward.
+
+    It has one if parameters are trained, or tensors among ``inputs`` require a gradient.
 
     Raises
     ------
@@ -71,10 +74,12 @@ def require_trainable(model: object) -> None:
             f"{type(model).__name__}.__call__ does not call nn.Module's, so that no plan would run: call "
             "super().__call__(…) there"
         )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    given = (each for each in input_leaves(inputs) if isinstance(each, torch.Tensor))
+    if not any(each.requires_grad for each in (*model.parameters(), *given)):
         raise ModelError(
-            f"{type(model).__name__} has no trainable parameters, so it has no backward pass to plan. "
-            "Set requires_grad on the parameters to be trained before planning."
+            f"{type(model).__name__} has no trainable parameters, and no sample input requires a gradient, "
+            "so it has no backward pass to plan. Set requires_grad on the parameters to be trained before "
+            "planning, or on the inputs whose gradients are wanted."
         )
 
 

@@ -37,7 +37,7 @@ def preserve_state(model: nn.Module) -> Iterator[Unseen]:
             stack.enter_context(each(model))
         stack.enter_context(_buffers_restored(model, unseen))
         stack.enter_context(random_states_restored(cuda=torch.cuda.is_available()))
-        stack.enter_context(gradients_dropped())
+        stack.enter_context(gradients_dropped(model.parameters()))
         yield unseen
 
 

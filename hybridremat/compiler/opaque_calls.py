@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, fx
@@ -33,7 +34,7 @@ _FUSED_LOSSES: Final = (
 )
 """Module and class of each known ``autograd.Function``."""
 
-_told: list[Function] = []
+_told: Final[WeakSet[Function]] = WeakSet()
 
 
 def opaque(function: F) -> F:
@@ -63,7 +64,7 @@ def opaque(function: F) -> F:
         ``torch.func.functional_call``.
     """
     if isinstance(function, type) and issubclass(function, torch.autograd.Function):
-        _told.append(function)
+        _told.add(function)
         return function
     if isinstance(function, (type, torch.nn.Module)) or not callable(function):
         raise UsageError(

@@ -8,10 +8,9 @@ to be dropped after the forward. What the model stores on itself (``self.last = 
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -36,10 +35,7 @@ from hybridremat.graph.private_torch import (
     tree_leaves,
     tree_map,
 )
-from hybridremat.graph.tracing.non_leaf import non_leaf
 from hybridremat.units import format_bytes
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,7 @@ def returned_outputs(outputs: Any, settings: OutputSettings) -> Any:
             return value
         if loss_only:
             return None
-        return refusing_gradients(value, number) if value.requires_grad else value
+        return refusing_gradients(value, _refused(number)) if value.requires_grad else value
 
     return tree_map(returned, outputs)
 
@@ -156,20 +152,48 @@ def detach_outputs(module: fx.GraphModule, places: Iterable[int]) -> None:
     module.recompile()
 
 
-def with_unread(outputs: Sequence[Any], places: Iterable[int]) -> Sequence[Any]:
+def with_unread(outputs: Sequence[Any], places: Collection[int], inputs: Sequence[Any]) -> Sequence[Any]:
     """Outputs of a graph, of which those that are unread raise when a gradient reaches them."""
     results = list(outputs)
+    read = [each for each in outputs if _has_history(each)][:1]
+    links = read or [each for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad]
     for place in places:
-        results[place] = non_leaf(results[place])
-        results[place].register_hook(_refuse_gradient_of_graph)
+        results[place] = refusing_gradients(results[place], _UNREAD, links)
     return type(outputs)(results) if isinstance(outputs, tuple) else results
 
 
-def refusing_gradients(output: torch.Tensor, index: int) -> torch.Tensor:
-    """An output as a leaf that raises when a gradient reaches it; ``index``: its place in the output."""
-    tensor = output.detach().requires_grad_()
-    tensor.register_hook(_refuse_gradient(index, tuple(tensor.shape)))
-    return tensor
+class _Refusing(torch.autograd.Function):
+    """An output for which no gradient is planned: its backward raises.
+
+    It is no leaf, and leads to what the planned backward leads to: autograd leaves out what does not lead to
+    gradients that are asked for by name (``backward(inputs=…)``, ``torch.autograd.grad``), hooks included.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, message: str, *_links: torch.Tensor) -> torch.Tensor:
+        """The output's memory: no view, so that it may be changed in place."""
+        ctx.message = message
+        ctx.set_materialize_grads(False)
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Refuse a gradient; DistributedDataParallel's node between output and loss passes None."""
+        if gradients[0] is not None:
+            raise PlanMismatchError(ctx.message.format(tuple(gradients[0].shape)))
+        return (None,) * len(ctx.needs_input_grad)
+
+
+def refusing_gradients(
+    output: torch.Tensor, message: str, links: Sequence[torch.Tensor] = ()
+) -> torch.Tensor:
+    """An output that raises when a gradient reaches it, whatever gradients that backward asks for.
+
+    ``message`` has braces for the gradient's shape. ``links``: tensors that lead to all that the output
+    depends on, if it has no history of its own.
+    """
+    refusing: torch.Tensor = _Refusing.apply(output, message, *links)  # type: ignore[no-untyped-call]
+    return refusing
 
 
 def _is_loss(value: object) -> bool:
@@ -195,12 +219,20 @@ class HeldOutputs:
         self._made: frozenset[int] | None = None  # the outputs that share no memory with an input
 
     def guard(
-        self, outputs: Sequence[Any], detached: Sequence[int], inputs: Sequence[object]
+        self,
+        outputs: Sequence[Any],
+        detached: Sequence[int],
+        inputs: Sequence[object],
+        leaving: Sequence[torch.Tensor],
     ) -> Sequence[Any]:
-        """Make gradients of detached outputs raise, and follow the outputs other than scalars."""
+        """Make gradients of detached outputs raise, and follow the outputs other than scalars.
+
+        ``leaving``: parameters that nothing else leads to, as their gradients leave early.
+        """
         results = list(outputs)
+        links = [*[*filter(_has_history, outputs)][:1], *leaving] if detached else []
         for index in detached:
-            results[index] = refusing_gradients(results[index], index)
+            results[index] = refusing_gradients(results[index], _refused(index), links)
         if not self._warned:
             self._follow(results, inputs)
         return type(outputs)(results) if isinstance(outputs, tuple) else results
@@ -258,26 +290,24 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not is_traceable_wrapper_subclass(tensor)
 
 
-def _refuse_gradient(index: int, shape: tuple[int, ...]) -> Callable[[torch.Tensor], None]:
-    def hook(gradient: torch.Tensor | None) -> None:
-        if gradient is None:  # DistributedDataParallel's node between output and loss passes None
-            return
-        raise PlanMismatchError(
-            f"a gradient reached output {index} of the model, of shape {shape}. The step was planned for a "
-            "loss inside the model (one of its outputs is a scalar), with no gradient for the other outputs. "
-            'Wrap with grad_outputs="all" to let every output take part in the loss.'
-        )
-
-    return hook
+def _has_history(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
-def _refuse_gradient_of_graph(gradient: torch.Tensor | None) -> None:
-    if gradient is not None:
-        raise PlanMismatchError(
-            f"a gradient of shape {tuple(gradient.shape)} reached an output of a graph that was planned "
-            "without: on the sample inputs the model returned it beside a loss that was not made of it. "
-            'Wrap with grad_outputs="all", which plans gradients for all outputs.'
-        )
+def _refused(index: int) -> str:
+    """Why output ``index`` of a model takes no gradient."""
+    return (
+        f"a gradient reached output {index} of the model, of shape {{}}. The step was planned for a "
+        "loss inside the model (one of its outputs is a scalar), with no gradient for the other outputs. "
+        'Wrap with grad_outputs="all" to let every output take part in the loss.'
+    )
+
+
+_UNREAD = (
+    "a gradient of shape {} reached an output of a graph that was planned without: on the sample inputs the "
+    "model returned it beside a loss that was not made of it. Wrap with "
+    'grad_outputs="all", which plans gradients for all outputs.'
+)
 
 
 _INSTEAD = (
@@ -365,19 +395,11 @@ def sparing_saved(
     """
     if not overwritten:
         return run
-    warned: list[None] = []
 
     def call(args: list[Any]) -> Sequence[Any]:
         if graph_is_retained():
             for place in overwritten:
                 args[place] = args[place].clone()
-            if not warned:
-                warned.append(None)
-                logger.warning(
-                    "a backward with retain_graph=True: %s of what is saved, which the plan writes over, are "
-                    'copied, beyond what it counts. rewrites="none" plans without.',
-                    format_bytes(sum(_bytes(args[place]) for place in overwritten)),
-                )
         return run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]

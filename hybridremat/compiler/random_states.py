@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,21 +24,30 @@ def set_python_states(states: tuple[Any, Any]) -> None:
     np.random.set_state(states[1])
 
 
-def torch_states() -> tuple[bytes, ...]:
-    """The states of PyTorch's generators: the CPU's, and those of CUDA's devices once it runs."""
+def torch_generators() -> tuple[torch.Generator, ...]:
+    """Copies of PyTorch's generators: the CPU's, and those of CUDA's devices once it runs.
+
+    A copy takes nothing of the allocator's memory, as a state that is read does.
+    """
+    return tuple(each.clone_state() for each in _generators())
+
+
+def have_drawn(before: Sequence[torch.Generator]) -> bool:
+    """Whether PyTorch's generators have drawn since ``before``."""
     with _disable_current_modes():  # also called in the middle of a compilation
-        states = [torch.get_rng_state()]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            states += torch.cuda.get_rng_state_all()
-        return tuple(state.numpy().tobytes() for state in states)
+        pairs = zip(_generators(), before, strict=False)
+        return any(not torch.equal(now.get_state(), then.get_state()) for now, then in pairs)
 
 
-def set_torch_states(states: tuple[bytes, ...]) -> None:
-    """Draw again what was drawn since ``states`` were taken."""
-    cpu, *cuda = (torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in states)
-    torch.set_rng_state(cpu)
-    if cuda:
-        torch.cuda.set_rng_state_all(cuda)
+def draw_again(before: Sequence[torch.Generator]) -> None:
+    """Draw again what was drawn since ``before``."""
+    for now, then in zip(_generators(), before, strict=False):
+        now.set_state(then.get_state())
+
+
+def _generators() -> tuple[torch.Generator, ...]:
+    runs = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.default_generator, *(torch.cuda.default_generators if runs else ())
 
 
 @contextmanager

@@ -16,12 +16,13 @@ from hybridremat.graph.private_torch import backward_number, graph_is_retained, 
 class BackwardToken:
     """Lives as long as the autograd graph of a forward; ``spent`` once a backward has run through it.
 
-    ``again`` is called when another backward reaches it that the one before did not leave the graph for.
+    ``again`` is called when another backward reaches it that the one before did not leave the graph for,
+    ``kept`` when one reaches it that leaves the graph (``retain_graph=True``).
     """
 
-    def __init__(self, again: Callable[[], None]) -> None:
+    def __init__(self, again: Callable[[], None], kept: Callable[[], None] = lambda: None) -> None:
         self.spent = False
-        self._again = again
+        self._again, self._leaves = again, kept
         self._latest = 0
         self._kept = False
 
@@ -33,6 +34,8 @@ class BackwardToken:
         if self.spent and not self._kept:
             self._again()
         self.spent, self._latest, self._kept = True, number, graph_is_retained()
+        if self._kept:
+            self._leaves()
 
 
 def refuse_again(parts: str) -> DoubleBackwardError:

@@ -115,7 +115,7 @@ class LoopWatch:
         Parameters
         ----------
         folder
-            Where the report is written (``hybridremat/plan.html`` in it); None: nowhere.
+            Where the report is written (``hybridremat-report/plan.html`` in it); None: nowhere.
         upload_to
             The loop's loggers.
         """

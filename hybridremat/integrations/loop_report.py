@@ -22,7 +22,7 @@ from hybridremat.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "hybridremat"  # in the folder that the loop writes to
+FOLDER = "hybridremat-report"  # in the folder that the loop writes to; no name that Python could import
 
 
 @dataclass(frozen=True)

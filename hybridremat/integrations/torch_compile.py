@@ -25,6 +25,7 @@ from hybridremat.planning.pipeline import backend_for
 from hybridremat.planning.planner import choose_schedule
 from hybridremat.planning.progress import planning_progress
 from hybridremat.planning.settings import SETTING_NAMES, Settings, did_you_mean
+from hybridremat.runtime.in_flight import ForwardsInFlight
 
 _OWN = ("dynamic",)  # an argument of torch.compile itself, which hands over one shape's graph at a time
 OPTION_NAMES = (*(name for name in SETTING_NAMES if name not in _OWN), "on_plan", "progress")
@@ -74,7 +75,14 @@ def hybridremat_backend(
     context.store.note_total(time.perf_counter() - started, backend.compile_seconds)
     if on_plan is not None and context.store.current is not None:
         on_plan(context.store.current)
-    return lambda *args: graph(*args)
+    in_flight = ForwardsInFlight(context, plans_again=False)
+
+    def run(*args: Any) -> Any:
+        outputs = graph(*args)
+        in_flight.after_forward(outputs, several_graphs=False)
+        return outputs
+
+    return run
 
 
 def read_options(

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from torch import nn
 
-from hybridremat.errors import CaptureError, GraphBreakWarning, InfeasibleLimitError, warn_caller
+from hybridremat.compiler.capture_errors import TRAINS_PLAINLY
+from hybridremat.errors import CaptureError, GraphBreakWarning, InfeasibleLimitError, InputError, warn_caller
 from hybridremat.planning.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -36,18 +37,21 @@ def with_breaks(model: nn.Module, settings: Settings, run: Callable[[Settings], 
         return _with_own_units(settings, run)
     try:
         return run(settings)
-    except CaptureError as error:
+    except (CaptureError, InputError) as error:  # the latter also where the model fails as it is traced alone
         whole = error
-    name = type(model).__name__
+    name, place = type(model).__name__, getattr(whole, "place", "")
     try:
         found = _with_own_units(replace(settings, graph_breaks="plan"), run)
-    except CaptureError:
-        raise whole from whole.__cause__
     except InfeasibleLimitError as error:
-        text = f"{error} {name} is not one graph{whole.place}."
+        text = f"{error} {name} is not one graph{place}."
         raise InfeasibleLimitError(text, limit=error.limit, least=error.least) from None
+    except Exception as error:  # what the model itself raises, too, where it is the inputs that are wrong
+        says_more = isinstance(whole, CaptureError) and not isinstance(error, CaptureError)
+        if says_more or TRAINS_PLAINLY in str(error):  # nothing helps but what the second says
+            raise
+        raise whole from whole.__cause__
     warn_caller(
-        f"{name} is not one graph{whole.place}: its graphs are planned together. What "
+        f"{name} is not one graph{place}: its graphs are planned together. What "
         "crosses from one to the next is kept, and code between them is measured on these inputs, with the "
         "forward run on copies. Removing the break makes better plans; graph_breaks=\"plan\" says that this "
         'is meant, and graph_breaks="error" refuses it.',

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.capture import model_device
-from hybridremat.graph.private_torch import tree_leaves
+from hybridremat.compiler.sample_inputs import input_leaves
 
 PLAIN = bool, int, float, str, type(None)
 
 Shapes = tuple[tuple[int, ...] | None, ...]
-"""The shape of each input that is a tensor, as ``tree_leaves`` counts inputs."""
+"""The shape of each input that is a tensor, as ``input_leaves`` counts inputs."""
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
     """The shapes of the tensors of a call."""
-    leaves = tree_leaves((tuple(args), dict(kwargs)))
+    leaves = input_leaves((tuple(args), dict(kwargs)))
     return tuple(tuple(each.shape) if isinstance(each, torch.Tensor) else None for each in leaves)
 
 
@@ -53,7 +53,7 @@ def order_in_memory(tensor: torch.Tensor) -> Hashable:
 
 def has_gaps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a tensor in a call has gaps between its elements."""
-    leaves = tree_leaves((tuple(args), dict(kwargs)))
+    leaves = input_leaves((tuple(args), dict(kwargs)))
     return any(isinstance(each, torch.Tensor) and order_in_memory(each) is None for each in leaves)
 
 
@@ -62,7 +62,7 @@ def has_idle_strides(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
     It would be a size of its own to a capture with symbols.
     """
-    for each in tree_leaves((tuple(args), dict(kwargs))):
+    for each in input_leaves((tuple(args), dict(kwargs))):
         if isinstance(each, torch.Tensor) and each.layout == torch.strided and each.is_contiguous():
             expected = 1
             for size, stride in zip(reversed(each.shape), reversed(each.stride()), strict=True):
@@ -82,19 +82,19 @@ def _key(
             first = seen.setdefault(id(leaf), len(seen))  # Dynamo captures a tensor that is passed twice so
             return shape(leaf), leaf.dtype, leaf.device, first
         if isinstance(leaf, PLAIN):
-            return type(leaf), leaf
+            return type(leaf), leaf if leaf == leaf else "nan"  # which is not equal to itself
         return type(leaf).__qualname__
 
     named = sorted(kwargs.items())
     return (
-        tuple(entry(leaf) for leaf in tree_leaves(list(args))),
-        tuple((name, tuple(entry(leaf) for leaf in tree_leaves(item))) for name, item in named),
+        tuple(entry(leaf) for leaf in input_leaves(list(args))),
+        tuple((name, tuple(entry(leaf) for leaf in input_leaves(item))) for name, item in named),
     )
 
 
 def shape_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The shapes of the tensors in a call, each once, the first three."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in input_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     shapes = list(dict.fromkeys("×".join(map(str, each.shape)) or "scalar" for each in tensors))
     return ", ".join([*shapes[:3], *(["…"] if len(shapes) > 3 else [])])
 
@@ -108,6 +108,30 @@ def unlike(args: Sequence[Any], kwargs: Mapping[str, Any], known: Iterable[Any])
     same_args = [{*named} ^ {*given[1]} for positional, named in known if positional == given[0]]
     names: list[list[str]] = [sorted({name for name, _ in each}) for each in same_args]
     return min(names, key=len, default=[])
+
+
+def numbers_apart(call: Any, known: Iterable[Any]) -> list[str]:
+    """The inputs whose numbers alone tell a call from others, if there are two such others.
+
+    ``call`` and ``known``: what :func:`input_key` made of calls.
+    """
+    mine, found = _by_name(call), list[list[str]]()
+    for theirs in map(_by_name, known):
+        if theirs.keys() == mine.keys():
+            names = [name for name, entry in mine.items() if entry != theirs[name]]
+            if names and all(mine[n][0] is theirs[n][0] in (int, float) for n in names):
+                found.append(names)
+    return sorted({name for names in found for name in names}) if len(found) > 1 else []
+
+
+def _by_name(call: Any) -> dict[str, Any]:
+    positional, named = call
+    entries = {f"args[{place}]": entry for place, entry in enumerate(positional)}
+    return entries | {
+        name if len(every) == 1 else f"{name}[{place}]": entry
+        for name, every in named
+        for place, entry in enumerate(every)
+    }
 
 
 def every_dimension(shapes: Shapes) -> dict[int, tuple[int, ...]]:

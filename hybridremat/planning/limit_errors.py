@@ -52,7 +52,8 @@ def infeasible(
         f"the least feasible limit{' that was found' if searched else ''} for this model and "
         f"input{under} is {format_bytes(least)} "
         f"({least} bytes, {share} of the plain step's {format_bytes(plain_peak)}). "
-        f"Raise the limit to that, make the batch or the input smaller{less}, or pass "
+        f"Raise the limit to that, make the batch or the input smaller{less} (hybridremat.max_batch_size "
+        f"finds the largest batch), or pass "
         f'on_infeasible="least" to run the plan of least memory.{early}',
         limit=limit,
         least=least,

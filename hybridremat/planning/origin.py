@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.capture import model_device
+from hybridremat.compiler.sample_inputs import input_leaves
 from hybridremat.graph.costs.device_specs import DeviceSpec
 from hybridremat.graph.costs.kernel_store import device_description
 from hybridremat.graph.private_torch import tree_flatten_with_path
@@ -53,7 +54,9 @@ def origin_on(device: str, inputs: Iterable[TensorSpec]) -> Origin:
 
 def _specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[TensorSpec]:
     for path, leaf in tree_flatten_with_path((list(args), dict(kwargs)))[0]:
-        if isinstance(leaf, torch.Tensor):
-            (_, *below) = path  # the first key chooses between args and kwargs
-            name = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in below)
-            yield TensorSpec(name, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))
+        (_, *below) = path  # the first key chooses between args and kwargs
+        name = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in below)
+        for number, each in enumerate(input_leaves(leaf)):
+            if isinstance(each, torch.Tensor):
+                inside = "" if each is leaf else f".{number}"
+                yield TensorSpec(name + inside, tuple(each.shape), str(each.dtype).removeprefix("torch."))

@@ -142,7 +142,7 @@ class PlanStore:
 
         All but these and the stages of planning is capture, emission and checks.
         """
-        plan = self.current
+        plan = self._plans.get(self._current or "")
         if plan is not None:
             rest = max(0.0, seconds - plan.planning_seconds - compiling)
             timings = {"capture and emit": rest} | ({"compile": compiling} if compiling else {})

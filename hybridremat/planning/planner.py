@@ -33,7 +33,7 @@ from hybridremat.planning.step_costs import costed, kernel_store, note_checkpoin
 from hybridremat.planning.step_frontier import StepFrontier
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.policy import Pinned, resolve_policy
-from hybridremat.sequence.effort import FOR_BLOCKS, TYPICAL_GAP, PlanningEffort
+from hybridremat.sequence.effort import FOR_BLOCKS, TYPICAL_GAP, WHOLE, PlanningEffort
 from hybridremat.sequence.exchange.improve import search_ranges
 from hybridremat.sequence.frontier import Ranges, Wanted
 from hybridremat.sequence.judge import Judge
@@ -159,8 +159,9 @@ def make_plan(
     """A new plan for a step with costs.
 
     The first of a model solves every block. Later ones are made in the middle of training, and reuse options
-    of blocks that differ in sizes alone, unless nothing fits that way. A bounded search comes first; if
-    nothing fits there, but may, the whole one. ``on_infeasible``: as in the settings, if it is not theirs.
+    of blocks that differ in sizes alone, unless nothing fits that way. A search of what can be won back comes
+    first; if nothing fits there, but may, one of :data:`~hybridremat.sequence.effort.WHOLE` seconds.
+    ``on_infeasible``: as in the settings, if it is not theirs.
 
     Raises
     ------
@@ -173,7 +174,10 @@ def make_plan(
     tried: list[GraphFrontier] = []
     while True:
         reuse, bounded = attempts.pop(0)
-        frontier = step_frontier(step, timings, context, reuse=reuse, for_one_plan=True, bounded=bounded)
+        seconds = None if bounded else WHOLE
+        frontier = step_frontier(
+            step, timings, context, reuse=reuse, for_one_plan=True, bounded=True, seconds=seconds
+        )
         if bounded and not frontier.counted.curtailed:
             attempts.remove((reuse, False))  # it would find the same
         tried.append(frontier)
@@ -241,6 +245,7 @@ def step_frontier(
     reuse: bool = False,
     for_one_plan: bool = False,
     bounded: bool = False,
+    seconds: float | None = None,
     alone: bool = True,
     share: float = 1.0,
     searched: bool = True,
@@ -253,8 +258,9 @@ def step_frontier(
         Nobody will ask it for anything but the plan of the context's limit, so it is thin elsewhere; unless
         the overhead is bounded too, which may lead anywhere, or the step is compiled: which points keep the
         limit, is not known before they are lowered.
-    bounded
-        Searches go as far as the plan can win back, unless the caller says for how long.
+    bounded, seconds
+        Searches go as far as the plan can win back, or so many seconds of a nominal core, unless the caller
+        says for how long.
     alone
         Whether it is the whole step; what is alive around a step of several graphs is added to all of them
         together.
@@ -295,6 +301,7 @@ def step_frontier(
         solver=settings.block_solver,
         deadline=Deadline(settings.budget_seconds()).share(share),
         bounded=bounded and settings.planning_budget is None,
+        seconds=seconds,
         moving=moving_for(step, settings),
     )
     return _with_code(counted, lowering, context)
@@ -344,6 +351,7 @@ def plan_graph(
     solver: BlockSolver = "auto",
     deadline: Deadline = NO_DEADLINE,
     bounded: bool = False,
+    seconds: float | None = None,
     moving: Moving | None = None,
 ) -> StepFrontier:
     """The frontier of a joint graph with costs: the whole of it, or what is in some ranges.
@@ -374,6 +382,8 @@ def plan_graph(
     bounded
         Whether searches go only as far as a plan can win back (:class:`PlanningEffort`), once under what is
         won as a rule, and where that leaves blocks aside, again under what the first plan could win.
+    seconds
+        Of a nominal core, in place of what a plan can win back.
     moving
         How values may move to host memory; None: they do not.
 
@@ -385,7 +395,8 @@ def plan_graph(
         If the graph is too large for the strategy, or a block for the solver.
     """
     pinned, timed, plain = pinned or Pinned(), Stopwatch(timings or {}), plain_point(graph)
-    effort = PlanningEffort.of(graph, plain.time) if bounded else None
+    won = PlanningEffort.of(graph, plain.time) if seconds is None else PlanningEffort(seconds, step=0.0)
+    effort = won if bounded else None
     judge = Judge(graph, pinned.pins, outside, with_saved)
     if moving is not None:
         judge = replace(judge, link=moving.link, host_limit=moving.host_limit)
@@ -401,7 +412,7 @@ def plan_graph(
     with timed("segment"):
         chains = segment_graph(judge, progress)  # segment
     found: list[StepFrontier] = []
-    seconds = inf if effort is None else effort.seconds(TYPICAL_GAP)
+    allowed = inf if effort is None else effort.seconds(TYPICAL_GAP)
     for _ in range(2):  # in what pays as a rule; if blocks were left aside, in what the first plan can win
         with timed("solve blocks"):
             solved = solve_options(  # solve
@@ -413,7 +424,7 @@ def plan_graph(
                 strategy=strategy,
                 solver=solver,
                 deadline=deadline.share(SHARES["solve"]),
-                seconds=seconds * FOR_BLOCKS,
+                seconds=allowed * FOR_BLOCKS,
             )
         until = deadline.share(SHARES["compose"])
         with timed("compose"):
@@ -434,9 +445,9 @@ def plan_graph(
         )
         found.append(frontier)
         more = 0.0 if effort is None else effort.seconds(frontier.gap_under(limit))
-        if not frontier.curtailed or more <= seconds:
+        if not frontier.curtailed or more <= allowed:
             break
-        seconds = more
+        allowed = more
     return min(reversed(found), key=lambda each: each.composed_under(limit) or inf)
 
 

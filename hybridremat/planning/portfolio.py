@@ -8,6 +8,7 @@ is made: its schedules are checked once for all sizes, and their bytes at each.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -91,6 +92,8 @@ class Portfolio:
         By sizes, in the order of the step's size inputs, the number of the member that runs there.
     traces
         How many sizes were traced.
+    lock
+        Held while a schedule is chosen or emitted, and by who says first what it is chosen for.
     """
 
     steps: SymbolicSteps
@@ -100,6 +103,7 @@ class Portfolio:
     emitted: OrderedDict[int, Emitted] = field(default_factory=OrderedDict)
     numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
     traces: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock)
     _started: dict[tuple[int, ...], Callable[[], None]] = field(default_factory=dict)
     _trust: Trust = field(init=False)
 
@@ -169,16 +173,20 @@ class Portfolio:
 
     def graphs(self, number: int) -> Emitted:
         """The graphs of a schedule, emitted again if they have been let go."""
-        if number not in self.emitted:
-            member = self.members[number]
-            with planning_state(), collected_seldom():
-                sized = self.steps.at(member.sizes)
-                step = replace(sized.traced, graph=member.graph)
-                chosen = Chosen(step, member.schedule, stores=member.stores)
-                self._keep(number, *self.steps.emitted(sized, chosen))
-            logger.info("a schedule of %s is emitted again", dict(member.sizes))
-        self.emitted.move_to_end(number)
-        return self.emitted[number]
+        with self.lock:
+            if number not in self.emitted:
+                self._emit_again(number)
+            self.emitted.move_to_end(number)
+            return self.emitted[number]
+
+    def _emit_again(self, number: int) -> None:
+        member = self.members[number]
+        with planning_state(), collected_seldom():
+            sized = self.steps.at(member.sizes)
+            step = replace(sized.traced, graph=member.graph)
+            chosen = Chosen(step, member.schedule, stores=member.stores)
+            self._keep(number, *self.steps.emitted(sized, chosen))
+        logger.info("a schedule of %s is emitted again", dict(member.sizes))
 
     def _keep(self, number: int, lifted: Lifted, memory: EmittedMemory) -> None:
         overwritten = tuple(lifted.num_sizes + place for place in memory.overwritten)
@@ -188,9 +196,16 @@ class Portfolio:
 
     def begin(self, sizes: Sizes) -> int:
         """As :meth:`number_for`; the plan there becomes the current one."""
-        number = self.number_for(sizes)
-        self._started[self._key(sizes)]()
+        with self.lock:
+            number = self.number_for(sizes)
+            self._started[self._key(sizes)]()
         return number
+
+    def choose_again(self, sizes: Sizes) -> None:
+        """As :meth:`begin` at sizes whose plan has been dropped: it is made again."""
+        with self.lock:
+            del self.numbers[self._key(sizes)]
+            self.begin(sizes)
 
     def _key(self, sizes: Sizes) -> tuple[int, ...]:
         return tuple(sizes[name] for name in self.steps.joint.inputs)

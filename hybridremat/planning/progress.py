@@ -25,6 +25,18 @@ SOON = 2.0
 """Seconds of planning in which nothing is said where there is no terminal."""
 
 
+LONG = 30.0
+"""Seconds of planning after which a line says what takes so long."""
+
+HELPS = {
+    CAPTURE: 'name layers that repeat as units (units="layers.*"): equal ones are captured once',
+    "trying kernels": "kernels are tried once on a device, and kept (cache=True)",
+    "timing kernels": 'kernels are timed once on a device, and kept; cost_model="flops" times none',
+    "solving blocks": "give a time (planning_budget=20), or a higher limit",
+}
+"""By stage; of later ones what helps is what does in solving."""
+
+
 def no_progress(_stage: str, _done: int, _total: int) -> None:
     """Show nothing."""
 
@@ -52,10 +64,12 @@ def planning_progress(*, show: bool = True, first: str = CAPTURE) -> Iterator[Pr
     Nothing is shown with ``show=False``, and one process of a group shows it.
     """
     with prompt_interrupts(), _shown(show=show and _first_rank(), first=first) as move:
+        long = _Long(show=show)
 
         def prompt(stage: str, done: int, total: int) -> None:
             raise_if_interrupted()
             move(stage, done, total)
+            long.move(stage)
 
         yield prompt
 
@@ -111,6 +125,30 @@ class _Lines:
     def _say(self, line: str) -> None:
         self._said = True
         say(line)
+
+
+class _Long:
+    """Says once, after :data:`LONG` seconds, which stage has taken most of them, and what would help."""
+
+    def __init__(self, *, show: bool) -> None:
+        self._show, self._said = show, False
+        self._stage, self._since = CAPTURE, time.perf_counter()
+        self._took: dict[str, float] = {}
+
+    def move(self, stage: str) -> None:
+        now = time.perf_counter()
+        self._took[self._stage] = self._took.get(self._stage, 0.0) + now - self._since
+        self._stage, self._since = stage, now
+        spent = sum(self._took.values())
+        if spent < LONG or self._said:
+            return
+        self._said = True
+        most = max(self._took, key=lambda each: self._took[each])
+        if most not in (CAPTURE, *USUAL):  # no planning
+            return
+        helps = HELPS.get(most, HELPS["solving blocks"])
+        line = f"planning has taken {spent:.0f} s so far, {self._took[most]:.0f} of them {most}: {helps}"
+        say(line, show=self._show)
 
 
 def _first_rank() -> bool:

@@ -105,6 +105,7 @@ class Ranks:
         self.rank, self.size, self._store, self._call = rank, size, store, call
         self._rounds = 0
         self._over = self._finished = False
+        self._failure: tuple[_Message, int] | None = None
 
     @property
     def alone(self) -> bool:
@@ -125,14 +126,17 @@ class Ranks:
         Raises
         ------
         HybridRematError
-            That of the first rank that failed.
+            That of the first rank that failed, also in each later round: who tries again there is alone.
         """
-        texts = self._gathered(json.dumps(asdict(message)))
-        messages = [_Message(**json.loads(text)) for text in texts]
-        failed = next((rank for rank, sent in enumerate(messages) if sent.state == "failed"), None)
-        if failed is not None:
+        messages = []
+        if self._failure is None:
+            texts = self._gathered(json.dumps(asdict(message)))
+            messages = [_Message(**json.loads(text)) for text in texts]
+            failed = ((sent, rank) for rank, sent in enumerate(messages) if sent.state == "failed")
+            self._failure = next(failed, None)
+        if self._failure is not None:
             self._over = True
-            raise _error(messages[failed], failed, self._call)
+            raise _error(*self._failure, self._call)
         return messages
 
     def finish(self, digest: Callable[[], str], *, one_plan: bool = False) -> None:

@@ -142,10 +142,13 @@ class SizedCapture:
         HybridRematError
             As planning.
         """
-        assert self.partition.portfolio is not None
-        self.choice.context = context
-        started = time.perf_counter()
-        self.partition.portfolio.begin(sizes)
+        portfolio, started = self.partition.portfolio, time.perf_counter()
+        assert portfolio is not None
+        with portfolio.lock:
+            self.choice.context = context
+            portfolio.begin(sizes)
+            if (plan := context.store.current) is not None and plan.details is None:
+                portfolio.choose_again(sizes)
         if self.backend.build:  # else it is captured, and no more
             with translated_errors(self.model, self.backend):
                 self.graph.plan()

@@ -293,6 +293,9 @@ class StepSection:
         Those that would be gone then, too, if its backward did not read them.
     passed
         The gradients of the graph that are gone after the next backward, as values of its joint graph.
+    inputs
+        The inputs of the graph, as its values, that nothing else holds in the backward: those that it reads
+        then are in ``saved`` and ``backward_peak``.
     beside_forward, beside_backward
         Bytes that others hold in its phases, whatever is chosen: parameters that are gathered, for one.
     """
@@ -308,6 +311,7 @@ class StepSection:
     retained: int = 0
     beside_forward: int = 0
     beside_backward: int = 0
+    inputs: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybridremat.graph.joint import as_plain, plain_schedule
+from hybridremat.graph.memory import inputs_in_backward
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import StepSection
 from hybridremat.sequence.judge import Judge
@@ -36,11 +37,12 @@ def _plain_section(section: StepSection, part: PlanData) -> StepSection:
         return section
     graph = part.details.graph
     phases = Judge(as_plain(graph)).phases(plain_schedule(graph))
+    inputs = inputs_in_backward(graph, plain_schedule(graph), section.inputs)
     early = sum(graph.values[value].bytes for value in graph.leaving)
     return replace(
         section,
         forward_peak=phases.forward,
-        backward_peak=phases.backward,
-        saved=phases.between,
+        backward_peak=phases.backward + inputs,
+        saved=phases.between + inputs,
         left=section.left + early,
     )

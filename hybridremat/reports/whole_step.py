@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridremat.errors import PlotError
+from hybridremat.graph.memory import inputs_in_backward
 from hybridremat.plans.plan_data import PlanData
 from hybridremat.plans.records import StepComposition
 from hybridremat.reports.moves import starts
@@ -379,10 +380,17 @@ class _Joined:
             later -= section.left
             levels[number, True] = before + section.beside_forward
             beside = self.composition.joined_bytes + section.beside_backward
-            levels[number, False] = kept + later + beside
+            levels[number, False] = kept + later + beside + self._inputs(number)
             before += section.saved
             kept += section.saved - section.dropped
         return levels
+
+    def _inputs(self, section: int) -> int:
+        """Bytes of inputs that a graph alone holds for its backward."""
+        timeline = self.timelines[section]
+        if timeline is None:
+            return 0
+        return inputs_in_backward(timeline.graph, timeline.schedule, self.sections[section].inputs)
 
 
 def _stacked(levels: Sequence[int]) -> Iterator[Holding]:

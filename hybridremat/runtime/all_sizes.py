@@ -81,6 +81,10 @@ class AllSizes:
         self._model, self._show = model, show
         self._families: dict[Hashable, _Family] = {}
 
+    def forgetting(self) -> AllSizes:
+        """The same without any step."""
+        return AllSizes(self._model, show=self._show)
+
     @property
     def captures(self) -> int:
         """Graphs that were captured and sizes that were planned."""
@@ -190,9 +194,12 @@ class AllSizes:
         return family.captures[-1]
 
     def planned_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Plan each further shape by itself if this one could be, and could not be captured for all sizes."""
-        family = self._families[self._key(args, kwargs)]
-        if family.failed and not family.alone:
+        """Plan each further shape by itself if this one could be, and could not be captured for all sizes.
+
+        A first forward that puts other layers into the model leaves it in a state that nothing is known of.
+        """
+        family = self._families.get(self._key(args, kwargs))
+        if family is not None and family.failed and not family.alone:
             family.alone = True
             logger.warning(
                 "%s is captured and planned for each input shape by itself: %s", self._name, family.failed

@@ -63,16 +63,21 @@ class Again:
             torch.autograd.backward(edges, brought)
 
 
-def deferred(results: Sequence[torch.Tensor], came: Came) -> Sequence[torch.Tensor]:
-    """The results as outputs of one node of autograd, which tells ``came`` of their gradients."""
+def deferred(
+    results: Sequence[torch.Tensor], came: Came, reached: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """The results as outputs of one node of autograd, which tells ``came`` of their gradients.
+
+    ``reached``: what a backward may ask for by name, which autograd then runs this node for.
+    """
     needed = torch.empty(0, requires_grad=True)  # so that autograd makes a node
-    made: Sequence[torch.Tensor] = _Deferred.apply(came, results, needed)  # type: ignore[no-untyped-call]
+    made: Sequence[torch.Tensor] = _Deferred.apply(came, results, needed, *reached)  # type: ignore[no-untyped-call]
     return made
 
 
 class _Deferred(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, came: Came, results: Sequence[torch.Tensor], _needed: torch.Tensor) -> Any:
+    def forward(ctx: Any, came: Came, results: Sequence[torch.Tensor], *_reached: torch.Tensor) -> Any:
         ctx.came = came
         ctx.set_materialize_grads(False)
         return tuple(result.detach() for result in results)
@@ -86,4 +91,4 @@ class _Deferred(torch.autograd.Function):
                 "a step, which runs the plain model."
             )
         ctx.came(gradients)
-        return None, None, None
+        return (None,) * len(ctx.needs_input_grad)

@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 from hybridremat.compiler.capture import model_device
+from hybridremat.compiler.sample_inputs import input_leaves
 from hybridremat.errors import DoubleBackwardError, InfeasibleLimitError
 from hybridremat.graph.private_torch import (
+    hooks_before_and_after,
     inside_distributed_data_parallel,
     tree_flatten,
-    tree_leaves,
     tree_unflatten,
 )
 from hybridremat.runtime.deferred import Again, Gradients, can_be_deferred, deferred, differentiable
@@ -95,7 +96,7 @@ class FirstSteps:
             return self._at_once(shapes, args, kwargs, why)
         places = differentiable(leaves)
         came = partial(self._gradients_came, shapes, Again(moment, args, kwargs, places))
-        results = deferred([leaves[place] for place in places], came)
+        results = deferred([leaves[place] for place in places], came, _reached(self._model))
         made = {id(leaves[place]): result for place, result in zip(places, results, strict=True)}
         leaves = [made.get(id(leaf), leaf) for leaf in leaves]
         self._outside.go_on()
@@ -106,7 +107,8 @@ class FirstSteps:
         """Why the model cannot run without saving anything first; None if it can."""
         if inside_distributed_data_parallel():
             return "runs in DistributedDataParallel"
-        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs))):
+        given = input_leaves((args, kwargs))
+        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in given):
             return "takes inputs that need gradients"
         return None
 
@@ -122,7 +124,8 @@ class FirstSteps:
     def _gradients_came(self, shapes: Hashable, again: Again, gradients: Gradients) -> None:
         if not self._next_backward.running:
             raise DoubleBackwardError(
-                "a second backward, or one by torch.autograd.grad, came through the first step of "
+                "a second backward, one of another thread, or one for some gradients alone "
+                "(torch.autograd.grad, inputs=) came through the first step of "
                 f"{type(self._model).__name__} for these shapes, which takes one loss.backward(). Add the "
                 'losses, or say grad_outputs="all" and reserve=: the step is then planned before its loss is '
                 "seen."
@@ -156,7 +159,7 @@ class FirstSteps:
         return self._planned(args, kwargs)
 
     def _held(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = [leaf for leaf in input_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         return [*given, *self._model.parameters(), *self._model.buffers()]
 
     def _warn(self, what: str) -> None:
@@ -170,9 +173,15 @@ class FirstSteps:
             )
 
 
+def _reached(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters that a backward may ask for: not those with hooks, which would be called with None."""
+    trained = (each for each in model.parameters() if each.requires_grad)
+    return [each for each in trained if not any(hooks_before_and_after(each))]
+
+
 def _shapes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
     """Names, shapes and dtypes of the tensors of a call."""
-    leaves, structure = tree_flatten((list(args), dict(kwargs)))
+    leaves, structure = input_leaves((list(args), dict(kwargs))), tree_flatten((list(args), dict(kwargs)))[1]
     sizes = ((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
     return str(structure), tuple(sizes)
 

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 
 import torch
 
 from hybridremat.compiler.second_backwards import BackwardToken, refuse_again, refuse_second_of
-from hybridremat.errors import OutstandingForwardWarning, warn_caller
+from hybridremat.errors import InfeasibleLimitError, OutstandingForwardWarning, warn_caller
 from hybridremat.graph.private_torch import tree_leaves
 from hybridremat.planning.context import PlanContext
+from hybridremat.plans.plan_data import PlanData
 from hybridremat.units import format_bytes
+
+logger = logging.getLogger(__name__)
+
+
+def counts_retained(context: PlanContext) -> bool:
+    """Whether steps that leave their graph for another backward can be planned for that in training."""
+    settings = context.settings
+    alone = context.agreement.alone and settings.sharding is None and context.given is None
+    return alone and settings.memory_limit is not None and settings.gradients == "at_end"
 
 
 class ForwardsInFlight:
-    """Counts the forwards of a wrapped model that wait for their backward."""
+    """Counts the forwards of a wrapped model that wait for their backward.
 
-    def __init__(self, context: PlanContext) -> None:
-        self.context = context
+    Attributes
+    ----------
+    retained
+        Whether a backward has left its graph for another one.
+    """
+
+    def __init__(self, context: PlanContext, *, plans_again: bool = True) -> None:
+        self.context, self._plans_again = context, plans_again
         self._tokens: weakref.WeakSet[BackwardToken] = weakref.WeakSet()
-        self._warned = self._warned_again = False
+        self._warned = self._warned_again = self._told_of_eval = self.retained = False
 
     @property
     def waiting(self) -> int:
@@ -43,15 +60,57 @@ class ForwardsInFlight:
             OutstandingForwardWarning,
         )
 
+    def after_plain(self, outputs: object, name: str) -> None:
+        """Say once, if a backward reaches what the plain model returns in eval mode, that it has no limit."""
+        plan = self.context.store.current
+        if self._told_of_eval or plan is None or plan.memory_limit is None:
+            return
+        if plan.plain_peak > plan.memory_limit:
+            for output in tree_leaves(outputs):
+                if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+                    output.grad_fn.register_prehook(lambda _: self._tell_of_eval(name, plan))
+
+    def _tell_of_eval(self, name: str, plan: PlanData) -> None:
+        if not self._told_of_eval:
+            self._told_of_eval = True
+            logger.warning(
+                "a backward ran through %s in eval mode, where the plain model runs, without a limit: a "
+                "plain step takes about %s, and the limit is %s. With model.training = True the step is "
+                "planned, and submodules stay in eval mode.",
+                name,
+                format_bytes(plan.plain_peak),
+                format_bytes(plan.memory_limit or 0),
+            )
+
     def after_forward(self, outputs: object, *, several_graphs: bool) -> None:
         """Follow the autograd graph of a forward's outputs."""
         if several_graphs:
             refuse_second_of(tree_leaves(outputs))
-        token = BackwardToken(self._warn_again if several_graphs else self._refuse_again)
+        token = BackwardToken(self._warn_again if several_graphs else self._refuse_again, self._retained)
         for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor) and output.grad_fn is not None:
                 output.grad_fn.register_prehook(token.spend)
         self._tokens.add(token)
+
+    def _retained(self) -> None:
+        """Say once what a backward with ``retain_graph`` takes beyond the plan."""
+        plan = self.context.store.current
+        if self.retained or plan is None or self.context.settings.forwards > 1:
+            return
+        self.retained = True
+        logger.warning(
+            "a backward with retain_graph=True leaves what is saved until it has ended: up to %s beyond what "
+            "the plan counts. %s",
+            format_bytes(plan.saved_bytes),
+            "Steps from the next one on are planned for that (forwards=2)."
+            if self._plans_again and counts_retained(self.context)
+            else "forwards=2 counts it.",
+        )
+
+    def for_retained(self, error: InfeasibleLimitError) -> InfeasibleLimitError:
+        """The error for a step that has to be planned for a retained graph, saying so."""
+        text = f"{error} (A backward with retain_graph=True leaves what is saved, which counts twice.)"
+        return InfeasibleLimitError(text, limit=error.limit, least=error.least)
 
     def _refuse_again(self) -> None:
         """Say what helps, where a second backward finds nothing of what the first one read."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from hybridremat.planning.context import PlanContext
-from hybridremat.planning.input_keys import conditions, input_key, plain_state
+from hybridremat.planning.input_keys import conditions, input_key, numbers_apart, plain_state
 from hybridremat.planning.pipeline import Step
 from hybridremat.planning.plan_store import Refusals
 from hybridremat.planning.settings import Settings
@@ -32,7 +32,7 @@ class KnownSteps:
         self._model = model
         self._steps: OrderedDict[Hashable, Step] = OrderedDict()
         self.refusals = Refusals()
-        self._warned = False
+        self._warned = self._warned_of_numbers = False
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -61,6 +61,7 @@ class KnownSteps:
 
     def keep(self, key: Hashable, step: Step, *, most: int) -> None:
         """Keep a step, and no more than ``most``."""
+        self._warn_of_numbers(key)
         while key not in self._steps and len(self._steps) >= most:
             self._steps.popitem(last=False)
             self._warn_once(most)
@@ -92,6 +93,19 @@ class KnownSteps:
         kept = settings.budget_seconds() is None and settings.gradients == "at_end"  # else more may change
         with self.refusals.unless_known(asked, kept=kept):
             yield
+
+    def _warn_of_numbers(self, key: Any) -> None:
+        """Say once that steps are planned anew for nothing but another number."""
+        known: list[Any] = [each for each in self._steps if each != key]
+        names = [] if self._warned_of_numbers else numbers_apart(key[0], (inputs for inputs, _ in known))
+        if names:
+            self._warned_of_numbers = True
+            logger.warning(
+                "%s is captured and planned for each new number in %s, which takes seconds each time. Pass a "
+                "tensor of no dimension in its place (torch.tensor(0.5)): it may change without that.",
+                type(self._model).__name__,
+                ", ".join(names),
+            )
 
     def _warn_once(self, most: int) -> None:
         if not self._warned:

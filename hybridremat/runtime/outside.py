@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -67,42 +68,69 @@ class OutsideMemory:
 class NextBackward:
     """Calls ``then`` after each ``loss.backward()`` until it returns True, and ``failed`` if one fails.
 
-    Autograd has no hook there: those that it has run in the middle of its work, where the profiler can be
-    neither stopped nor started, as it is one of the thread's settings that autograd brings with it.
+    It waits for those of the thread that it is told to wait in. Autograd has no hook there: those that it has
+    run in the middle of its work, where the profiler can be neither stopped nor started, as it is one of the
+    thread's settings that autograd brings with it. So ``torch.autograd.backward`` is another function as long
+    as something waits.
 
     Attributes
     ----------
     running
-        Whether such a backward runs.
+        Whether such a backward runs, of all gradients.
     """
+
+    _waiting: ClassVar[list[NextBackward]] = []
+    _usual: ClassVar[Callable[..., None]] = staticmethod(torch.autograd.backward)
+    _is_watched: ClassVar[bool] = False
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, then: Callable[[], bool], failed: Callable[[], None]) -> None:
         self._then, self._failed = then, failed
-        self._waits = self.running = False
+        self._thread = 0
+        self.running = False
 
     def await_it(self) -> None:
-        """Wait for the next backward, if this does not already."""
-        if not self._waits:
-            self._waits = True
-            self._original, self._ours = torch.autograd.backward, self._run
-            torch.autograd.backward = self._ours
+        """Wait for the next backward of this thread, if this does not already."""
+        with self._lock:
+            self.forget()
+            self._thread = threading.get_ident()
+            self._waiting.append(self)
+            if not NextBackward._is_watched:
+                NextBackward._usual, NextBackward._is_watched = torch.autograd.backward, True
+                torch.autograd.backward = _backward
 
     def forget(self) -> None:
         """Wait no longer."""
-        if self._waits and torch.autograd.backward is self._ours:
-            torch.autograd.backward = self._original
-        self._waits = False
+        with self._lock:
+            if self in self._waiting:
+                self._waiting.remove(self)
+            if not self._waiting and torch.autograd.backward is _backward:  # else somebody has wrapped ours
+                torch.autograd.backward, NextBackward._is_watched = NextBackward._usual, False
 
-    def _run(self, *args: Any, **kwargs: Any) -> None:
-        waited = self._waits
-        self.forget()
-        self.running = waited
+    @classmethod
+    def run(cls, *args: Any, **kwargs: Any) -> None:
+        """A backward, and what waited for it in this thread."""
+        usual, thread = cls._usual, threading.get_ident()
+        waited = [each for each in cls._waiting if each._thread == thread]
+        for each in waited:
+            each.forget()
+            each.running = kwargs.get("inputs") is None and len(args) <= _PLACE_OF_INPUTS
         try:
-            self._original(*args, **kwargs)
+            usual(*args, **kwargs)
         except BaseException:
-            self._failed()
+            for each in waited:
+                each._failed()
             raise
         finally:
-            self.running = False
-        if waited and not self._then():
-            self.await_it()
+            for each in waited:
+                each.running = False
+        for each in waited:
+            if not each._then():
+                each.await_it()
+
+
+_PLACE_OF_INPUTS = 5  # among the arguments of torch.autograd.backward
+
+
+def _backward(*args: Any, **kwargs: Any) -> None:
+    NextBackward.run(*args, **kwargs)

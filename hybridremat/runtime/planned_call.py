@@ -20,7 +20,7 @@ from hybridremat.compiler.capture import SLOT, model_device, no_backward, transl
 from hybridremat.compiler.forgetting import DynamoBackend
 from hybridremat.compiler.model_state import preserve_state_and_parameters
 from hybridremat.compiler.output_hooks import HeldOutputs, returned_outputs
-from hybridremat.compiler.sample_inputs import copied
+from hybridremat.compiler.sample_inputs import copied, input_leaves
 from hybridremat.errors import (
     CaptureError,
     HybridRematError,
@@ -33,7 +33,7 @@ from hybridremat.errors import (
 from hybridremat.graph.garbage import free_frames
 from hybridremat.graph.memory import step_memory
 from hybridremat.graph.private_dynamo import replace_call
-from hybridremat.graph.private_torch import inside_transform, not_traced, tree_leaves
+from hybridremat.graph.private_torch import inside_transform, not_traced
 from hybridremat.interrupts import prompt_interrupts
 from hybridremat.planning.auto_breaks import with_breaks
 from hybridremat.planning.context import PlanContext
@@ -48,9 +48,9 @@ from hybridremat.planning.rank_agreement import (
 )
 from hybridremat.planning.settings import Settings
 from hybridremat.plans.sizes import require_several
-from hybridremat.runtime.in_flight import ForwardsInFlight
+from hybridremat.runtime.in_flight import ForwardsInFlight, counts_retained
 from hybridremat.runtime.known_steps import KnownSteps
-from hybridremat.runtime.kv_caches import caching_configs, without_caches
+from hybridremat.runtime.laid_aside import laid_aside, without
 from hybridremat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class PlannedCall:
             from hybridremat.runtime.all_sizes import AllSizes
 
             self.sizes = AllSizes(model, show=show)
-        self._caching = caching_configs(model)
+        self._laid_aside = laid_aside(model)
         self._warned_of_captures = self._sharded_as_planned = False
         self.around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
         self._held = HeldOutputs(expected=context.settings.hold_outputs)
@@ -112,9 +112,12 @@ class PlannedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the planned step in training, the plain model in eval mode or without gradients."""
-        if not self.model.training or not torch.is_grad_enabled():
-            return self.model._call_impl(*args, **kwargs)
-        return self._in_training(args, kwargs)
+        if self.model.training and torch.is_grad_enabled():
+            return self._in_training(args, kwargs)
+        output = self.model._call_impl(*args, **kwargs)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.in_flight.after_plain(output, type(self.model).__name__)
+        return output
 
     @partial(not_traced, reason=NOT_TRACED)
     def _in_training(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -125,18 +128,20 @@ class PlannedCall:
                 "there instead of model(…), which runs the plain model, or hybridremat.unwrap(model)."
             )
         if self.first_steps is not None:
-            with without_caches(self._caching):
+            with without(self._laid_aside):
                 return self.first_steps.forward(args, kwargs)
         return self._planned_call(args, kwargs)
 
     def _planned_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, held: int = 0) -> Any:
         handled = sys.exception()
-        with without_caches(self._caching):
+        with without(self._laid_aside):
             try:
                 return self._planned_forward(args, kwargs, held)
             except InfeasibleLimitError as error:
                 free_frames(error, until=handled)  # the loop may go on with another batch
-                raise
+                if not self.in_flight.retained:
+                    raise
+                raise self.in_flight.for_retained(error) from error.__cause__
             except (CaptureError, InputError, UntriedKernelError):
                 self._raise_as_plain(args, kwargs)
                 raise
@@ -207,6 +212,9 @@ class PlannedCall:
             require_sharded_as_planned(self.model, self._units, planned, again=again)
         self._sharded_as_planned = True
         with self._one_path:
+            tuned = self.tuning is None or self.tuning.done
+            if tuned and self.in_flight.retained and self.context.settings.forwards == 1:
+                self._count_retained()
             if len(self._steps) > 1 and needs_one_plan(self.context.settings):
                 key, known = self._key(args, kwargs), list(self._steps)
                 require_same_step(known.index(key) if key in known else -1, model_device(self.model))
@@ -217,6 +225,18 @@ class PlannedCall:
                 step.breaks.begin()
                 return self._run_planned(step, args, kwargs)
         return self._run_planned(step, args, kwargs)
+
+    def _count_retained(self) -> None:
+        """Plan all steps anew, for what a backward with ``retain_graph`` leaves there."""
+        if not counts_retained(self.context):
+            return
+        granted = self.context.store.granted
+        self.context = self.in_flight.context = PlanContext.of(replace(self.context.settings, forwards=2))
+        self.context.store.granted = granted
+        self._asked = replace(self._asked, forwards=2)
+        self._steps = KnownSteps(self.model)
+        if self.sizes is not None:
+            self.sizes = self.sizes.forgetting()
 
     def _run_planned(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.in_flight.before_forward()
@@ -270,7 +290,7 @@ class PlannedCall:
         if step.breaks is not None:
             from hybridremat.compiler.forward_start import ForwardStart
 
-            inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            inputs = [leaf for leaf in input_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             start = ForwardStart.now(self.model, inputs)
             step.breaks.enter(start, counting=not self._may_be_sharded)  # FSDP2's hooks make nodes
         try:
@@ -302,7 +322,7 @@ class PlannedCall:
                 step.breaks.let_go()
         if step.breaks is not None:
             output = returned_outputs(output, self.context.settings)
-            self._held.watch(output, tree_leaves((args, kwargs)), self.context.settings)
+            self._held.watch(output, input_leaves((args, kwargs)), self.context.settings)
         return output
 
     def _surveyed_again(
@@ -401,7 +421,7 @@ class PlannedCall:
         CaptureError
             If no output depends on a trainable parameter.
         """
-        with self._one_path, without_caches(self._caching):
+        with self._one_path, without(self._laid_aside):
             known = self._key(args, kwargs) in self._steps
             step = self._step(args, kwargs)
             if known:
@@ -420,7 +440,7 @@ class PlannedCall:
             given = "dynamic=False" if self.sizes is None else why
             raise LimitError(f"sizes= need one capture for all of them, and {given} makes one for each shape")
         require_several(sizes)
-        with without_caches(self._caching):
+        with self._one_path, without(self._laid_aside):
             return self.sizes.curve(args, kwargs, sizes, self.context)
 
     def _step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:

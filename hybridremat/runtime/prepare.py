@@ -34,7 +34,7 @@ from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_costs import costed
 from hybridremat.plans.origin import Origin
 from hybridremat.plans.request import Request
-from hybridremat.runtime.kv_caches import caching_configs, without_caches
+from hybridremat.runtime.laid_aside import laid_aside, without
 from hybridremat.runtime.planned_call import PlannedCall, planned_call
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def make_planned_call(
         if settings.gathers == "plan" and settings.costs().name == "profile" and not ranks.alone:
             rates = measured_gathers(model)
         context = PlanContext.of(settings, given=given, ranks=ranks, build=build, gathers=rates)
-        call = _new_call(model, context, progress=progress)
+        call = _new_call(model, context, (args, kwargs), progress=progress)
         require_matching_inputs(model, args, kwargs)
         made = call.prepare(args, kwargs)
         one_plan = needs_one_plan(settings)
@@ -177,10 +177,10 @@ def path_frontier(
     from hybridremat.planning.breaks.frontier import PathFrontier
     from hybridremat.planning.breaks.step import survey_step
 
-    _require_plannable(model)
+    _require_plannable(model, (args, kwargs))
     require_matching_inputs(model, args, kwargs)
     several = partial(backend_for, context.settings, several=True)
-    with without_caches(caching_configs(model)):
+    with without(laid_aside(model)):
         surveyed = survey_step(model, args, kwargs, context, several)
     return None if surveyed is None else PathFrontier(surveyed[0])
 
@@ -195,9 +195,9 @@ def capture_only(
     ModelError, CaptureError, InputError
         If the step cannot be captured.
     """
-    _require_plannable(model)
+    _require_plannable(model, (args, kwargs))
     require_matching_inputs(model, args, kwargs)
-    with without_caches(caching_configs(model)):
+    with without(laid_aside(model)):
         step = plan_step(model, args, kwargs, PlanContext.of(settings, build=False), choose=choose)
     if not step.backend.captured:
         raise no_backward(model)
@@ -213,7 +213,7 @@ def with_memory(
     ModelError
         If the model cannot be planned, or has no memory to run in here.
     """
-    _require_plannable(model)
+    _require_plannable(model, (args, kwargs))
     if settings.spec is not None:
         return on_unread_memory(model, args, kwargs)
     require_memory(model)
@@ -221,15 +221,20 @@ def with_memory(
 
 
 def _new_call(
-    model: nn.Module, context: PlanContext, *, progress: bool, loss_outside: bool = False
+    model: nn.Module,
+    context: PlanContext,
+    inputs: object = (),
+    *,
+    progress: bool,
+    loss_outside: bool = False,
 ) -> PlannedCall:
-    """A planned call without plans, for a model that has been checked."""
-    _require_plannable(model)
+    """A planned call without plans, for a model that can be planned."""
+    _require_plannable(model, inputs)
     return PlannedCall(model, context, show=progress, loss_outside=loss_outside)
 
 
-def _require_plannable(model: nn.Module) -> None:
-    require_trainable(model)
+def _require_plannable(model: nn.Module, inputs: object) -> None:
+    require_trainable(model, inputs)
     if planned_call(model) is not None:
         raise ModelError(
             f"this {type(model).__name__} is already wrapped; call hybridremat.unwrap(model) first"

@@ -1,10 +1,10 @@
-"""How many examples property tests try: all of them in `make test-slow`, a share in `make test`."""
+"""How many examples property tests try: all of them in `make test-long`, a share in `make test` and CI."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-PROFILES = {"quick": 30, "full": 100}
+PROFILES = {"quick": 20, "full": 100}
 """Examples in percent, under the names that --hypothesis-profile takes."""
 
 

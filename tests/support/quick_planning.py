@@ -28,7 +28,7 @@ LITTLE = Effort(
 FEW, VERY_FEW = 150, 30
 """Schedules that exchanges simulate for a plan, and at one point of many."""
 
-POLISH, CAPTURE = search.EFFORT, effort.CAPTURE
+POLISH, CAPTURE = search.LOOKS, effort.CAPTURE
 THOROUGH, QUICKLY = improve.simulations_for, improve.QUICK
 QUICK, FULL = OptionCache(), OptionCache()
 
@@ -37,7 +37,7 @@ QUICK, FULL = OptionCache(), OptionCache()
 def _planning(
     blocks: Effort,
     options: OptionCache,
-    polish: float,
+    polish: tuple[search.Look, ...],
     capture: float,
     thorough: Callable[[Schedule], int],
     quickly: int,
@@ -45,7 +45,7 @@ def _planning(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(improve, "simulations_for", thorough)
         patch.setattr(improve, "QUICK", quickly)
-        patch.setattr(search, "EFFORT", polish)
+        patch.setattr(search, "LOOKS", polish)
         patch.setattr(effort, "CAPTURE", capture)
         patch.setattr(pareto, "enumerate_options", partial(enumerate_options, effort=blocks))
         patch.setattr(planner, "OPTIONS", options)
@@ -57,12 +57,12 @@ def quick_planning():
 
     That is little work as it is: what a plan can win back bounds nothing.
     """
-    return _planning(LITTLE, QUICK, 0.0, 1e6, lambda _: FEW, VERY_FEW)
+    return _planning(LITTLE, QUICK, (), 1e6, lambda _: FEW, VERY_FEW)
 
 
 def exchanging_planning():
     """As quick planning, with as many exchanges as users get: a plan and its frontier agree nearly."""
-    return _planning(LITTLE, QUICK, 0.0, 1e6, THOROUGH, QUICKLY)
+    return _planning(LITTLE, QUICK, (), 1e6, THOROUGH, QUICKLY)
 
 
 def full_planning():

@@ -5,36 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hybridremat.planning.breaks.problem import PathProblem
 from hybridremat.plans.records import StepComposition, StepSection
 from hybridremat.sequence.joined_graphs import MultiGraphStep
 
 
 def composed(
-    step: MultiGraphStep, chosen: Sequence[int], passing: Sequence[frozenset[int]], units: Sequence[str]
+    step: MultiGraphStep, chosen: Sequence[int], problem: PathProblem
 ) -> StepComposition:
-    """The sections of a step whose parts run as chosen.
-
-    ``passing``: the gradients of each graph that are gone after the next backward; what comes after these
-    parts is code between graphs. ``units``: the module of each graph, in the order of the forward.
-    """
+    """The sections of a step of a problem whose parts run as chosen: graphs, and then code between them."""
     sections: list[StepSection] = []
     graphs = 0
     for number, beside in zip(step.order, step.beside, strict=True):
         part, point = step.parts[number], step.parts[number].points[chosen[number]]
-        is_graph = number < len(passing)
+        is_graph = number < len(problem.keys)
         sections.append(
             StepSection(
                 part=number if is_graph else None,
-                unit=units[graphs] if is_graph and units else "",
+                unit=problem.units[graphs] if is_graph and problem.units else "",
                 forward_peak=point.forward_peak,
                 backward_peak=point.backward_peak,
                 saved=point.saved,
                 left=part.gradient_bytes,
                 dropped=part.dropped - point.retained,
                 retained=point.retained,
-                passed=passing[number] if is_graph else frozenset(),
+                passed=problem.passing[number] if is_graph else frozenset(),
                 beside_forward=beside.forward,
                 beside_backward=beside.backward,
+                inputs=problem.fading[number] if is_graph else frozenset(),
             )
         )
         graphs += is_graph

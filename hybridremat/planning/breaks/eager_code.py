@@ -1,16 +1,20 @@
 """Memory of the eager code between the graphs of a step, which runs under plain autograd.
 
-It is measured in one more run of a surveyed forward, in which the outputs of graphs are kept alive, as in
-training: allocations are recorded between the graphs, and in a backward through the eager code alone, with
-gradients of ones. A *section* is the eager code before one graph, or after the last.
+It is measured in one more run of a surveyed forward, in which inputs and outputs of graphs are kept alive, as
+in training, but for inputs that a graph alone keeps if its backward reads them: allocations are recorded
+between the graphs, and in a backward through the eager code alone, with gradients of ones. A *section* is the
+eager code before one graph, or after the last.
 """
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +24,17 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from hybridremat.graph.costs.allocations import record
 from hybridremat.graph.costs.recorder import Mark, Recording
 from hybridremat.graph.private_torch import (
+    has_saved_hooks,
     new_node_number,
     next_node_number,
     node_number,
     ones_for_result,
+    stand_in,
+    storage_reference,
     tree_leaves,
+    without_memory,
 )
+from hybridremat.graph.tracing.fx_nodes import tensors
 from hybridremat.graph.tracing.non_leaf import is_non_leaf_source
 from hybridremat.sequence.joined_graphs import PartPoint, StepPart
 
@@ -48,8 +57,8 @@ class EagerCodeRecorder:
     nodes
         For each section, how many autograd nodes it makes in the forward.
     results
-        For each section, its results that graphs or the caller use under autograd; None in place of a tensor
-        that only later sections use.
+        For each section, its results that graphs or the caller use under autograd, as tensors like them that
+        take no memory; None for one that only later sections use.
     waiting
         For each section, the results of earlier sections for which its backward is the first to make
         gradients.
@@ -68,9 +77,17 @@ class EagerCodeRecorder:
     every_use
         In how many graphs and sections each result is used.
     left
-        For each section, bytes of the gradients that its backward leaves in leaves.
+        For each section, bytes of the gradients that its backward leaves in leaves, and of those that code
+        retains, of what it makes or of outputs of the graph before it, with what it has made there.
+    ended
+        For each section, bytes of gradients that later ones have made for it, and that are gone after its
+        backward.
     held
         Inputs and outputs of the graphs, kept alive.
+    fading
+        Inputs that are not: what tells whether they are there, and their bytes; without those that have gone.
+    freed
+        For each section, the bytes of those that were gone at its end.
     read
         The storages of what graphs read under autograd, and of what the model returns.
     outputs
@@ -91,8 +108,11 @@ class EagerCodeRecorder:
     taken: dict[int, set[Edge]] = field(default_factory=dict)
     returned: defaultdict[int, set[Edge]] = field(default_factory=lambda: defaultdict(set))
     every_use: Counter[Edge] = field(default_factory=Counter)
-    left: dict[int, int] = field(default_factory=dict)
+    left: Counter[int] = field(default_factory=Counter)
+    ended: dict[int, int] = field(default_factory=dict)
     held: list[Sequence[object]] = field(default_factory=list)
+    fading: list[tuple[Callable[[], bool], int]] = field(default_factory=list)
+    freed: list[int] = field(default_factory=list)
     read: set[int] = field(default_factory=set)
     outputs: list[dict[int, int]] = field(default_factory=list)
     unsaved: list[set[int]] = field(default_factory=list)
@@ -101,10 +121,10 @@ class EagerCodeRecorder:
         """The forward starts."""
         self._open(())
 
-    def enter(self, args: Sequence[object]) -> None:
-        """A graph starts; one without gradients makes none of its inputs."""
+    def enter(self, args: Sequence[object], fading: Collection[int]) -> None:
+        """A graph starts; one without gradients makes none of its inputs. ``fading``: places of these."""
         under_autograd = torch.is_grad_enabled()
-        edges = self._close(args, under_autograd=under_autograd)
+        edges = self._close(args, fading, under_autograd=under_autograd)
         self.uses.update(edge for edge in edges if _ends(edge[0]))
         made, handed = {}, {}
         for place, tensor in enumerate(args if under_autograd else ()):
@@ -121,8 +141,8 @@ class EagerCodeRecorder:
         made = [each for each in outputs if isinstance(each, torch.Tensor)]
         uses = Counter(map(_storage, [*inputs.values(), *made]))
         self.held.append(outputs)
-        tensors = {n: each for n, each in enumerate(outputs) if isinstance(each, torch.Tensor)}
-        self.outputs.append({n: _storage(each) for n, each in tensors.items()})
+        places = enumerate(outputs)
+        self.outputs.append({n: _storage(each) for n, each in places if isinstance(each, torch.Tensor)})
         self._open([each for each in made if uses[_storage(each)] == 1])
         if not torch.is_grad_enabled():
             self._take_over()
@@ -150,16 +170,23 @@ class EagerCodeRecorder:
         self.results[-1], self.results[-2] = self.results[-2], {}
         self.handed[-1], self.handed[-2] = self.handed[-2] | self.handed[-1], set()
 
-    def _close(self, args: Sequence[object], *, under_autograd: bool = True) -> set[Edge]:
+    def _close(
+        self, args: Sequence[object], fading: Collection[int] = (), *, under_autograd: bool = True
+    ) -> set[Edge]:
         self.mark("")
         self.nodes.append(next_node_number() - self.starts[-1] - 1)
-        self.held.append(args)
+        self.freed.append(sum(size for is_there, size in self.fading if not is_there()))
+        self.fading = [each for each in self.fading if each[0]()]
+        going = tensors([args[place] for place in fading])
+        self.fading += [(storage_reference(each), each.nbytes) for each in going]
+        held = [each for place, each in enumerate(args) if place not in fading]
+        self.held.append(held)
         if under_autograd:
-            self.read.update(_storage(each) for each in args if isinstance(each, torch.Tensor))
+            self.read.update(map(_storage, tensors(held)))
         taken = _edges(args) if under_autograd else {}
         self.every_use.update(taken.keys())
         for edge, tensor in taken.items():
-            self._note_root(edge, tensor)
+            self._note_root(edge, without_memory(tensor))
         return set(taken)
 
     def _note_root(self, edge: Edge, tensor: torch.Tensor | None) -> None:
@@ -174,8 +201,11 @@ class EagerCodeRecorder:
         gone = [made.items() if saved is not None else () for made in self.outputs]
         kept = self.read | (saved or set())
         self.unsaved = [{n for n, each in made if each not in kept} for made in gone]
+        self.left.update(self._retained())
+        self.mark("backward")  # what is let go from here on was there when the forward was over
         for index in reversed(range(len(self.results))):
             roots = self.results[index]
+            self._let_go(self.starts[index])
             if not roots:
                 continue
             used = _used_before(roots, self.starts[index])
@@ -185,12 +215,43 @@ class EagerCodeRecorder:
             self.waiting[index] = earlier.difference(*self.waiting)
             for edge in earlier:
                 self._note_root(edge, None)
-            edges = [GradientEdge(*edge) for edge in roots]
-            ones = [ones_for_result(*e) if t is None else torch.ones_like(t) for e, t in roots.items()]
+            going = self.arriving_once(index)
+            ones = {e: stand_in(*e) if e in going else ones_for_result(*e, t) for e, t in roots.items()}
             alone = used.isdisjoint(_behind(node for node, _ in used))
             self.mark(f"backward {index}")
-            self.left[index] = _run(edges, ones, used, retain=not alone)
+            with _held_by_nodes({edge: ones_for_result(*edge, roots[edge]) for edge in going}) as given:
+                self.left[index] += _run(ones, used, given, retain=not alone)
             self.mark("")
+            self.ended[index] = self._ended(ones.items(), used)
+
+    def _retained(self) -> Counter[int]:
+        """For each section, bytes of gradients that are retained, and of their tensors, which are held."""
+        found, held = Counter[int](), {storage for made in self.outputs for storage in made.values()}
+        for each in gc.get_objects():
+            if not issubclass(type(each), torch.Tensor) or not each.retains_grad or each.grad_fn is None:
+                continue
+            section = bisect_right(self.starts, node_number(each.grad_fn)) - 1
+            if section >= 0:
+                own = each.untyped_storage().nbytes() if _storage(each) not in held else 0
+                found[section + is_non_leaf_source(each.grad_fn)] += each.nbytes + own
+                held.add(_storage(each))
+        return found
+
+    def _let_go(self, start: int) -> None:
+        """Keep no longer what was made since a number: graphs that might keep it have run their backward."""
+        self.held = [[each for each in values if not _is_made_since(start, each)] for values in self.held]
+
+    def arriving_once(self, index: int) -> set[Edge]:
+        """The results of a section whose gradients the backward after it makes alone: this uses them up."""
+        made = self.passed[index][0] if index < len(self.passed) else {}
+        return {edge for edge in made.values() if self.every_use[edge] == 1}
+
+    def _ended(self, given: Iterable[tuple[Edge, torch.Tensor]], used: Iterable[Edge]) -> int:
+        """Bytes of the gradients ``given`` to a backward that waited for it, and are not what it has left."""
+        left = [_gradient_of(node) for node, _ in used]
+        on = {_storage(each) for each in left if each is not None and each.layout is torch.strided}
+        waited = set[Edge]().union(*self.waiting)
+        return _bytes(each for edge, each in given if edge in waited and _storage(each) not in on)
 
     def waiting_bytes(self, index: int) -> int:
         """Bytes of gradients that a section makes for earlier ones, alive while graphs between them run."""
@@ -227,23 +288,33 @@ def _edges(values: Iterable[object]) -> dict[Edge, torch.Tensor]:
     return found
 
 
+def _is_made_since(start: int, value: object) -> bool:
+    node = value.grad_fn if isinstance(value, torch.Tensor) else None
+    return node is not None and node_number(node) >= start
+
+
 def _has_lost_its_history(tensor: torch.Tensor) -> bool:
     return tensor.grad_fn is None and tensor._is_view()
 
 
 def _saved_storages(roots: Iterable[Node]) -> set[int] | None:
-    """The storages of all that autograd has saved; None where it does not say (it was changed in place)."""
+    """The storages of all that autograd has saved; None where it does not say.
+
+    So it is where something was changed in place, and with hooks: what a checkpoint unpacks, it runs again.
+    """
     found: set[int] = set()
     stack = list(set(roots))
     seen = set(stack)
     while stack:
         node = stack.pop()
+        if has_saved_hooks(node):
+            return None
         try:
             saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
             saved.append(getattr(node, "saved_tensors", ()))  # of an autograd.Function
         except RuntimeError:
             return None
-        found.update(_storage(each) for each in tree_leaves(saved) if isinstance(each, torch.Tensor))
+        found.update(map(_storage, tensors(tree_leaves(saved))))
         for after, _ in node.next_functions:
             if after is not None and after not in seen:
                 seen.add(after)
@@ -266,18 +337,33 @@ def _behind(nodes: Iterable[Node]) -> set[Edge]:
     return found
 
 
-def _run(edges: list[GradientEdge], ones: list[torch.Tensor], used: Iterable[Edge], *, retain: bool) -> int:
-    """Run a backward from ``edges`` to what it depends on, ``used``, and no further.
+@contextmanager
+def _held_by_nodes(ones: dict[Edge, torch.Tensor]) -> Iterator[set[int]]:
+    """Give a backward these gradients as it reaches their results, for nobody else; yields their storages."""
 
-    What it reads is freed, unless some of ``used`` depends on others: what is between them runs then, too,
-    and runs again. Leaves get their gradients as autograd would give them; returns the bytes of those that
-    are new.
+    def given(edge: Edge, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(ones.pop(edge) if n == edge[1] else each for n, each in enumerate(gradients))
+
+    references = [storage_reference(each) for each in ones.values()]  # no other storage gets their numbers
+    hooks = [edge[0].register_prehook(partial(given, edge)) for edge in ones]
+    yield set(map(_storage, ones.values()))
+    for hook in hooks:
+        hook.remove()
+    references.clear()
+
+
+def _run(ones: Mapping[Edge, torch.Tensor], used: Iterable[Edge], given: set[int], *, retain: bool) -> int:
+    """Run a backward from the results that have ``ones`` to what it depends on, ``used``, and no further.
+
+    ``given`` are storages of other gradients that it gets. What it reads is freed, unless some of ``used``
+    depends on others: what is between them runs then, too, and runs again. Leaves get their gradients as
+    autograd would give them; returns the bytes of those that are new.
     """
-    ends, given, new = list(used), {_storage(each) for each in ones}, 0
+    ends, given, new = list(used), given | set(map(_storage, ones.values())), 0
     if not ends:
         return 0
-    inputs = [GradientEdge(*edge) for edge in ends]
-    made = torch.autograd.grad(edges, inputs, ones, allow_unused=True, retain_graph=retain)
+    edges, inputs = ([GradientEdge(*edge) for edge in each] for each in (ones, ends))
+    made = torch.autograd.grad(edges, inputs, [*ones.values()], allow_unused=True, retain_graph=retain)
     gradients: list[torch.Tensor | None] = [*made]
     del made
     for place, (node, _) in enumerate(ends):
@@ -311,9 +397,9 @@ def _gradient_of(output: Node) -> torch.Tensor | None:
     return None if leaf is None else leaf.grad
 
 
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+def _bytes(given: Iterable[torch.Tensor]) -> int:
     """Those of the tensors' storages, parameters apart."""
-    made = [each for each in tensors if not isinstance(each, nn.Parameter)]
+    made = tensors([each for each in given if not isinstance(each, nn.Parameter)])
     return sum({_storage(each): each.untyped_storage().nbytes() for each in made}.values())
 
 
@@ -379,13 +465,14 @@ def measure_eager_code(
             kept = lasting[f"forward {index}"]
         if index == len(recorder.results) - 1:
             waiting += sum(held)
-        nothing = not (forward_peak or saved or kept or above or waiting)
+        ended = recorder.ended.get(index, 0)
+        nothing = not (forward_peak or saved or kept or above or waiting or ended or recorder.left[index])
         made, handed = recorder.passed[index] if index < len(recorder.passed) else ({}, {})
-        arriving = {*made.values(), *recorder.returned[index]}
+        arriving = {*made.values(), *recorder.returned[index]} - recorder.arriving_once(index)
         above += sum(ones_for_result(*edge).nbytes for edge in arriving)
-        point = PartPoint(forward_peak, kept + above, saved, time=0)
-        left = max(0, recorder.left.get(index, 0) - recorder.left_for_graph(index))
-        parts.append(None if nothing else StepPart((point,), left + waiting, saved - kept))
+        point = PartPoint(forward_peak, kept + above, saved, time=0, inputs=-recorder.freed[index])
+        left = max(0, recorder.left[index] - recorder.left_for_graph(index))
+        parts.append(None if nothing else StepPart((point,), left + waiting - ended, saved - kept))
         runs_backward = f"backward {index}" in figures
         passing.append(recorder.once(made if runs_backward else {**made, **handed}))
     return parts, passing[: len(recorder.passed)]

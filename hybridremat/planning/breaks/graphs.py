@@ -24,6 +24,7 @@ from hybridremat.planning.settings import Settings
 from hybridremat.planning.step_costs import with_memory
 from hybridremat.plans.records import GraphBreak, PlannedBlock
 from hybridremat.plans.request import Request
+from hybridremat.sequence.effort import WHOLE
 from hybridremat.sequence.pool import SchedulePoint
 
 logger = logging.getLogger(__name__)
@@ -187,11 +188,11 @@ class StepGraphs:
                 strict = replace(settings, on_infeasible="error")
                 return self._choose_of(self.problem(order, paths, taken), strict)
             except InfeasibleLimitError:
-                logger.info("nothing fits with the options of blocks that were looked at first; solving all")
+                logger.info("nothing fits with the options of blocks that were looked at first; solving more")
                 for key in few:
-                    timings = self.frontiers[key].counted.timings
+                    timings, seconds = self.frontiers[key].counted.timings, WHOLE / len(few)
                     self.frontiers[key] = path_frontier(
-                        self.steps[key], timings, self._context, reuse=False, bounded=False
+                        self.steps[key], timings, self._context, reuse=False, seconds=seconds
                     )
                     self._offers.pop(key, None)
                 self._refusals.clear()
@@ -226,6 +227,7 @@ class StepGraphs:
             tuple(paths.passing(order, key) for key in keys),
             tuple(paths.staying(order, key) for key in keys),
             tuple(paths.dropped(order, key) for key in keys),
+            tuple(paths.fading(order, key) for key in keys),
             self._context.settings.forwards,
             frozenset(self.variants),
             paths.units(order),

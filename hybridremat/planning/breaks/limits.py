@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from hybridremat.errors import InfeasibleLimitError
 from hybridremat.planning.limit_errors import too_slow
 from hybridremat.planning.settings import Settings
 from hybridremat.sequence.joined_graphs import MultiGraphStep, choose_points
 from hybridremat.units import format_bytes, format_overhead_up, format_share_up
+
+NOTHING: Final = 0.98
+"""The share of the plain step from which a least limit saves nothing."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,13 @@ def infeasible_error(
 def _no_memory(asked: StepLimits, limit: int, least: int, count: int) -> InfeasibleLimitError:
     graphs = f"{count} graphs" if count > 1 else "one graph"
     under, plain_peak = " under policy=" if asked.pinned else "", asked.plain_peak
+    nothing = "nothing can be saved here: " if least - asked.reserve >= NOTHING * plain_peak else ""
     return InfeasibleLimitError(
         f"no plan fits memory_limit {format_bytes(limit)} ({limit} bytes) for this step of {graphs}: "
-        f"the least feasible limit{under} is {format_bytes(least)} ({least} bytes, "
+        f"{nothing}the least feasible limit{under} is {format_bytes(least)} ({least} bytes, "
         f"{format_share_up(least, plain_peak)} of the plain step's {format_bytes(plain_peak)}). Raise "
-        f"the limit, or {asked.instead}: what goes from one graph to another is kept to the end of the step, "
-        "and nothing is recomputed across it.",
+        f"the limit, or {asked.instead}: what goes from one graph to another, and what code between them "
+        "saves, is kept as in plain training, and nothing is recomputed across it.",
         limit=limit,
         least=least,
     )

@@ -27,6 +27,7 @@ class SurveyedPath:
     passing: Mapping[str, frozenset[int]] = field(default_factory=dict)
     staying: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    fading: Mapping[str, frozenset[int]] = field(default_factory=dict)
     released_outputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
     units: tuple[str, ...] = ()
     sharding: Sharding | None = None
@@ -43,6 +44,7 @@ class SurveyedPath:
             dict(survey.passing),
             dict(survey.staying),
             dict(survey.dropped),
+            dict(survey.fading),
             survey.released_outputs,
             tuple(survey.units),
             survey.sharding,
@@ -61,6 +63,7 @@ class SurveyedPath:
             passing=_in_both(self.passing, other.passing),
             staying={key: max(size, other.staying.get(key, size)) for key, size in self.staying.items()},
             dropped=_in_both(self.dropped, other.dropped),
+            fading={key: values | other.fading.get(key, values) for key, values in self.fading.items()},
             released_outputs=_in_both(self.released_outputs, other.released_outputs),
         )
 
@@ -144,6 +147,10 @@ class Paths:
     def dropped(self, order: GraphPath, key: str) -> frozenset[int]:
         """Outputs of a graph that are gone when the forward has returned; none if they are not known."""
         return self._surveyed(order).dropped.get(key, frozenset())
+
+    def fading(self, order: GraphPath, key: str) -> frozenset[int]:
+        """Inputs of a graph that nothing else keeps for the backward; none if they are not known."""
+        return self._surveyed(order).fading.get(key, frozenset())
 
     def _surveyed(self, order: GraphPath) -> SurveyedPath:
         """What a survey found on a path, nothing without one."""

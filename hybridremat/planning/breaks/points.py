@@ -44,7 +44,7 @@ def choose_path(problem: PathProblem, settings: Settings) -> tuple[tuple[Schedul
         least_peak=min(choice.least, step.peak(choice.points) + asked.reserve),
         overhead=asked.overhead_of(step, choice.points),
         extra_flops=_extra_flops(problem, chosen),
-        composition=composed(step, choice.points, problem.passing, problem.units),
+        composition=composed(step, choice.points, problem),
         saved_bytes=sum(step.parts[g].points[choice.points[g]].saved for g in step.order),
         blocks=(),
         cost_model=settings.costs().name,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hybridremat.graph.joint import as_plain
+from hybridremat.graph.memory import inputs_in_backward
 from hybridremat.planning.breaks.sharding import Entry, Sharding, with_sharding
 from hybridremat.planning.graph_frontier import GraphFrontier
 from hybridremat.sequence.joined_graphs import Beside, MultiGraphStep, PartPoint, StepPart
@@ -39,6 +40,8 @@ class PathProblem:
         Bytes of outputs of each part that are held after its backward.
     dropped
         The outputs of each part that are gone when the forward has returned, where its backward reads none.
+    fading
+        The inputs of each part that are gone when the forward has returned, where its backward reads none.
     forwards
         How many forwards of the step wait for their backward at a time.
     fixed
@@ -62,6 +65,7 @@ class PathProblem:
     passing: tuple[frozenset[int], ...] = ()
     staying: tuple[int, ...] = ()
     dropped: tuple[frozenset[int], ...] = ()
+    fading: tuple[frozenset[int], ...] = ()
     forwards: int = 1
     fixed: frozenset[str] = frozenset()
     units: tuple[str, ...] = ()
@@ -127,6 +131,7 @@ class PathProblem:
             passing=tuple(self.passing[part] for part in parts),
             staying=tuple(self.staying[part] for part in parts),
             dropped=tuple(self.dropped[part] for part in parts),
+            fading=tuple(self.fading[part] for part in parts),
         )
 
     def step(self, offered: Sequence[Sequence[SchedulePoint]], *, plain: bool = False) -> MultiGraphStep:
@@ -188,8 +193,15 @@ class PathProblem:
         if dropped := self.dropped[part]:
             judge = self.frontiers[part].counted.judge
             retained = judge.simulate.read_in_backward(point.schedule, dropped)
+        inputs = inputs_in_backward(self.frontiers[part].graph, point.schedule, self.fading[part])
         return PartPoint(
-            phases.forward, phases.backward, phases.between, point.time, retained, point.host
+            phases.forward,
+            phases.backward + inputs,
+            phases.between + inputs,
+            point.time,
+            retained,
+            point.host,
+            inputs,
         )
 
     def plain(self) -> MultiGraphStep:

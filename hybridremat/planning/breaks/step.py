@@ -29,7 +29,7 @@ from hybridremat.compiler.model_state import Unseen, preserve_state_and_paramete
 from hybridremat.compiler.sample_inputs import copied
 from hybridremat.compiler.units import compile_units, find_units, units_in
 from hybridremat.compiler.unread_runs import UnreadRun
-from hybridremat.errors import CaptureError, HybridRematError, LimitError
+from hybridremat.errors import CaptureError, HybridRematError, InputError, LimitError
 from hybridremat.planning.accept import require_policy
 from hybridremat.planning.auto_breaks import BesideGraphsError
 from hybridremat.planning.breaks.own_units import beside_graphs, own_units
@@ -173,19 +173,21 @@ class _Step:
                 trained = trained_in(survey, self.units, settings.sharding.tail)
                 survey.sharded = self._sharded(trained)
                 survey.sharding = survey.sharded(settings.sharding)
+        except InputError as error:  # as Dynamo says it, of what may fail in a survey alone
+            if settings.spec is not None or not self._trains_plainly():
+                raise
+            raise without_gradients(self.model, error, self.units) from error
         except HybridRematError:
             raise
         except Exception as error:
-            if settings.spec is None:
-                run_plainly(self.model, self.args, self.kwargs)
-            raise without_gradients(self.model, error, self.units) from error
+            raise self._without_gradients(error) from error
         finally:
             backend.visit = None
         if not survey.ran:
             planned = self.units or self.known is not None
             own = () if planned else self._own_units(units_in(self.model))
             if own or not self.later:
-                raise nothing_captured(self.model, own)
+                raise nothing_captured(self.model, own, backend.refused)
         if survey.ran and not survey.has_breaks:
             return None
         if set_up(self.model) > ready:  # the first run broke at what no later one does
@@ -240,7 +242,25 @@ class _Step:
             backend.visit = made.visit
             return made, backend
 
-        return own_units(self.model, units, survey, self._trial)
+        try:
+            return own_units(self.model, units, survey, self._trial)
+        except HybridRematError:
+            raise
+        except Exception as error:
+            raise self._without_gradients(error) from error
+
+    def _trains_plainly(self) -> bool:
+        try:
+            run_plainly(self.model, self.args, self.kwargs)
+        except Exception:  # noqa: BLE001 - whatever the model raises
+            return False
+        return True
+
+    def _without_gradients(self, error: Exception) -> CaptureError:
+        """The error for what only a survey raises; raises what the plain model does."""
+        if self.context.settings.spec is None:
+            run_plainly(self.model, self.args, self.kwargs)
+        return without_gradients(self.model, error, self.units)
 
     def _require_kept(self, survey: Survey) -> None:
         """Refuse settings that no graph of the step can keep."""

@@ -11,7 +11,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +24,20 @@ from hybridremat.compiler.output_hooks import outputs_in_backward
 from hybridremat.compiler.unread_runs import no_modes, unread_results
 from hybridremat.errors import CaptureError, PolicyError
 from hybridremat.graph.garbage import noting_freed, without_collection
-from hybridremat.graph.joint import JointGraph
+from hybridremat.graph.joint import JointGraph, plain_schedule
+from hybridremat.graph.memory import inputs_read
 from hybridremat.graph.private_torch import noting_breaks, storage_reference
 from hybridremat.graph.tracing.non_leaf import non_leaf
-from hybridremat.graph.tracing.trace import TracedStep, gradients_at, releasing, values_of_outputs
+from hybridremat.graph.tracing.trace import (
+    TracedStep,
+    gradients_at,
+    releasing,
+    values_by_input,
+    values_of_outputs,
+)
 from hybridremat.planning.accept import with_policy_fingerprint
 from hybridremat.planning.breaks.eager_code import EagerCodeRecorder, measure_eager_code
+from hybridremat.planning.breaks.fading import Fading, FadingInputs
 from hybridremat.planning.breaks.sharding import Sharding
 from hybridremat.planning.breaks.unread import OutputUse
 from hybridremat.planning.chosen import Chosen
@@ -39,7 +47,7 @@ from hybridremat.planning.progress import Timings
 from hybridremat.planning.step_costs import costed
 from hybridremat.plans.fsdp import Fsdp
 from hybridremat.plans.policy import resolve_policy
-from hybridremat.sequence.joined_graphs import StepPart
+from hybridremat.sequence.joined_graphs import PartPoint, StepPart
 
 if TYPE_CHECKING:
     from hybridremat.planning.graph_frontier import GraphFrontier
@@ -67,6 +75,8 @@ class Survey:
         The graphs, in the order in which they ran.
     units
         The module that each of these is of, if modules were named; else empty.
+    parameters
+        The identities of the parameters that each of these is given, by place: equal units share a graph.
     calls
         The number of the call of a module that each of these is in; 0 outside of them.
     breaks
@@ -84,6 +94,10 @@ class Survey:
         By fingerprint, the outputs that are gone when the forward has returned, where no backward reads them.
     joined_bytes
         The largest gradient that several graphs make and autograd adds up.
+    fading
+        By fingerprint, the inputs that are gone when the forward has returned, where no backward reads them.
+    going
+        The places of inputs of each graph that code between graphs drops.
     broken
         Whether Dynamo met a break as it traced.
     unseen
@@ -116,6 +130,8 @@ class Survey:
         Whether a run that captures nothing is waited for.
     at_units_alone
         Whether it is refused if graphs break elsewhere than at units.
+    inputs
+        Which inputs of graphs go, as found in the same run.
     use
         Which outputs have gradients, as found in the run that captures.
     sharding
@@ -128,6 +144,7 @@ class Survey:
     frontiers: dict[str, GraphFrontier] = field(default_factory=dict)
     ran: list[CapturedGraph] = field(default_factory=list)
     units: list[str] = field(default_factory=list)
+    parameters: list[dict[int, int]] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     breaks: list[tuple[str, str] | None] = field(default_factory=list)
     eager_code: list[StepPart | None] = field(default_factory=list)
@@ -136,6 +153,8 @@ class Survey:
     passing: dict[str, frozenset[int]] = field(default_factory=dict)
     staying: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, frozenset[int]] = field(default_factory=dict)
+    fading: dict[str, frozenset[int]] = field(default_factory=dict)
+    going: dict[CapturedGraph, Fading] = field(default_factory=dict)
     broken: bool = False
     unseen: Unseen = field(default_factory=set)
     given: set[int] = field(default_factory=set)
@@ -151,6 +170,7 @@ class Survey:
     tracing: CapturedGraph | None = None
     stable: bool = False
     at_units_alone: bool = False
+    inputs: FadingInputs = field(default_factory=FadingInputs)
     use: OutputUse = field(default_factory=OutputUse)
     sharding: Sharding | None = None
     sharded: Callable[[Fsdp], Sharding] | None = None
@@ -173,12 +193,14 @@ class Survey:
         self.units.append(graph.unit)
         self.calls.append(graph.call)
         self.breaks.append(known.ending)
-        tensors = (original(each) for each in args if isinstance(each, torch.Tensor))
-        self.given.update(id(each) for each in tensors if not isinstance(each, nn.Parameter))
+        tensors = {n: original(each) for n, each in enumerate(args) if isinstance(each, torch.Tensor)}
+        self.given.update(id(each) for each in tensors.values() if not isinstance(each, nn.Parameter))
+        self.parameters.append({n: id(each) for n, each in tensors.items() if isinstance(each, nn.Parameter)})
         if self.recorder is not None:
-            self.recorder.enter(args)
+            self.recorder.enter(args, self._going(graph))
         else:
             self.use.enter(args)
+            self.inputs.enter(graph, args)
         with torch.no_grad():
             outputs = tuple(map(_as_in_training, self._run(known.module, args), known.differentiable))
         if self.recorder is not None:
@@ -186,6 +208,7 @@ class Survey:
         else:
             self.alive.append([_reference(each) for each in outputs])
             self.use.leave(graph, outputs)
+            self.inputs.leave(outputs)
         return outputs
 
     def _look(self, run: Callable[[], Any], *, again: bool = False) -> tuple[Unread, bool]:
@@ -201,6 +224,9 @@ class Survey:
             returned = run()
             unread = self.use.unread(returned, self.context.settings)
             self.leaves |= self.use.leaves
+            for graph, fading in self.inputs.found().items():  # while what autograd has saved is there
+                self.going[graph] = fading.or_as(self.going.get(graph))
+            self.inputs = FadingInputs()
             kept = [each.detach() for each in outputs_in_backward(returned, self.context.settings)]
             del returned
             if self._held() and not again:
@@ -332,10 +358,11 @@ class Survey:
     def _forget_path(self) -> None:
         self.ran.clear()
         self.units.clear()
+        self.parameters.clear()
         self.calls.clear()
         self.breaks.clear()
         self.alive.clear()
-        self.use = OutputUse()
+        self.use, self.inputs = OutputUse(), FadingInputs()
 
     def _measure(self, run: Callable[[], Any], device: str) -> None:
         """Run once more; the survey keeps the path of this run."""
@@ -350,9 +377,27 @@ class Survey:
             for key, places in zip(self.order, passing, strict=True):
                 every[key] = every.get(key, places) & places
             self.passing = {key: gradients_at(self.traced[key], every[key]) for key in every}
+            if self.context.settings.sharding is None:
+                self._add_up_gradients()
             self._note_dropped(self.recorder.unsaved)
+            for graph in self.ran:
+                values = values_by_input(self.traced[graph.key], self._going(graph)).values()
+                self.fading[graph.key] = frozenset[int]().union(*values)
         finally:
             self.recorder = None
+
+    def _add_up_gradients(self) -> None:
+        """Count gradients of a parameter that several runs make once: autograd adds them to the first."""
+        there: set[int] = set()
+        for place, key in reversed(list(enumerate(self.order))):
+            step, added = self.traced[key], 0
+            for number, parameter in self.parameters[place].items():
+                made = gradients_at(step, {number})
+                added += sum(step.graph.values[each].bytes for each in made if parameter in there)
+                there |= {parameter} if made else set()
+            if added:
+                code = self.eager_code[place] or StepPart((PartPoint(0, 0, 0, time=0),), 0)
+                self.eager_code[place] = replace(code, gradient_bytes=code.gradient_bytes - added)
 
     def _note_dropped(self, unsaved: Sequence[Collection[int]]) -> None:
         """Note the released outputs that are gone with the forward: nothing has saved them."""
@@ -364,6 +409,20 @@ class Survey:
             step = self.traced[key]
             values = values_of_outputs(step, gone) & step.graph.released_outputs if gone else ()
             self.dropped[key] = frozenset(values)
+
+    def _going(self, graph: CapturedGraph) -> frozenset[int]:
+        """The places of inputs that a graph, or an equal one, counts as its own if its backward reads them.
+
+        Those that it reads in the plain step are counted twice where others hold them, too.
+        """
+        fading = None
+        for each, places in self.going.items():
+            fading = places.or_as(fading) if each.key == graph.key else fading
+        if fading is None:
+            return frozenset()
+        read = inputs_read(joint := self.traced[graph.key].graph, plain_schedule(joint))
+        kept = values_by_input(self.traced[graph.key], fading.ever)
+        return fading.always | {place for place, values in kept.items() if read.isdisjoint(values)}
 
     @property
     def writes_unseen(self) -> bool:
@@ -386,12 +445,13 @@ def path_frontier(
     context: PlanContext,
     *,
     reuse: bool | None = None,
-    bounded: bool = True,
+    seconds: float | None = None,
     share: float = 1.0,
 ) -> GraphFrontier:
     """The frontier of one of several graphs; in training, options of other shapes are reused.
 
-    ``bounded``: blocks are solved as far as that can be won back. ``share``: of a planning budget's time.
+    Searches go as far as that can be won back, or so many ``seconds`` of a nominal core. ``share``: of a
+    planning budget's time.
     """
     reuse = len(context.store) > 0 if reuse is None else reuse
     given = context.given is not None and not len(context.store)  # a plan that says how it runs
@@ -400,7 +460,8 @@ def path_frontier(
         timings,
         context,
         reuse=reuse,
-        bounded=bounded,
+        bounded=True,
+        seconds=seconds,
         alone=False,
         share=share,
         searched=not given,
