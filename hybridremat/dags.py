@@ -9,11 +9,13 @@ from numbers import Integral
 import networkx as nx
 
 from hybridremat.errors import DagError, InfeasibleLimitError
+from hybridremat.graph.deadline import Deadline
 from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plain_schedule
+from hybridremat.planning.progress import Progress, planning_progress
 from hybridremat.sequence.bounds.certificate import heaviest_op
-from hybridremat.sequence.dag import dag_schedule
+from hybridremat.sequence.dag import DagSearch
 from hybridremat.sequence.judge import Judge
-from hybridremat.units import format_bytes, resolve_limit
+from hybridremat.units import format_bytes, parse_seconds, resolve_limit
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def plan_dag(
     budget: int | str = "100%",
     *,
     backward: Collection[Hashable] = (),
+    planning_budget: float | str | None = None,
+    progress: bool = True,
 ) -> DagPlan:
     """The fastest schedule that is found for a graph under a budget of memory.
 
@@ -73,11 +77,11 @@ def plan_dag(
     backward
         Ops of a training step's backward, which run once, behind all others. Then the step is planned as that
         of a model is: in blocks, by all searches.
-
-    Returns
-    -------
-    DagPlan
-        Nothing but counts decides on it, so it is the same each time.
+    planning_budget
+        A time (seconds, or ``"2min"``) after which the best so far is taken. Without one nothing but counts
+        decides, and the plan is the same each time.
+    progress
+        Whether to show how far it is.
 
     Raises
     ------
@@ -85,10 +89,12 @@ def plan_dag(
         If there is a cycle, an edge of an op that is not there, or bytes or times that are no whole numbers
         from 0 on.
     LimitError
-        If the budget cannot be read.
+        If a budget cannot be read.
     InfeasibleLimitError
         If nothing fits, or nothing is found; ``least`` is what each op once takes.
     """
+    seconds = None if planning_budget is None else parse_seconds(planning_budget, name="planning_budget")
+    deadline = Deadline(seconds)
     names, read = _graph(ops, edges)
     sizes, durations = _figures("bytes", bytes, names, ops), _figures("times", times, names, ops)
     names = _in_order(names, read)
@@ -104,7 +110,16 @@ def plan_dag(
     if limit < alone:
         why = f"{names[heaviest.id]!r} takes {alone} bytes with what it reads, and no schedule less"
         raise _infeasible(limit, plain_peak, why)
-    schedule = _trained(graph, limit) if backward else _scheduled(judge, limit, plain)
+    with planning_progress(show=progress, first="planning a graph") as show:
+        if judge.needs(plain) <= limit:
+            schedule = plain
+        elif backward:
+            schedule = _trained(graph, limit, deadline, show)
+        elif (found := DagSearch(judge, limit, show, deadline)(plain)) is not None:
+            schedule = found
+        else:
+            within = f" in planning_budget={planning_budget!r}" if deadline else ""
+            raise _infeasible(limit, plain_peak, f"none was found{within}")
     return DagPlan(
         steps=tuple(names[op] for op in schedule.steps),
         budget=limit,
@@ -115,19 +130,12 @@ def plan_dag(
     )
 
 
-def _scheduled(judge: Judge, limit: int, plain: Schedule) -> Schedule:
-    if judge.needs(plain) <= limit:
-        return plain
-    if (found := dag_schedule(judge, limit, plain)) is None:
-        raise _infeasible(limit, judge.needs(plain), "none was found")
-    return found
-
-
-def _trained(graph: JointGraph, limit: int) -> Schedule:
+def _trained(graph: JointGraph, limit: int, deadline: Deadline, show: Progress) -> Schedule:
     from hybridremat.planning.option_cache import OptionCache  # torch
     from hybridremat.planning.planner import plan_graph
 
-    return plan_graph(graph, cache=OptionCache(), workers=1).choose(limit, None).schedule
+    frontier = plan_graph(graph, cache=OptionCache(), workers=1, deadline=deadline, progress=show)
+    return frontier.choose(limit, None).schedule
 
 
 def _infeasible(limit: int, least: int, why: str) -> InfeasibleLimitError:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hybridremat
-from hybridremat.errors import DagError, InfeasibleLimitError
+from hybridremat.errors import DagError, InfeasibleLimitError, LimitError
 from hybridremat.sequence.exchange.order import Order
 from hybridremat.sequence.judge import Judge
 from support.examples import examples
@@ -124,6 +124,34 @@ def test_orders_and_recomputations_fit_budgets_that_the_given_order_does_not(cou
     assert replayed(found.steps, edges, sizes) == found.peak <= found.budget == plain * share // 100
     assert found.overhead <= most
     assert found == hybridremat.plan_dag(range(count), edges, sizes, times, f"{share}%")
+
+
+@pytest.fixture
+def few_simulations(monkeypatch):
+    for name in ("TRIES", "_FOR_ONE", "AGAIN"):
+        monkeypatch.setattr(f"hybridremat.sequence.dag.{name}", 20)
+
+
+@pytest.mark.usefixtures("few_simulations")
+def test_a_search_ends_with_what_it_has_when_its_time_is_over():
+    edges, sizes, times = layered(20, 4)
+    graph = range(20), edges, sizes, times, "55%"
+    with pytest.raises(InfeasibleLimitError, match="none was found in planning_budget=1e-09"):
+        hybridremat.plan_dag(*graph, planning_budget=1e-9)
+    assert hybridremat.plan_dag(*graph, planning_budget="1h") == hybridremat.plan_dag(*graph)
+    with pytest.raises(LimitError, match="planning_budget='soon' is no time"):
+        hybridremat.plan_dag(*graph, planning_budget="soon")
+
+
+@pytest.mark.usefixtures("few_simulations")
+def test_it_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("hybridremat.planning.progress.SOON", 0.0)
+    edges, sizes, times = layered(20, 4)
+    hybridremat.plan_dag(range(20), edges, sizes, times, "55%")
+    said = capsys.readouterr().err
+    assert all(stage in said for stage in ("searching orders", "leaving ops out", "exchanging"))
+    hybridremat.plan_dag(range(20), edges, sizes, times, "55%", progress=False)
+    assert not capsys.readouterr().err
 
 
 def test_an_op_runs_again_where_no_order_fits():

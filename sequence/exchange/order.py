@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.graph.joint import Schedule
 from hybridremat.sequence.exchange.edits import movable
 from hybridremat.sequence.judge import Judge
@@ -33,10 +34,11 @@ class Ordered:
 
 
 class Order:
-    """Orders of schedules of one graph under a limit in bytes."""
+    """Orders of schedules of one graph under a limit in bytes, until a deadline."""
 
-    def __init__(self, judge: Judge, limit: int, seed: int = 0) -> None:
+    def __init__(self, judge: Judge, limit: int, seed: int = 0, *, deadline: Deadline = NO_DEADLINE) -> None:
         self._judge, self._limit, self._drawn = judge, limit, random.Random(seed)
+        self._deadline = deadline
         made = [value.producer is not None for value in judge.graph.values]
         self._reads = [frozenset(v for v in op.reads if made[v]) for op in judge.graph.ops]
         self._writes = [frozenset(op.writes) for op in judge.graph.ops]
@@ -52,7 +54,7 @@ class Order:
         best = Ordered(schedule, beyond)
         waits = self._waiting(schedule)
         cooling = heat / max(1, simulations)
-        while beyond > 0 and simulations > 0 and waits:
+        while beyond > 0 and simulations > 0 and waits and not self._deadline.passed:
             simulations -= 1
             changed = self._changed(schedule, profile, waits)
             if changed is None:
