@@ -47,10 +47,13 @@ OF_MATHEMATICS := $(wildcard tests/test_blocks*.py tests/test_sequence*.py $(add
 QUICK := not slow and not seconds and not compat
 TORCH_TESTS ?= not slow and not compat
 
+# For `make test-slow`: a number that grows from run to run, to make a part of the heavy tests in turn; else all.
+TURN ?=
+
 # For `make faults`: words of their names, or --turn for the tenth of this hour.
 FAULTS ?=
 
-.PHONY: help demo test test-core test-rest test-slow test-long test-times test-all test-torch test-oldest test-newest other-torches faults lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
+.PHONY: help demo test test-core test-rest test-slow test-long test-times test-slow-times test-all test-torch test-oldest test-newest other-torches faults lint types wheel-check docs check marks bench compat gpu gpu-wheels browser clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -70,7 +73,7 @@ test-rest: $(STAMP) browser ## the other quick tests: with test-core all of make
 	$(PYTEST) -m "$(QUICK)" $(addprefix --ignore=,$(OF_MATHEMATICS)) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) browser ## what takes seconds, more models and cases
-	$(PYTEST) -m "(slow or seconds) and not long and not compat" $(PYTEST_ARGS)
+	HYBRIDREMAT_TURN=$(TURN) $(PYTEST) -m "(slow or seconds) and not long and not compat" $(PYTEST_ARGS)
 
 # Property tests are in both: with few examples above, with all of them here (tests/conftest.py).
 test-long: $(STAMP) ## what CI leaves out: models in full size, further cases, all examples of property tests
@@ -79,6 +82,10 @@ test-long: $(STAMP) ## what CI leaves out: models in full size, further cases, a
 test-times: $(STAMP) browser ## measure which tests take seconds, and leave those to make test-slow
 	$(BIN)/pytest -n 0 -m "not slow and not compat" -o junit_duration_report=call --junitxml=build/tests.xml $(PYTEST_ARGS)
 	$(BIN)/python tools/test_times.py build/tests.xml
+
+test-slow-times: $(STAMP) browser ## measure which slow tests are heavy, of which CI runs a part in turn
+	$(PYTEST) -m "(slow or seconds) and not long and not compat" --junitxml=build/tests.xml $(PYTEST_ARGS)
+	$(BIN)/python tools/test_times.py build/tests.xml --heavy
 
 test-all: $(STAMP) browser ## all of these
 	$(PYTEST) -m "not compat" --hypothesis-profile=full $(PYTEST_ARGS)

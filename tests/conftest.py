@@ -29,11 +29,13 @@ settings.load_profile("quick")
 # In `make faults`: that an example fails is enough, the smallest one takes minutes.
 settings.register_profile("faults", phases=(Phase.explicit, Phase.generate))
 
+TURN = os.environ.get("HYBRIDREMAT_TURN")
 SLOW_SECONDS = 600  # the time limit of a slow test; that of the others is in pyproject.toml
 
 # A shell ignores interrupts for what it starts in the background, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache_folder(tmp_path_factory):
@@ -87,6 +89,24 @@ def _leave_what_takes_seconds(config, items):
         raise pytest.UsageError(f"tests/data/seconds.json (make test-times) names no tests: {missing}")
 
 
+def _leave_what_waits_for_its_turn(config, items):
+    """In CI (HYBRIDREMAT_TURN, a number that grows), heavy tests that another run has count as long."""
+    known, there = seconds.measured(seconds.HEAVY), defaultdict(set)
+    waiting = seconds.waiting(known, int(TURN)) if TURN else set()
+    for item in items:
+        path, _, name = item.nodeid.partition("::")
+        there[path].add(name.partition("[")[0])
+        if item.nodeid in waiting:
+            item.add_marker("slow")
+            item.add_marker("long")
+    if not any("::" in each for each in config.args) and (missing := seconds.missing(known, there)):
+        raise pytest.UsageError(f"tests/data/heavy.json (make test-slow-times) names no tests: {missing}")
+
+
+def pytest_report_header():
+    return f"of heavy tests, part {int(TURN) % seconds.TURNS + 1} of {seconds.TURNS}" if TURN else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Slow tests have more time; with all examples (``--hypothesis-profile=full``) property tests are."""
@@ -98,6 +118,7 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker("long")
     _leave_cases_to_the_slow_tests(items)
     _leave_what_takes_seconds(config, items)
+    _leave_what_waits_for_its_turn(config, items)
     for item in items:
         slow = item.get_closest_marker("slow") or item.get_closest_marker("compat")
         if slow and not item.get_closest_marker("timeout"):

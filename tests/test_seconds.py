@@ -1,9 +1,12 @@
 """Which tests `make test` leaves out because they take seconds."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from support import seconds
 
@@ -41,7 +44,34 @@ def test_what_took_longer_is_written_and_files_that_did_not_run_are_kept(tmp_pat
     }
 
 
-def test_what_is_written_down_is_in_order_and_above_the_bound():
-    known = seconds.measured()
+@pytest.mark.parametrize(
+    ("file", "bound"), [(seconds.FILE, seconds.MOST), (seconds.HEAVY, seconds.MOST_EACH_TIME)]
+)
+def test_what_is_written_down_is_in_order_and_above_the_bound(file, bound):
+    known = seconds.measured(file)
     assert [*known] == sorted(known)
-    assert min(time for times in known.values() for time in times.values()) >= seconds.MOST
+    assert min(time for times in known.values() for time in times.values()) >= bound
+
+
+def test_heavy_tests_all_have_their_turn_and_neighbours_another_one():
+    known = {f"tests/test_{file}.py": {f"test[{n}]": 9.0 for n in range(4)} for file in "abc"}
+    ids = {f"{path}::{name}" for path, tests in known.items() for name in tests}
+    runs = [ids - seconds.waiting(known, turn) for turn in range(490_000, 490_000 + seconds.TURNS)]
+    assert set.union(*runs) == ids
+    assert sum(map(len, runs)) == len(ids)
+    assert all(len({each.partition("::")[0] for each in run}) == len(run) for run in runs)
+
+
+def test_a_run_in_turn_leaves_out_what_waits():
+    known = seconds.measured(seconds.HEAVY)
+    first, second, *_ = (f"{path}::{name}" for path, tests in known.items() for name in tests)
+    collected = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "--collect-only", "-m", "not long", first, second],
+        cwd=ROOT,
+        env={**os.environ, "HYBRIDREMAT_TURN": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert first in collected.stdout
+    assert second not in collected.stdout

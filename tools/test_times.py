@@ -1,14 +1,16 @@
-"""Write down which tests take seconds, from the times of a run.
+"""Write down which tests take seconds, or are heavy, from the times of a run.
 
-    python tools/test_times.py TESTS.xml [SECONDS.json]
+    python tools/test_times.py TESTS.xml [--heavy] [FILE.json]
 
-TESTS.xml is what ``pytest --junitxml=TESTS.xml -o junit_duration_report=call`` wrote (``make test-times``).
-Tests that take longer than ``MOST`` of ``tests/support/seconds.py`` go to ``tests/data/seconds.json``; files
-that did not run keep what is known of them.
+TESTS.xml is what ``pytest --junitxml=TESTS.xml -o junit_duration_report=call`` wrote (``make test-times``),
+or, for heavy tests, pytest with fixtures in its times (``make test-slow-times``). Tests that take longer than
+``MOST`` of ``tests/support/seconds.py`` go to ``tests/data/seconds.json``, those that take longer than
+``MOST_EACH_TIME`` to ``heavy.json``; files that did not run keep what is known of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import defaultdict
@@ -18,7 +20,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.seconds import FILE, MOST, measured  # noqa: E402
+from support.seconds import FILE, HEAVY, MOST, MOST_EACH_TIME, measured  # noqa: E402
 
 
 def times(report: Path) -> dict[str, dict[str, float]]:
@@ -32,17 +34,21 @@ def times(report: Path) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Write the file anew."""
-    if len(sys.argv) not in (2, 3):
-        sys.exit(__doc__)
-    file = Path(sys.argv[2]) if sys.argv[2:] else FILE
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("tests", type=Path)
+    parser.add_argument("file", type=Path, nargs="?")
+    parser.add_argument("--heavy", action="store_true")
+    asked = parser.parse_args()
+    usual, most = (HEAVY, MOST_EACH_TIME) if asked.heavy else (FILE, MOST)
+    file = asked.file or usual
     known = measured(file)
-    for path, seconds in times(Path(sys.argv[1])).items():
-        known[path] = {name: round(time, 1) for name, time in seconds.items() if time > MOST}
+    for path, seconds in times(asked.tests).items():
+        known[path] = {name: round(time, 1) for name, time in seconds.items() if time > most}
     there = {path: dict(sorted(known[path].items())) for path in sorted(known) if known[path]}
     text = json.dumps(there, indent=1, ensure_ascii=False)
     file.write_text(f"{text}\n", encoding="utf-8")
     number = sum(map(len, there.values()))
-    print(f"{number} tests of {len(there)} files take more than {MOST} s", file=sys.stderr)
+    print(f"{number} tests of {len(there)} files take more than {most} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 CI runs them, as part of `make test-slow`. Which they are was measured: `make test-times` writes
 `tests/data/seconds.json`. A test marked ``everyday`` stays in `make test` whatever it takes.
+
+Of the slowest (`tests/data/heavy.json`, by `make test-slow-times`) CI runs a part, in turn: it has to end on
+machines that are half as fast as others. `make test-slow` runs them all.
 """
 
 from __future__ import annotations
@@ -15,6 +18,14 @@ MOST: Final = 1.1
 """Seconds that a test of `make test` may take by itself, without its fixtures."""
 
 FILE: Final = Path(__file__).parents[1] / "data" / "seconds.json"
+
+HEAVY: Final = FILE.with_name("heavy.json")
+
+MOST_EACH_TIME: Final = 6.0
+"""Seconds, with its fixtures, that a test may take which CI runs each time; on a slow machine."""
+
+TURNS: Final = 5
+"""In so many runs of CI all of the others have had their turn."""
 
 FIXTURES: Final = {
     "tests/test_certificates.py": {"curve"},
@@ -30,9 +41,7 @@ def measured(file: Path = FILE) -> dict[str, dict[str, float]]:
     return found
 
 
-def takes_seconds(
-    path: str, name: str, fixtures: set[str], known: Mapping[str, Mapping[str, float]]
-) -> bool:
+def takes_seconds(path: str, name: str, fixtures: set[str], known: Mapping[str, Mapping[str, float]]) -> bool:
     """Whether a test of a file is known to take long, by itself or with a fixture."""
     return name in known.get(path, {}) or bool(FIXTURES.get(path, set()) & fixtures)
 
@@ -45,3 +54,9 @@ def missing(known: dict[str, dict[str, float]], there: Mapping[str, set[str]]) -
         for name in known.get(path, {})
         if name.partition("[")[0] not in tests
     ]
+
+
+def waiting(known: Mapping[str, Mapping[str, float]], turn: int) -> set[str]:
+    """The ids of heavy tests whose turn it is not; neighbours, which are alike, have different turns."""
+    ids = [f"{path}::{name}" for path, tests in known.items() for name in tests]
+    return {each for number, each in enumerate(ids) if number % TURNS != turn % TURNS}
