@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -91,7 +92,16 @@ def _text(share: float | None) -> str:
 def part(rows: Sequence[Row]) -> str:
     """What the script writes into the page."""
     held = [row for row in rows if row["theirs"]]
-    return "\n".join((described(rows, len(held), sum(map(slower, held))), "", *table_of(rows)))
+    return "\n".join((described(rows, len(held), sum(map(slower, held))), "", *table_of(in_order(rows))))
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """The rows by name, and by the numbers in it."""
+
+    def key(row: Row) -> str:
+        return re.sub(r"[\d.]+", lambda number: f"{float(number[0]):09.2f}", row["instance"])
+
+    return sorted(rows, key=key)
 
 
 def slower(row: Row) -> bool:

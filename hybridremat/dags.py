@@ -14,6 +14,7 @@ from hybridremat.graph.joint import JointGraph, Op, Phase, Schedule, Value, plai
 from hybridremat.planning.progress import Progress, planning_progress
 from hybridremat.sequence.bounds.certificate import bound_under, heaviest_op
 from hybridremat.sequence.dag import DagSearch
+from hybridremat.sequence.dag_runs import Dag
 from hybridremat.sequence.judge import Judge
 from hybridremat.units import format_bytes, parse_seconds, resolve_limit
 
@@ -118,15 +119,21 @@ def plan_dag(
         why = f"{names[heaviest.id]!r} takes {alone} bytes with what it reads, and no schedule less"
         raise _infeasible(limit, plain_peak, why)
     with planning_progress(show=progress, first="planning a graph") as show:
-        if judge.needs(plain) <= limit:
+        if plain_peak <= limit:
             schedule = plain
         elif backward:
             schedule = _trained(graph, limit, deadline, show)
-        elif (found := DagSearch(judge, limit, show, deadline)(plain)) is not None:
-            schedule = found
         else:
-            within = f" in planning_budget={planning_budget!r}" if deadline else ""
-            raise _infeasible(limit, plain_peak, f"none was found{within}")
+            dag = Dag(
+                tuple(value.bytes for value in graph.values),
+                tuple(op.time for op in graph.ops),
+                tuple(op.reads for op in graph.ops),
+            )
+            steps = DagSearch(dag, limit, show, deadline)()
+            schedule = Schedule(steps or (), 0)
+            if steps is None or judge.needs(schedule) > limit:
+                within = f" in planning_budget={planning_budget!r}" if deadline else ""
+                raise _infeasible(limit, plain_peak, f"none was found{within}")
     return DagPlan(
         steps=tuple(names[op] for op in schedule.steps),
         budget=limit,

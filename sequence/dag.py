@@ -2,109 +2,274 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
-from hybridremat.graph.deadline import NO_DEADLINE, Deadline
-from hybridremat.graph.joint import Schedule
-from hybridremat.sequence.exchange.order import Order
-from hybridremat.sequence.exchange.search import Exchange, simulations_for
-from hybridremat.sequence.judge import Judge
+import numpy as np
 
-TRIES: Final = 1_500
-"""Simulations for one order."""
+from hybridremat.graph.deadline import NO_DEADLINE, Deadline
+from hybridremat.sequence.dag_runs import Dag, Numbers, Runs, There
+
+MOVES: Final = 4_000
+"""Moves that are tried for an order that fits as it is; at most a hundred for each op."""
+
+FEWER: Final = 400
+"""For one with an execution less; a quarter of it after each execution that makes room."""
 
 HEATS: Final = (0.0, 0.3)
 """How far an order may get worse on its way, as shares of what is beyond the limit."""
 
-AGAIN: Final = 100
-"""How many times an order is looked for that fits with one op less."""
+DOWN: Final = 0.02
+"""The share of the most memory by which orders come down to the limit, time after time."""
 
-_FOR_ONE: Final = 200
-"""Simulations for one of these."""
+LEVELS: Final = (1, 2, 3, 5)
+"""Steps in which room is made: where none is found at once, under higher limits first."""
 
-_DOWN: Final = 5
-"""Steps in which a search comes down to a limit for which it finds nothing at once."""
+STARTS: Final = 5
+"""Times that a small graph is searched from the start, with other numbers drawn."""
+
+OPS: Final = 250
+"""Ops that are planned in all of them together; so many or more are searched once."""
+
+EXCHANGES: Final = 150
+"""How many times an execution is left out, and other room made for what is then kept."""
+
+_SMALL: Final = 0.05
+"""Of what is beyond the limit: smaller outputs make no room."""
+
+_PLACES: Final = 3
+"""Places at which room is looked for: those where most is there."""
+
+_TRIED: Final = 12
+"""Outputs that are made again to see what it is worth, those that seem to be worth most first."""
+
+_CHAIN: Final = 12
+"""Executions that run again for one of them, at most."""
+
+_REACH: Final = 10
+"""Of the executions, the share by which one goes past the place that it makes room at, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ordered:
+    """Executions in an order, and the bytes beyond a limit at all of them together; 0: it fits."""
+
+    runs: Runs
+    order: Numbers
+    beyond: int
+
+    @property
+    def most(self) -> int:
+        """Bytes at the place where most is there."""
+        return int(self.runs.there(self.order).level.max())
 
 
 @dataclass(frozen=True)
 class DagSearch:
-    """A search for the fastest schedule of one graph without a backward, under one limit.
+    """A search for the fastest schedule of a graph under a limit in bytes.
 
-    First an order is looked for that fits as it is. Where none does, room is made by running ops again; then
-    ops are left out, by another order or by an exchange. Where no room can be made, it is made little by
-    little, under higher limits first.
-
-    Attributes
-    ----------
-    judge
-        Of a graph without a backward.
-    limit
-        Bytes.
-    progress
-        Called with (stage, done, total).
-    deadline
-        When to end with the best so far.
+    First an order is looked for in which each op runs once. Where none fits, room is made by running ops
+    again, each time that which frees most for its time; orders are looked for in between. Then executions
+    are left out, one after the other, and other room is made in less time. It goes by counts and numbers
+    drawn from a seed, never by a clock; ``progress`` is called with (stage, done, total).
     """
 
-    judge: Judge
+    dag: Dag
     limit: int
     progress: Callable[[str, int, int], None]
     deadline: Deadline = NO_DEADLINE
+    drawn: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def __call__(self, start: Schedule) -> Schedule | None:
-        """The fastest schedule that is found; None if none is.
+    def __call__(self) -> tuple[int, ...] | None:
+        """The ops of the fastest schedule found, one after the other; None if none is."""
+        best = None
+        for _ in range(min(STARTS, max(1, OPS // len(self.dag.reads)))):
+            low = self._low()
+            roomy = self._roomy(low) if low.beyond else low
+            found = None if roomy is None else self._shorter(roomy)
+            if best is None or (found is not None and found.runs.time < best.runs.time):
+                best = found
+            if not low.beyond:
+                break
+        return None if best is None else tuple(best.runs.ops[run] for run in best.order.tolist())
 
-        ``start`` runs each op once. Nothing in it is a forward (``num_forward`` is 0).
-        """
-        if (found := self._found(self.limit, start)) is not None:
-            return found
-        most = self.judge.needs(start)
-        for step in range(1, _DOWN + 1):
-            self.progress("coming down to the limit", step - 1, _DOWN)
-            start = self._found(most - (most - self.limit) * step // _DOWN, start) or start
-        return start if self.judge.needs(start) <= self.limit else None
+    def _low(self) -> Ordered:
+        """Each op once, in an order of little memory: it comes down to the limit step by step."""
+        best = self._counted(Runs.once(self.dag), np.arange(len(self.dag.reads)), self.limit)
+        first = best.most
+        while best.beyond:
+            most = best.most
+            self.progress("searching orders", first - most, max(1, first - self.limit))
+            limit = max(self.limit, int(most * (1 - DOWN)))
+            moves = min(MOVES, 100 * len(self.dag.reads))
+            found = self._reordered(best.runs, best.order, limit, moves, HEATS)
+            if found.beyond:
+                break
+            best = self._counted(found.runs, found.order, self.limit)
+        return best
 
-    def _found(self, limit: int, start: Schedule) -> Schedule | None:
-        repaired = []
-        for number, heat in enumerate(HEATS):
-            self.progress("searching orders", number, len(HEATS))
-            ordered = self._order(limit)(start, TRIES, heat)
-            if ordered.beyond == 0:
-                return ordered.schedule
-            found = self._exchange(limit, simulations_for(start)).repaired(ordered.schedule)
-            repaired += [] if found is None else [found]
-        if not repaired:
-            return None
-        shorter = self._reordered(limit, min(repaired, key=self.judge.time))
-        self.progress("exchanging", 0, 1)
-        exchanged, _ = self._exchange(limit, simulations_for(start))(shorter)
-        return self._reordered(limit, exchanged)
+    def _roomy(self, low: Ordered) -> Ordered | None:
+        """The fastest of those that fit, by way of one or more higher limits."""
+        most, fit = low.most, list[Ordered]()
+        for number, levels in enumerate(LEVELS):
+            self.progress("making room", number, len(LEVELS))
+            found: Ordered | None = low
+            for level in range(1, levels + 1):
+                limit = most - (most - self.limit) * level // levels
+                found = found and self._with_room(found.runs, found.order, limit, None)
+            fit += [] if found is None else [found]
+        return min(fit, key=lambda found: found.runs.time, default=None)
 
-    def _order(self, limit: int) -> Order:
-        return Order(self.judge, limit, deadline=self.deadline)
-
-    def _exchange(self, limit: int, simulations: int) -> Exchange:
-        return Exchange(self.judge, limit, simulations, self.deadline)
-
-    def _reordered(self, limit: int, schedule: Schedule) -> Schedule:
-        """The schedule with one op less after another, as long as an order is found that fits."""
-        exchange, order = self._exchange(limit, 0), self._order(limit)
-        seen: set[Schedule] = set()
+    def _shorter(self, best: Ordered) -> Ordered:
+        """Executions left out, as long as it saves time, and so many times."""
+        seen = 0
         again = True
         while again:
             again = False
-            for saved, gone in sorted(exchange.left_out(schedule), key=lambda each: -each[0]):
-                shorter = exchange.edits.without(schedule, gone)
-                if saved <= 0 or shorter in seen:
+            for run in best.runs.again:
+                if seen == EXCHANGES or self.deadline.passed:
+                    return best
+                self.progress("leaving executions out", seen, EXCHANGES)
+                seen += 1
+                runs, order = best.runs.left_out(best.order, run)
+                saved = best.runs.time - runs.time
+                if saved <= 0:
                     continue
-                if len(seen) == AGAIN or self.deadline.passed:
-                    return schedule
-                self.progress("leaving ops out", len(seen), AGAIN)
-                seen.add(shorter)
-                ordered = order(shorter, _FOR_ONE)
-                if ordered.beyond == 0 and self.judge.allows(ordered.schedule):
-                    schedule, again = ordered.schedule, True
+                found: Ordered | None = self._reordered(runs, order, self.limit, FEWER, HEATS)
+                if found is not None and found.beyond:
+                    found = self._with_room(found.runs, found.order, self.limit, saved - 1)
+                if found is not None:
+                    best, again = found, True
                     break
-        return schedule
+        return best
+
+    def _with_room(self, runs: Runs, order: Numbers, limit: int, most: int | None) -> Ordered | None:
+        """Executions of ops that run again, in at most so much more time, until all fits; None if not."""
+        now = self._counted(runs, order, limit)
+        latest = math.inf if most is None else runs.time + most
+        while now.beyond and not self.deadline.passed:
+            roomier = self._roomier(now, limit, latest)
+            if roomier is None:
+                return None
+            now = self._reordered(roomier.runs, roomier.order, limit, FEWER // 4, (0.0,))
+        return None if now.beyond else now
+
+    def _roomier(self, now: Ordered, limit: int, latest: float) -> Ordered | None:
+        """With executions more: of what waits where most is there, that which frees most for its time."""
+        runs, there = now.runs, now.runs.there(now.order)
+        over = np.flatnonzero(there.level > limit)
+        for top in over[np.argsort(-there.level[over], kind="stable")][:_PLACES].tolist():
+            waits = np.flatnonzero((there.place < top) & (there.last > top))
+            large = waits[runs.bytes[waits] > _SMALL * (there.level[top] - limit)].tolist()
+            idle = [run for run in large if all(there.place[each] != top for each in runs.readers[run])]
+
+            def for_its_time(run: int, top: int = top) -> float:
+                return self._freed(runs, there, run, top, limit) / (1 + self.dag.times[runs.ops[run]])
+
+            best, most = None, 0.0
+            for run in sorted(idle, key=for_its_time, reverse=True)[:_TRIED]:
+                for found in self._made_again(now, there, run, top, limit):
+                    if found.runs.time > latest:
+                        break
+                    worth = (now.beyond - found.beyond) / (1 + found.runs.time - runs.time)
+                    if worth > most:
+                        best, most = found, worth
+            if best is not None:
+                return best
+        return None
+
+    def _made_again(self, now: Ordered, there: There, run: int, top: int, limit: int) -> Iterator[Ordered]:
+        """An output that is made again behind a place; then with what would wait there only for that, too."""
+        runs, order = now.runs.made_again(now.order, there, run, top)
+        yield self._counted(runs, order, limit)
+        first = len(now.runs.ops)
+        while first < len(runs.ops) < first + _CHAIN:
+            there = runs.there(order)
+            for maker in {maker for makers in runs.makers[first:] for maker in makers}:
+                others = [int(there.place[each]) for each in runs.readers[maker] if each < first]
+                since = max(int(there.place[maker]), *others, 0)
+                if maker < first and since <= top:
+                    runs, order = runs.made_again(order, there, maker, since)
+                    yield self._counted(runs, order, limit)
+                    break
+            else:
+                return
+
+    def _freed(self, runs: Runs, there: There, run: int, top: int, limit: int) -> int:
+        """About how many bytes fewer are beyond the limit if what reads it behind a place reads a new one."""
+        places = there.place[runs.readers[run]]
+        at = int(places[places > top].min())
+        start = int(max(there.place[run], places[places < top].max(initial=0)))
+        level = there.level.copy()
+        level[start + 1 : at] -= runs.bytes[run]
+        for maker in runs.made_of(there, run, at):
+            level[there.last[maker] + 1 : at] += runs.bytes[maker]
+        return int(np.maximum(there.level - limit, 0).sum() - np.maximum(level - limit, 0).sum())
+
+    def _counted(self, runs: Runs, order: Numbers, limit: int) -> Ordered:
+        return Ordered(runs, order, runs.there(order).beyond(limit))
+
+    def _reordered(
+        self, runs: Runs, order: Numbers, limit: int, moves: int, heats: tuple[float, ...]
+    ) -> Ordered:
+        """The best order that so many moves lead to, at one heat after the other until all fits."""
+        best = self._counted(runs, order, limit)
+        for heat in heats:
+            found = self._annealed(best, limit, moves, heat)
+            if found.beyond < best.beyond:
+                best = found
+            if not best.beyond:
+                break
+        return best
+
+    def _annealed(self, start: Ordered, limit: int, moves: int, heat: float) -> Ordered:
+        """A move that leaves ``heat`` of it more beyond stays with chance 1/e at first, later less often."""
+        runs, order, beyond, best = start.runs, start.order, start.beyond, start
+        there = runs.there(order)
+        for move in range(moves):
+            if not best.beyond or self.deadline.passed:
+                break
+            run, to = self._move(runs, there, limit)
+            changed = None if to == there.place[run] else runs.moved(order, there, run, to)
+            if changed is None:
+                continue
+            found = runs.there(changed)
+            left = found.beyond(limit)
+            worse = heat * (1 - move / moves) * best.beyond
+            if left > beyond and self.drawn.random() >= _likely(left - beyond, worse):
+                continue
+            order, there, beyond = changed, found, left
+            if beyond < best.beyond:
+                best = Ordered(runs, order, beyond)
+        return best
+
+    def _move(self, runs: Runs, there: There, limit: int) -> tuple[int, int]:
+        """An execution, and the place that it is to go to.
+
+        Half of the time any; else, where too much is there, what waits there goes behind it, or what reads
+        that before it.
+        """
+        end, drawn = len(runs.ops) - 1, self.drawn
+        over = np.flatnonzero(there.level > limit)
+        top = int(over[drawn.randrange(len(over))])
+        waits = np.flatnonzero((there.place <= top) & (there.last >= top) & (there.last > there.place))
+        if drawn.random() < 0.5 or not len(waits):
+            run = drawn.randrange(end + 1)
+            far = 1 + int((end + 1) ** drawn.random())
+            to = int(there.place[run]) + (far if drawn.random() < 0.5 else -far)
+            return run, min(end, max(0, to))
+        weights = np.cumsum(runs.bytes[waits] + 1)
+        waiting = int(waits[np.searchsorted(weights, drawn.randrange(int(weights[-1])), side="right")])
+        past = int((1 + end // _REACH) ** drawn.random()) - 1
+        if drawn.random() < 0.5:
+            return waiting, min(end, top + past)
+        behind = [reader for reader in runs.readers[waiting] if there.place[reader] >= top]
+        last = max(behind, key=lambda reader: int(there.place[reader]))
+        return (last if drawn.random() < 0.5 else drawn.choice(behind)), max(0, top - past)
+
+
+def _likely(more: int, heat: float) -> float:
+    return math.exp(-more / heat) if heat > 0 else 0.0

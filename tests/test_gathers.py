@@ -29,7 +29,7 @@ def test_gathers_run_again_and_only_these(tmp_path):
 
 @pytest.mark.slow
 def test_predicted_peaks_are_measured_ones(tmp_path):
-    made = run_ranks("support.gathered_cases:every", tmp_path, fake=2, timeout=300)[0]
+    made = run_ranks("support.gathered_cases:every", tmp_path, fake=2, timeout=580)[0]
     for name in NAMES:
         require_exact(made[name])
 
@@ -48,13 +48,13 @@ def test_two_processes_move_gathered_values(tmp_path):
 
 @pytest.mark.slow
 def test_models_whose_gathers_may_run_again_need_less(tmp_path):
-    least = run_ranks("support.gathered_cases:least", tmp_path, fake=2, timeout=300)[0]
+    least = run_ranks("support.gathered_cases:least", tmp_path, fake=2, timeout=580)[0]
     assert least["plan"] < 0.7 * least["keep"]
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    return run_ranks_once("support.gathered_cases:every", tmp_path_factory, timeout=300)
+    return run_ranks_once("support.gathered_cases:every", tmp_path_factory, timeout=580)
 
 
 @pytest.mark.slow

@@ -34,12 +34,12 @@ def quick(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def more(tmp_path_factory):
-    return run_ranks_once("support.sharded_cases:more", tmp_path_factory, fake=3, timeout=300)[0]
+    return run_ranks_once("support.sharded_cases:more", tmp_path_factory, fake=3, timeout=580)[0]
 
 
 @pytest.fixture(scope="module")
 def few_ranks(tmp_path_factory):
-    return run_ranks_once("support.sharded_cases:few", tmp_path_factory, timeout=400)
+    return run_ranks_once("support.sharded_cases:few", tmp_path_factory, timeout=580)
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +242,7 @@ def test_a_graph_returns_its_own_mesh(tmp_path):
 
 @pytest.fixture(scope="module")
 def split_ranks(tmp_path_factory):
-    return run_ranks_once("support.sharded_cases:by_tensors", tmp_path_factory, timeout=300)
+    return run_ranks_once("support.sharded_cases:by_tensors", tmp_path_factory, timeout=580)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def run_ranks(
     folder: Path,
     *,
     size: int = 2,
-    timeout: float = 240.0,
+    timeout: float = 280.0,
     port: bool = False,
     fake: int = 0,
     backend: str = "gloo",
