@@ -1,7 +1,7 @@
 """Graphs and results that others published, read from their own files: MONeT's and Moccasin's.
 
 Their files stay theirs, and none is in this repository. Pickles are read without running any of their code:
-what is no plain container or NumPy array becomes an object with attributes and nothing else.
+what is no plain container or number becomes an object with attributes and nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 LIMIT: Final = 2**20  # KiB in what MONeT's scripts call a GB
 
@@ -45,24 +47,34 @@ class _Record:
     def __init__(self, *_: object) -> None:
         pass
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def __setstate__(self, state: object) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+
+
+class _Kind(_Record):
+    """A NumPy type by its code, such as i8; what else a pickle says of it is not read."""
+
+    def __init__(self, code: str, *_: object) -> None:
+        self.code = code
+
+
+def _number(kind: _Kind, content: bytes) -> int | float:
+    if kind.code not in ("i4", "i8", "f4", "f8"):
+        raise ValueError(f"a pickled number of kind {kind.code!r}")
+    return np.frombuffer(content, f"<{kind.code}")[0].item()
 
 
 class _Reader(pickle.Unpickler):
-    """Makes plain containers and NumPy's arrays and numbers, and of all else records."""
+    """Makes plain containers and numbers, and of all else records: arrays, too, are empty ones."""
 
-    PLAIN: Final = {
-        "builtins": {"set", "list"},
-        "collections": {"defaultdict"},
-        "numpy": {"dtype", "ndarray"},
-        "numpy._core.multiarray": {"scalar", "_reconstruct"},
-    }
+    PLAIN: Final = {"builtins": {"set", "list"}, "collections": {"defaultdict"}}
 
     def find_class(self, module: str, name: str) -> Any:
-        module = module.replace("numpy.core", "numpy._core")  # as it was named before NumPy 2
         if name in self.PLAIN.get(module, ()):
             return super().find_class(module, name)
+        if module.partition(".")[0] == "numpy" and name in ("dtype", "scalar"):
+            return _Kind if name == "dtype" else _number
         return (lambda *_: _Record) if name == "getattr" else _Record
 
 
@@ -76,23 +88,23 @@ def monet(folder: Path) -> Iterator[Instance]:
         with file.open("rb") as opened:
             graph, solution = _Reader(opened).load()
         nodes = [graph.nodes[number] for number in range(graph.size)]
-        times = [round(100 * float(node.workspace_compute[0])) for node in nodes]
+        times = [round(100 * node.workspace_compute[0]) for node in nodes]
         limit = float(file.stem.rpartition("_")[2])
         once = sum(times)
-        taken = int(solution.runtime_expected)
+        taken = solution.runtime_expected
         bound = bounds.get((graph.model_name, graph.bs, taken))
         yield Instance(
             name=f"MONeT {graph.model_name} ({graph.bs}), {limit:g} GB",
             ops=range(graph.size),
             edges=sorted({(int(edge[0]), int(edge[1])) for edge in graph.edge_list}),
-            bytes=[round(int(node.mem) / 1024) for node in nodes],
+            bytes=[round(node.mem / 1024) for node in nodes],
             times=times,
             backward=range(graph.loss + 1, graph.size),
-            budget=int(limit * LIMIT) - round(int(nodes[-1].fixed_mem) / 1024),
+            budget=int(limit * LIMIT) - round(nodes[-1].fixed_mem / 1024),
             theirs=Theirs(
                 "Checkmate",
                 taken / once - 1,
-                float(solution.solve_time),
+                solution.solve_time,
                 None if bound is None else bound / once - 1,
             ),
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Final
 
 import networkx as nx
+import numpy as np
 
 from hybridremat.errors import DagError, InfeasibleLimitError
 from hybridremat.graph.deadline import Deadline
@@ -17,6 +20,9 @@ from hybridremat.sequence.dag import DagSearch
 from hybridremat.sequence.dag_runs import Dag
 from hybridremat.sequence.judge import Judge
 from hybridremat.units import format_bytes, parse_seconds, resolve_limit
+
+MOST: Final = 2**62
+"""Bytes or times of all ops together: sums of them are counted in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,8 @@ class DagPlan:
     time, plain_time
         The sum of the times of all executions, and of each op once.
     bound
-        Time that no schedule under the budget beats: ``plain_time``, or more with ``certify=True``.
+        Time that no schedule under the budget beats: ``plain_time``, or more with ``certify=True`` (of
+        schedules with the ops of ``backward`` last).
     """
 
     steps: tuple[Hashable, ...]
@@ -70,8 +77,9 @@ def plan_dag(
     Parameters
     ----------
     ops
-        Their names, in the order in which they would run without a budget (any one if edges contradict it);
-        or a networkx ``DiGraph``, which has the edges as well.
+        Their names, in the order in which they would run without a budget (if edges contradict it: in the
+        nearest one that they allow); or a networkx ``DiGraph``, which has the edges as well. One that no
+        other reads runs once.
     edges
         ``(maker, reader)``.
     bytes, times
@@ -81,13 +89,14 @@ def plan_dag(
         Bytes as a number or as a size (``"6GiB"``), or a share of what each op once takes (``"80%"``).
     backward
         Ops of a training step's backward, which run once, behind all others. Then the step is planned as that
-        of a model is: in blocks, by all searches.
+        of a model is, in blocks, by all searches: the others run once before the backward, and may run again
+        in it. On steps of a few ops that finds less than a call without ``backward``.
     certify
-        Whether to prove how near the plan is, which takes seconds more. Without ``backward`` nothing more is
-        proven than that each op runs once.
+        Whether to prove how near the plan is, which takes seconds more, for large graphs half a minute.
+        Without ``backward`` nothing more is proven than that each op runs once.
     planning_budget
-        A time (seconds, or ``"2min"``) after which the best so far is taken. Without one nothing but counts
-        decides, and the plan is the same each time.
+        A time (seconds, or ``"2min"``) after which the best so far is taken; the proof is not part of it.
+        Without one the search goes by counts, and the plan is the same each time.
     progress
         Whether to show how far it is.
 
@@ -95,45 +104,37 @@ def plan_dag(
     ------
     DagError
         If there is a cycle, an edge of an op that is not there, or bytes or times that are no whole numbers
-        from 0 on.
+        from 0 on, or too large.
     LimitError
         If a budget cannot be read.
     InfeasibleLimitError
-        If nothing fits, or nothing is found; ``least`` is what each op once takes.
+        If nothing fits, or nothing is found; ``least`` is the smallest budget known to be enough.
     """
     seconds = None if planning_budget is None else parse_seconds(planning_budget, name="planning_budget")
-    deadline = Deadline(seconds)
     names, read = _graph(ops, edges)
     sizes, durations = _figures("bytes", bytes, names, ops), _figures("times", times, names, ops)
     names = _in_order(names, read)
-    unknown = [each for each in backward if each not in read]
-    if unknown:
+    backward = _listed("backward", backward)
+    if unknown := [each for each in backward if each not in names]:
         raise DagError(f"backward= names {unknown[0]!r}, which is no op of this graph")
     graph = _joint(names, read, sizes, durations, frozenset(backward))
     judge = Judge(graph)
     plain = plain_schedule(graph) if backward else Schedule(tuple(range(len(names))), 0)
     plain_peak = judge.needs(plain)
-    limit = resolve_limit(budget, plain_peak, name="budget")
+    limit = resolve_limit(budget, plain_peak, name="budget", least=0)
     heaviest, alone = heaviest_op(graph)
     if limit < alone:
         why = f"{names[heaviest.id]!r} takes {alone} bytes with what it reads, and no schedule less"
         raise _infeasible(limit, plain_peak, why)
-    with planning_progress(show=progress, first="planning a graph") as show:
-        if plain_peak <= limit:
-            schedule = plain
-        elif backward:
-            schedule = _trained(graph, limit, deadline, show)
-        else:
-            dag = Dag(
-                tuple(value.bytes for value in graph.values),
-                tuple(op.time for op in graph.ops),
-                tuple(op.reads for op in graph.ops),
-            )
-            steps = DagSearch(dag, limit, show, deadline)()
-            schedule = Schedule(steps or (), 0)
-            if steps is None or judge.needs(schedule) > limit:
-                within = f" in planning_budget={planning_budget!r}" if deadline else ""
-                raise _infeasible(limit, plain_peak, f"none was found{within}")
+    if plain_peak <= limit:
+        schedule = plain
+    else:
+        find = _trained if backward else _searched
+        with planning_progress(show=progress, first="planning a graph") as show:
+            schedule = find(graph, limit, seconds, show)
+        if judge.needs(schedule) > limit:
+            more = "" if seconds is None else f" in planning_budget={planning_budget!r}, or give more time"
+            raise _infeasible(limit, judge.needs(schedule), f"none was found{more}")
     return DagPlan(
         steps=tuple(names[op] for op in schedule.steps),
         budget=limit,
@@ -145,21 +146,50 @@ def plan_dag(
     )
 
 
-def _trained(graph: JointGraph, limit: int, deadline: Deadline, show: Progress) -> Schedule:
+def _searched(graph: JointGraph, limit: int, seconds: float | None, show: Progress) -> Schedule:
+    """The fastest schedule that is found, or, where none fits, each op once."""
+    dag = Dag(
+        tuple(value.bytes for value in graph.values),
+        tuple(op.time for op in graph.ops),
+        tuple(op.reads for op in graph.ops),
+    )
+    steps = DagSearch(dag, limit, show, Deadline(seconds))()
+    return Schedule(tuple(range(len(graph.ops))) if steps is None else steps, 0)
+
+
+def _trained(graph: JointGraph, limit: int, seconds: float | None, show: Progress) -> Schedule:
+    """The same of a training step; where none fits, the one that needs least."""
     from hybridremat.planning.option_cache import OptionCache  # torch
     from hybridremat.planning.planner import plan_graph
 
+    deadline = Deadline(seconds)
     frontier = plan_graph(graph, cache=OptionCache(), workers=1, deadline=deadline, progress=show)
-    return frontier.choose(limit, None).schedule
+    try:
+        return frontier.choose(limit, None).schedule
+    except InfeasibleLimitError as error:
+        return frontier.choose(error.least, None).schedule
 
 
 def _infeasible(limit: int, least: int, why: str) -> InfeasibleLimitError:
     return InfeasibleLimitError(
-        f"no schedule fits budget {format_bytes(limit)} ({limit} bytes): {why}. Raise the budget; each op "
-        f"once takes {least} bytes.",
+        f"no schedule fits budget {format_bytes(limit)} ({limit} bytes): {why}. Raise the budget: {least} "
+        "bytes are known to be enough.",
         limit=limit,
         least=least,
     )
+
+
+def _listed(what: str, given: Iterable[Hashable]) -> tuple[Hashable, ...]:
+    """What was given, once, as names that can be looked up."""
+    try:
+        listed = tuple(given)
+        for each in listed:
+            hash(each)
+    except TypeError as error:
+        raise DagError(f"{what}= are no names of ops: {error}. Give a list of hashable names") from None
+    if None in listed:
+        raise DagError(f"{what}= name an op None: give it another name")
+    return listed
 
 
 def _graph(
@@ -168,20 +198,33 @@ def _graph(
     """The names of ops, and what each of them reads."""
     if isinstance(ops, nx.Graph) and not isinstance(ops, nx.DiGraph):
         raise DagError("the edges of this networkx graph have no direction: give a DiGraph")
-    names = tuple(ops)
-    edges = [*edges, *(ops.edges() if isinstance(ops, nx.DiGraph) else ())]
+    names = _listed("ops", ops)
     if not names:
         raise DagError("the graph has no ops: give at least one")
     read: dict[Hashable, list[Hashable]] = {name: [] for name in names}
     if len(read) < len(names):
-        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        twice = next(name for name, times in Counter(names).items() if times > 1)
         raise DagError(f"two ops are named {twice!r}: give each a name of its own")
-    for edge in edges:
-        for end in edge:
+    for edge in (*_edges(edges), *(ops.edges() if isinstance(ops, nx.DiGraph) else ())):
+        maker, reader = edge
+        for end in _listed("edges", edge):
             if end not in read:
                 raise DagError(f"the edge {edge!r} names {end!r}, which is no op of this graph")
-        read[edge[1]].append(edge[0])
+        read[reader].append(maker)
     return names, read
+
+
+def _edges(given: Iterable[tuple[Hashable, Hashable]]) -> list[tuple[Hashable, Hashable]]:
+    found = []
+    try:
+        for edge in given:
+            if isinstance(edge, set | frozenset | Mapping | str):
+                raise TypeError(f"{edge!r}")
+            maker, reader = edge
+            found.append((maker, reader))
+    except (TypeError, ValueError) as error:
+        raise DagError(f"edges= are no pairs (maker, reader): {error}") from None
+    return found
 
 
 def _figures(
@@ -198,7 +241,11 @@ def _figures(
         found = dict(ops.nodes(data=given))
     elif isinstance(given, Mapping):
         found = given
+        if unknown := [name for name in found if name not in names]:
+            raise DagError(f"{what}= names {unknown[0]!r}, which is no op of this graph")
     else:
+        if not isinstance(given, Sequence | np.ndarray):
+            raise DagError(f"{what}= is {given!r}: give a list in the order of the ops, or a dict by name")
         if len(given) != len(names):
             raise DagError(f"{what}= has {len(given)} figures for {len(names)} ops: give one for each")
         found = dict(zip(names, given, strict=True))
@@ -207,9 +254,11 @@ def _figures(
         value = found.get(name)
         if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
             raise DagError(
-                f"{what} of {name!r} are {value!r}: give a whole number from 0 on, in units small enough"
+                f"{what} of {name!r} are {value!r}: give whole numbers from 0 on, in smaller units if need be"
             )
         figures[name] = int(value)
+    if sum(figures.values()) > MOST:
+        raise DagError(f"{what} come to more than {MOST} together: give them in larger units")
     return figures
 
 

@@ -72,7 +72,7 @@ class InfeasibleLimitError(HybridRematError, RuntimeError):
 
 
 class DagError(HybridRematError, ValueError):
-    """A graph of ops that cannot be run: a cycle, an edge of no op, bytes or times that are none."""
+    """A graph of ops that cannot be run: a cycle, an edge of no op, figures that are no whole numbers."""
 
 
 class GraphSizeError(HybridRematError, ValueError):

@@ -106,9 +106,10 @@ class DagSearch:
             limit = max(self.limit, int(most * (1 - DOWN)))
             moves = min(MOVES, 100 * len(self.dag.reads))
             found = self._reordered(best.runs, best.order, limit, moves, HEATS)
+            lower = self._counted(found.runs, found.order, self.limit)
+            best = min(best, lower, key=lambda each: each.beyond)
             if found.beyond:
                 break
-            best = self._counted(found.runs, found.order, self.limit)
         return best
 
     def _roomy(self, low: Ordered) -> Ordered | None:
@@ -174,7 +175,7 @@ class DagSearch:
                 for found in self._made_again(now, there, run, top, limit):
                     if found.runs.time > latest:
                         break
-                    worth = (now.beyond - found.beyond) / (1 + found.runs.time - runs.time)
+                    worth = (now.beyond - found.beyond) / (1 + max(0, found.runs.time - runs.time))
                     if worth > most:
                         best, most = found, worth
             if best is not None:
@@ -185,10 +186,10 @@ class DagSearch:
         """An output that is made again behind a place; then with what would wait there only for that, too."""
         runs, order = now.runs.made_again(now.order, there, run, top)
         yield self._counted(runs, order, limit)
-        first = len(now.runs.ops)
-        while first < len(runs.ops) < first + _CHAIN:
+        first = len(runs.ops) - 1  # the new one is the last; what nobody reads any more is gone
+        while len(runs.ops) < first + _CHAIN:
             there = runs.there(order)
-            for maker in {maker for makers in runs.makers[first:] for maker in makers}:
+            for maker in sorted({maker for makers in runs.makers[first:] for maker in makers}):
                 others = [int(there.place[each]) for each in runs.readers[maker] if each < first]
                 since = max(int(there.place[maker]), *others, 0)
                 if maker < first and since <= top:

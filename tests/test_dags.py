@@ -198,6 +198,21 @@ def test_a_training_step_is_planned_as_one():
         ({"times": [1, 1]}, "2 figures for 3 ops"),
         ({"times": "time"}, "give a networkx DiGraph"),
         ({"backward": ["x"]}, "'x', which is no op"),
+        ({"backward": (each for each in ["x"])}, "'x', which is no op"),
+        ({"backward": 3}, "backward= are no names of ops"),
+        ({"ops": None}, "ops= are no names of ops"),
+        ({"ops": [["a"], "b", "c"]}, "unhashable"),
+        ({"ops": ["a", None, "c"]}, "an op None"),
+        ({"edges": None}, "no pairs"),
+        ({"edges": [("a",)]}, "no pairs"),
+        ({"edges": [("a", "b", 2)]}, "no pairs"),
+        ({"edges": [{"a", "b"}]}, "no pairs"),
+        ({"edges": [("a", [])]}, "unhashable"),
+        ({"bytes": None}, "give a list in the order of the ops"),
+        ({"bytes": {"a", "b", "c"}}, "give a list in the order of the ops"),
+        ({"bytes": {"a": 1, "b": 1, "c": 1, "d": 1}}, "'d', which is no op"),
+        ({"bytes": [1, 1, 2**62]}, "give them in larger units"),
+        ({"times": [1, 1, 10**330]}, "give them in larger units"),
         ({"backward": ["a"]}, "'b' runs behind 'a' of the backward"),
     ],
 )
@@ -205,6 +220,31 @@ def test_bad_graphs_are_typed_errors(given, says):
     usual = {"ops": ["a", "b", "c"], "edges": [("a", "b")], "bytes": [1, 1, 1], "times": [1, 1, 1]}
     with pytest.raises(DagError, match=says):
         hybridremat.plan_dag(**{**usual, **given})
+
+
+def test_figures_may_be_arrays_large_or_zero():
+    ops, edges = range(4), np.array([(0, 1), (1, 2), (2, 3), (0, 3)])
+    sizes = np.array([10, 6, 4, 1]) * 2**56
+    plan = hybridremat.plan_dag(ops, edges, sizes, np.array([1, 5, 5, 5]), 16 * 2**56)
+    assert (plan.steps, plan.peak, plan.budget) == ((0, 1, 2, 0, 3), 2**60, 2**60)
+    nothing = hybridremat.plan_dag(ops, edges, [0] * 4, [0] * 4)
+    assert (nothing.steps, nothing.peak, nothing.overhead) == ((0, 1, 2, 3), 0, 0.0)
+
+
+def test_room_may_save_time_too():
+    # what is made again later leaves an execution that nobody reads
+    edges = [(1, 3), (2, 3), (4, 5), (0, 6), (5, 6), (0, 7), (2, 7), (3, 7), (4, 7), (6, 7)]
+    sizes = [30, 9, 1, 1, 30, 9, 0, 0]
+    plan = hybridremat.plan_dag(range(8), edges, sizes, [1] * 8, 67)
+    assert replayed(plan.steps, edges, sizes) == plan.peak <= 67
+
+
+def test_a_training_step_that_does_not_fit_says_what_is_enough():
+    edges = [(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 4), (1, 5), (2, 3), (3, 4), (4, 5)]
+    step = {"ops": range(6), "edges": edges, "bytes": [9, 1, 2, 3, 1, 9], "times": [0, 2, 1, 0, 1, 2]}
+    with pytest.raises(InfeasibleLimitError, match="no schedule fits budget 14 B") as caught:
+        hybridremat.plan_dag(**step, budget=14, backward=[5])
+    assert hybridremat.plan_dag(**step, budget=caught.value.least, backward=[5]).peak == caught.value.least
 
 
 def test_a_budget_below_the_largest_op_names_it():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import published
 from published_files import Theirs, moccasin, monet
+
+import hybridremat
 
 
 @pytest.fixture
@@ -117,7 +120,7 @@ def test_rows_come_from_plans_that_are_replayed(tmp_path, like_monet, monkeypatc
     published.main()
     said, text = capsys.readouterr().err, page.read_text()
     assert said.count("measured") == 2
-    assert "Of 1 published results, ours is slower than 0." in text
+    assert "Of 1 with a published result, ours is slower than 0." in text
     assert "| MONeT net (8), 0.0118 GB | 6 | Checkmate 2.778 | 2.500 | 12 s | 2.778 | 2.778 | " in text
     # its own order is the only one, and takes all three values at the end
     assert "| Moccasin random layered (3), 90 % | 3 | – | – | – | nothing found | – | " in text
@@ -128,6 +131,11 @@ def test_a_schedule_beyond_its_budget_is_no_row(tmp_path, like_monet):
     (found,) = monet(tmp_path)
     assert published.replayed(found, [0, 1, 2, 3, 4, 5]) == 4 * 4096
     assert published.replayed(found, [0, 1, 2, 3, 0, 4, 5]) == 3 * 4096
+    plan = hybridremat.DagPlan((0, 1, 2, 3, 0, 4, 5), 0, 0, 0, 0, 0, 0)
+    assert published.checked(found, plan) == 1850 / 1800 - 1
+    for wrong in ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 0, 4)):
+        with pytest.raises(RuntimeError, match="MONeT net"):
+            published.checked(found, replace(plan, steps=wrong))
 
 
 @pytest.mark.parametrize(
