@@ -96,7 +96,8 @@ def _leave_what_waits_for_its_turn(config, items):
     for item in items:
         path, _, name = item.nodeid.partition("::")
         there[path].add(name.partition("[")[0])
-        if item.nodeid in waiting:
+        own = seconds.of_fixture(path, set(item.fixturenames)) if TURN else None
+        if item.nodeid in waiting if own is None else own % seconds.TURNS != int(TURN) % seconds.TURNS:
             item.add_marker("slow")
             item.add_marker("long")
     if not any("::" in each for each in config.args) and (missing := seconds.missing(known, there)):

@@ -75,3 +75,11 @@ def test_a_run_in_turn_leaves_out_what_waits():
     )
     assert first in collected.stdout
     assert second not in collected.stdout
+
+
+def test_all_that_use_a_heavy_fixture_have_one_turn_and_it_is_there():
+    turns = [seconds.of_fixture(path, {fixture, "tmp_path"}) for path, fixture in seconds.HEAVY_FIXTURES]
+    assert turns == [*range(len(seconds.HEAVY_FIXTURES))]
+    assert seconds.of_fixture("tests/test_ranks.py", {"tmp_path"}) is None
+    for path, fixture in seconds.HEAVY_FIXTURES:
+        assert f"def {fixture}(tmp_path_factory)" in (ROOT / path).read_text(encoding="utf-8")

@@ -27,6 +27,17 @@ MOST_EACH_TIME: Final = 6.0
 TURNS: Final = 5
 """In so many runs of CI all of the others have had their turn."""
 
+SHARDED: Final = "tests/test_sharded_units.py"
+
+HEAVY_FIXTURES: Final = (
+    *((SHARDED, name) for name in ("quick", "more", "few_ranks", "other_ranks", "split", "split_ranks")),
+    ("tests/test_ddp_overlap.py", "ranks"),
+    ("tests/test_ranks.py", "ranks"),
+    ("tests/test_gathers.py", "together"),
+    (SHARDED, "few_sections"),
+)
+"""Fixtures of a module that take minutes: all tests that use one have one turn."""
+
 FIXTURES: Final = {
     "tests/test_certificates.py": {"curve"},
     "tests/test_ranks.py": {"ranks"},
@@ -60,3 +71,9 @@ def waiting(known: Mapping[str, Mapping[str, float]], turn: int) -> set[str]:
     """The ids of heavy tests whose turn it is not; neighbours, which are alike, have different turns."""
     ids = [f"{path}::{name}" for path, tests in known.items() for name in tests]
     return {each for number, each in enumerate(ids) if number % TURNS != turn % TURNS}
+
+
+def of_fixture(path: str, fixtures: set[str]) -> int | None:
+    """The turn of the tests that use a heavy fixture of a file; None for others."""
+    every = enumerate(HEAVY_FIXTURES)
+    return next((turn for turn, (file, name) in every if file == path and name in fixtures), None)
