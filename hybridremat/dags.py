@@ -111,13 +111,7 @@ def plan_dag(
         If nothing fits, or nothing is found; ``least`` is the smallest budget known to be enough.
     """
     seconds = None if planning_budget is None else parse_seconds(planning_budget, name="planning_budget")
-    names, read = _graph(ops, edges)
-    sizes, durations = _figures("bytes", bytes, names, ops), _figures("times", times, names, ops)
-    names = _in_order(names, read)
-    backward = _listed("backward", backward)
-    if unknown := [each for each in backward if each not in names]:
-        raise DagError(f"backward= names {unknown[0]!r}, which is no op of this graph")
-    graph = _joint(names, read, sizes, durations, frozenset(backward))
+    names, graph, backward = _read(ops, edges, bytes, times, backward)
     judge = Judge(graph)
     plain = plain_schedule(graph) if backward else Schedule(tuple(range(len(names))), 0)
     plain_peak = judge.needs(plain)
@@ -144,6 +138,23 @@ def plan_dag(
         plain_time=judge.time(plain),
         bound=bound_under(judge, limit, schedule) if certify and backward else judge.time(plain),
     )
+
+
+def _read(
+    ops: Iterable[Hashable] | nx.DiGraph,
+    edges: Iterable[tuple[Hashable, Hashable]],
+    bytes: Sequence[int] | Mapping[Hashable, int] | str,  # noqa: A002
+    times: Sequence[int] | Mapping[Hashable, int] | str,
+    backward: Iterable[Hashable],
+) -> tuple[tuple[Hashable, ...], JointGraph, frozenset[Hashable]]:
+    """The ops in an order that their edges allow, the graph of them, and those of the backward."""
+    names, read = _graph(ops, edges)
+    sizes, durations = _figures("bytes", bytes, names, ops), _figures("times", times, names, ops)
+    names = _in_order(names, read)
+    last = _listed("backward", backward)
+    if unknown := [name for name in last if name not in read]:
+        raise DagError(f"backward= names {unknown[0]!r}, which is no op of this graph")
+    return names, _joint(names, read, sizes, durations, frozenset(last)), frozenset(last)
 
 
 def _searched(graph: JointGraph, limit: int, seconds: float | None, show: Progress) -> Schedule:

@@ -13,17 +13,8 @@ import numpy as np
 from hybridremat.graph.deadline import NO_DEADLINE, Deadline
 from hybridremat.sequence.dag_runs import Dag, Numbers, Runs, There
 
-MOVES: Final = 4_000
-"""Moves that are tried for an order that fits as it is; at most a hundred for each op."""
-
-FEWER: Final = 400
-"""For one with an execution less; a quarter of it after each execution that makes room."""
-
-HEATS: Final = (0.0, 0.3)
-"""How far an order may get worse on its way, as shares of what is beyond the limit."""
-
-DOWN: Final = 0.02
-"""The share of the most memory by which orders come down to the limit, time after time."""
+MOVES: Final = 400
+"""Moves that are tried for an order with an execution less; a quarter of it after each that makes room."""
 
 LEVELS: Final = (1, 2, 3, 5)
 """Steps in which room is made: where none is found at once, under higher limits first."""
@@ -36,9 +27,6 @@ OPS: Final = 250
 
 EXCHANGES: Final = 150
 """How many times an execution is left out, and other room made for what is then kept."""
-
-_SMALL: Final = 0.05
-"""Of what is beyond the limit: smaller outputs make no room."""
 
 _PLACES: Final = 3
 """Places at which room is looked for: those where most is there."""
@@ -61,20 +49,15 @@ class Ordered:
     order: Numbers
     beyond: int
 
-    @property
-    def most(self) -> int:
-        """Bytes at the place where most is there."""
-        return int(self.runs.there(self.order).level.max())
-
 
 @dataclass(frozen=True)
 class DagSearch:
     """A search for the fastest schedule of a graph under a limit in bytes.
 
-    First an order is looked for in which each op runs once. Where none fits, room is made by running ops
-    again, each time that which frees most for its time; orders are looked for in between. Then executions
-    are left out, one after the other, and other room is made in less time. It goes by counts and numbers
-    drawn from a seed, never by a clock; ``progress`` is called with (stage, done, total).
+    Room is made by running ops again, each time that which frees most for its time, or only elsewhere; orders
+    are looked for in between. Then executions are left out, one after the other, and other room is made in
+    less time. It goes by counts and numbers drawn from a seed, never by a clock; ``progress`` is called with
+    (stage, done, total).
     """
 
     dag: Dag
@@ -85,42 +68,27 @@ class DagSearch:
 
     def __call__(self) -> tuple[int, ...] | None:
         """The ops of the fastest schedule found, one after the other; None if none is."""
-        best = None
+        once = self._counted(Runs.once(self.dag), np.arange(len(self.dag.reads)), self.limit)
+        best: Ordered | None = None
         for _ in range(min(STARTS, max(1, OPS // len(self.dag.reads)))):
-            low = self._low()
-            roomy = self._roomy(low) if low.beyond else low
+            roomy = self._roomy(once)
             found = None if roomy is None else self._shorter(roomy)
             if best is None or (found is not None and found.runs.time < best.runs.time):
                 best = found
-            if not low.beyond:
+            if best is not None and best.runs.time == once.runs.time:
                 break
         return None if best is None else tuple(best.runs.ops[run] for run in best.order.tolist())
 
-    def _low(self) -> Ordered:
-        """Each op once, in an order of little memory: it comes down to the limit step by step."""
-        best = self._counted(Runs.once(self.dag), np.arange(len(self.dag.reads)), self.limit)
-        first = best.most
-        while best.beyond:
-            most = best.most
-            self.progress("searching orders", first - most, max(1, first - self.limit))
-            limit = max(self.limit, int(most * (1 - DOWN)))
-            moves = min(MOVES, 100 * len(self.dag.reads))
-            found = self._reordered(best.runs, best.order, limit, moves, HEATS)
-            lower = self._counted(found.runs, found.order, self.limit)
-            best = min(best, lower, key=lambda each: each.beyond)
-            if found.beyond:
-                break
-        return best
-
-    def _roomy(self, low: Ordered) -> Ordered | None:
-        """The fastest of those that fit, by way of one or more higher limits."""
-        most, fit = low.most, list[Ordered]()
+    def _roomy(self, once: Ordered) -> Ordered | None:
+        """The fastest of those that fit, by way of no or some higher limits."""
+        most, fit = int(once.runs.there(once.order).level.max()), list[Ordered]()
         for number, levels in enumerate(LEVELS):
             self.progress("making room", number, len(LEVELS))
-            found: Ordered | None = low
+            found: Ordered | None = once
             for level in range(1, levels + 1):
-                limit = most - (most - self.limit) * level // levels
-                found = found and self._with_room(found.runs, found.order, limit, None)
+                if found is not None:
+                    limit = most - (most - self.limit) * level // levels
+                    found = self._with_room(found.runs, found.order, limit, None)
             fit += [] if found is None else [found]
         return min(fit, key=lambda found: found.runs.time, default=None)
 
@@ -139,9 +107,8 @@ class DagSearch:
                 saved = best.runs.time - runs.time
                 if saved <= 0:
                     continue
-                found: Ordered | None = self._reordered(runs, order, self.limit, FEWER, HEATS)
-                if found is not None and found.beyond:
-                    found = self._with_room(found.runs, found.order, self.limit, saved - 1)
+                fewer = self._reordered(self._counted(runs, order, self.limit), self.limit, MOVES)
+                found = self._with_room(fewer.runs, fewer.order, self.limit, saved - 1)
                 if found is not None:
                     best, again = found, True
                     break
@@ -155,7 +122,7 @@ class DagSearch:
             roomier = self._roomier(now, limit, latest)
             if roomier is None:
                 return None
-            now = self._reordered(roomier.runs, roomier.order, limit, FEWER // 4, (0.0,))
+            now = self._reordered(roomier, limit, MOVES // 4)
         return None if now.beyond else now
 
     def _roomier(self, now: Ordered, limit: int, latest: float) -> Ordered | None:
@@ -164,8 +131,9 @@ class DagSearch:
         over = np.flatnonzero(there.level > limit)
         for top in over[np.argsort(-there.level[over], kind="stable")][:_PLACES].tolist():
             waits = np.flatnonzero((there.place < top) & (there.last > top))
-            large = waits[runs.bytes[waits] > _SMALL * (there.level[top] - limit)].tolist()
-            idle = [run for run in large if all(there.place[each] != top for each in runs.readers[run])]
+            idle = [
+                run for run in waits.tolist() if all(there.place[each] != top for each in runs.readers[run])
+            ]
 
             def for_its_time(run: int, top: int = top) -> float:
                 return self._freed(runs, there, run, top, limit) / (1 + self.dag.times[runs.ops[run]])
@@ -185,16 +153,16 @@ class DagSearch:
     def _made_again(self, now: Ordered, there: There, run: int, top: int, limit: int) -> Iterator[Ordered]:
         """An output that is made again behind a place; then with what would wait there only for that, too."""
         runs, order = now.runs.made_again(now.order, there, run, top)
-        yield self._counted(runs, order, limit)
-        first = len(runs.ops) - 1  # the new one is the last; what nobody reads any more is gone
+        yield self._counted(*runs.without_unread(order), limit)
+        first = len(now.runs.ops)  # the new ones come behind all others, in number and in place
         while len(runs.ops) < first + _CHAIN:
             there = runs.there(order)
             for maker in sorted({maker for makers in runs.makers[first:] for maker in makers}):
                 others = [int(there.place[each]) for each in runs.readers[maker] if each < first]
-                since = max(int(there.place[maker]), *others, 0)
+                since = max([int(there.place[maker]), *others])
                 if maker < first and since <= top:
                     runs, order = runs.made_again(order, there, maker, since)
-                    yield self._counted(runs, order, limit)
+                    yield self._counted(*runs.without_unread(order), limit)
                     break
             else:
                 return
@@ -213,39 +181,18 @@ class DagSearch:
     def _counted(self, runs: Runs, order: Numbers, limit: int) -> Ordered:
         return Ordered(runs, order, runs.there(order).beyond(limit))
 
-    def _reordered(
-        self, runs: Runs, order: Numbers, limit: int, moves: int, heats: tuple[float, ...]
-    ) -> Ordered:
-        """The best order that so many moves lead to, at one heat after the other until all fits."""
-        best = self._counted(runs, order, limit)
-        for heat in heats:
-            found = self._annealed(best, limit, moves, heat)
-            if found.beyond < best.beyond:
-                best = found
-            if not best.beyond:
-                break
-        return best
-
-    def _annealed(self, start: Ordered, limit: int, moves: int, heat: float) -> Ordered:
-        """A move that leaves ``heat`` of it more beyond stays with chance 1/e at first, later less often."""
-        runs, order, beyond, best = start.runs, start.order, start.beyond, start
+    def _reordered(self, start: Ordered, limit: int, moves: int) -> Ordered:
+        """The order that so many moves lead to, of which those stay that leave no more beyond the limit."""
+        runs, order, beyond = start.runs, start.order, start.beyond
         there = runs.there(order)
-        for move in range(moves):
-            if not best.beyond or self.deadline.passed:
+        for _ in range(moves):
+            if not beyond or self.deadline.passed:
                 break
             run, to = self._move(runs, there, limit)
             changed = None if to == there.place[run] else runs.moved(order, there, run, to)
-            if changed is None:
-                continue
-            found = runs.there(changed)
-            left = found.beyond(limit)
-            worse = heat * (1 - move / moves) * best.beyond
-            if left > beyond and self.drawn.random() >= _likely(left - beyond, worse):
-                continue
-            order, there, beyond = changed, found, left
-            if beyond < best.beyond:
-                best = Ordered(runs, order, beyond)
-        return best
+            if changed is not None and (found := runs.there(changed)).beyond(limit) <= beyond:
+                order, there, beyond = changed, found, found.beyond(limit)
+        return Ordered(runs, order, beyond)
 
     def _move(self, runs: Runs, there: There, limit: int) -> tuple[int, int]:
         """An execution, and the place that it is to go to.
@@ -270,7 +217,3 @@ class DagSearch:
         behind = [reader for reader in runs.readers[waiting] if there.place[reader] >= top]
         last = max(behind, key=lambda reader: int(there.place[reader]))
         return (last if drawn.random() < 0.5 else drawn.choice(behind)), max(0, top - past)
-
-
-def _likely(more: int, heat: float) -> float:
-    return math.exp(-more / heat) if heat > 0 else 0.0

@@ -6,7 +6,7 @@ move takes along what needs the moved one, or what it needs, so that each still 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,11 +87,7 @@ class Runs:
     @cached_property
     def readers(self) -> list[list[int]]:
         """The executions that read each."""
-        found: list[list[int]] = [[] for _ in self.ops]
-        for run, makers in enumerate(self.makers):
-            for maker in makers:
-                found[maker].append(run)
-        return found
+        return _turned(self.makers, len(self.ops))
 
     @cached_property
     def needs(self) -> list[set[int]]:
@@ -105,11 +101,7 @@ class Runs:
     @cached_property
     def needed_by(self) -> list[list[int]]:
         """What runs after each."""
-        found: list[list[int]] = [[] for _ in self.ops]
-        for run, needs in enumerate(self.needs):
-            for need in needs:
-                found[need].append(run)
-        return found
+        return _turned(self.needs, len(self.ops))
 
     @cached_property
     def bytes(self) -> Numbers:
@@ -165,7 +157,10 @@ class Runs:
         return changed
 
     def made_again(self, order: Numbers, there: There, run: int, place: int) -> tuple[Runs, Numbers]:
-        """What reads an execution behind a place reads one of its own, right before the first of them."""
+        """What reads an execution behind a place reads a new one, the last, right before the first of them.
+
+        That the one before may have no readers left is a matter of :meth:`without_unread`.
+        """
         behind = [reader for reader in self.readers[run] if there.place[reader] > place]
         at = min(int(there.place[reader]) for reader in behind)
         op, new = self.ops[run], len(self.ops)
@@ -174,8 +169,7 @@ class Runs:
         for reader in behind:
             makers[reader] = tuple(new if maker == run else maker for maker in makers[reader])
         earlier = [*(new if before == run else before for before in self.earlier), run]
-        runs = Runs(self.dag, (*self.ops, op), tuple(makers), tuple(earlier))
-        return runs._without_unread(np.insert(order, at, new), set())
+        return Runs(self.dag, (*self.ops, op), tuple(makers), tuple(earlier)), np.insert(order, at, new)
 
     def made_of(self, there: There, run: int, place: int) -> list[int]:
         """What an execution's op would read at a place: of each op, the last execution before."""
@@ -188,10 +182,7 @@ class Runs:
 
     @cached_property
     def _by_op(self) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in self.dag.reads]
-        for run, op in enumerate(self.ops):
-            found[op].append(run)
-        return found
+        return _turned([(op,) for op in self.ops], len(self.dag.reads))
 
     def left_out(self, order: Numbers, run: int) -> tuple[Runs, Numbers]:
         """What reads an execution of an op that has run before reads the one before instead."""
@@ -201,12 +192,12 @@ class Runs:
         for reader in self.readers[run]:
             makers[reader] = tuple(before if maker == run else maker for maker in makers[reader])
         runs = Runs(self.dag, self.ops, tuple(makers), self.earlier)
-        return runs._without_unread(order, {run})
+        return runs.without_unread(order)
 
-    def _without_unread(self, order: Numbers, gone: set[int]) -> tuple[Runs, Numbers]:
-        """Without some, and without what then nobody reads; ops that nobody reads have their one run."""
+    def without_unread(self, order: Numbers) -> tuple[Runs, Numbers]:
+        """Without executions that nobody reads, of ops that are read."""
         left = [len(readers) for readers in self.readers]
-        gone = gone | {run for run, count in enumerate(left) if not count and self._is_read(run)}
+        gone = {run for run, count in enumerate(left) if not count and self.ops[run] in self._read_ops}
         asked = sorted(gone)
         while asked:
             for maker in self.makers[asked.pop()]:
@@ -231,10 +222,15 @@ class Runs:
             tuple(earlier),
         ), np.array([number[run] for run in order.tolist() if run in number], np.int64)
 
-    def _is_read(self, run: int) -> bool:
-        """Whether any op reads this one's op."""
-        return self.ops[run] in self._read_ops
-
     @cached_property
     def _read_ops(self) -> frozenset[int]:
         return frozenset(op for reads in self.dag.reads for op in reads)
+
+
+def _turned(lists: Iterable[Iterable[int]], count: int) -> list[list[int]]:
+    """Of each number below ``count``, the places of the lists that it is in."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for place, numbers in enumerate(lists):
+        for number in numbers:
+            found[number].append(place)
+    return found

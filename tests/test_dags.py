@@ -106,30 +106,32 @@ def layered(count, seed):
 
 
 @pytest.mark.parametrize(
-    ("count", "seed", "starts", "most"),
+    ("count", "seed", "budget", "starts", "most"),
     [
-        (40, 0, 5, 0.0),  # by order alone
-        (24, 9, 5, 0.0),  # 0.016 from one start
-        (24, 9, 1, 0.02),  # 0.046 where none is left out again
-        (40, 1, 1, 0.06),  # nothing where only single executions run again
+        (24, 9, "50%", 1, 0.0),  # by order alone
+        (24, 8, "50%", 5, 0.0),  # 0.019 from one start
+        (24, 11, "55%", 1, 0.0),  # 0.09 where room is made in one level
+        (40, 13, "50%", 1, 0.18),  # 0.198 where nothing else makes room for what is left out
+        (60, 13, "60%", 1, 0.08),  # nothing where room is made at one place alone
+        (40, 10, "50%", 1, 0.02),  # nothing where only single executions run again
     ],
 )
 def test_orders_and_recomputations_fit_budgets_that_the_given_order_does_not(
-    count, seed, starts, most, monkeypatch
+    count, seed, budget, starts, most, monkeypatch
 ):
     monkeypatch.setattr("hybridremat.sequence.dag.STARTS", starts)
     edges, sizes, times = layered(count, seed)
     plain = replayed(range(count), edges, sizes)
-    found = hybridremat.plan_dag(range(count), edges, sizes, times, "50%")
-    assert replayed(found.steps, edges, sizes) == found.peak <= found.budget == plain * 50 // 100
+    found = hybridremat.plan_dag(range(count), edges, sizes, times, budget)
+    assert replayed(found.steps, edges, sizes) == found.peak <= found.budget < plain
     assert found.overhead <= most
-    assert found == hybridremat.plan_dag(range(count), edges, sizes, times, "50%")
+    assert found == hybridremat.plan_dag(range(count), edges, sizes, times, budget)
 
 
 @pytest.fixture
 def few_simulations(monkeypatch):
     monkeypatch.setattr("hybridremat.sequence.dag.STARTS", 1)
-    for name in ("MOVES", "FEWER", "EXCHANGES"):
+    for name in ("MOVES", "EXCHANGES"):
         monkeypatch.setattr(f"hybridremat.sequence.dag.{name}", 20)
 
 
@@ -150,7 +152,8 @@ def test_it_says_how_far_it_is(monkeypatch, capsys):
     edges, sizes, times = layered(20, 4)
     hybridremat.plan_dag(range(20), edges, sizes, times, "55%")
     said = capsys.readouterr().err
-    assert all(stage in said for stage in ("searching orders", "making room", "leaving executions out"))
+    assert "making room" in said
+    assert "leaving executions out" in said
     hybridremat.plan_dag(range(20), edges, sizes, times, "55%", progress=False)
     assert not capsys.readouterr().err
 
@@ -231,6 +234,23 @@ def test_figures_may_be_arrays_large_or_zero():
     assert (nothing.steps, nothing.peak, nothing.overhead) == ((0, 1, 2, 3), 0, 0.0)
 
 
+def test_what_would_wait_instead_counts_where_room_is_looked_for():
+    # 20 outputs whose inputs would wait, more than are tried one by one, and a source of 5 bytes
+    rows = range(20)
+    edges = [(("in", n), ("out", n)) for n in rows] + [(("out", n), ("use", n)) for n in rows]
+    edges += [(("use", n), ("use", n + 1)) for n in rows[:-1]] + [(("use", 19), "wide"), ("wide", "small")]
+    edges += [("small", ("last", n)) for n in rows] + [(("out", n), ("last", n)) for n in rows]
+    edges += [("source", ("use", 0)), ("source", ("last", 0))]
+    ops = [*((kind, n) for n in rows for kind in ("in", "out")), "source", *(("use", n) for n in rows)]
+    ops += ["wide", "small", *(("last", n) for n in rows)]
+    size = {"in": 10, "out": 11, "use": 1, "last": 0, "source": 5, "wide": 99, "small": 0}
+    sizes = {op: size[op if isinstance(op, str) else op[0]] for op in ops}
+    times = {op: 100 if op[0] == "in" else 1 for op in ops}
+    plan = hybridremat.plan_dag(ops, edges, sizes, times, 20 * 11 + 1 + 99 + 5 - 5)
+    assert plan.time == plan.plain_time + 1
+    assert replayed(plan.steps, edges, sizes) == plan.peak <= plan.budget
+
+
 def test_room_may_save_time_too():
     # what is made again later leaves an execution that nobody reads
     edges = [(1, 3), (2, 3), (4, 5), (0, 6), (5, 6), (0, 7), (2, 7), (3, 7), (4, 7), (6, 7)]
@@ -273,7 +293,9 @@ def test_executions_that_move_come_and_go_still_compute_everything(dag, drawn):
             changed = runs.moved(order, there, run, to) if to != there.place[run] else None
             order = order if changed is None else changed
         elif kind == "again" and behind and max(behind) > there.place[run] + 1:
-            runs, order = runs.made_again(order, there, run, int(there.place[run]) + 1)
+            new, inserted = runs.made_again(order, there, run, int(there.place[run]) + 1)
+            assert new.ops[-1] == runs.ops[run]
+            runs, order = new.without_unread(inserted)
         elif kind == "leave out" and runs.again:
             runs, order = runs.left_out(order, drawn.choice(runs.again))
 
