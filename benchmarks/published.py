@@ -2,10 +2,11 @@
 
     python benchmarks/published.py FOLDER [NAME …] [--pages]
 
-FOLDER has checkouts of https://github.com/utsaslab/monet-schedules and https://github.com/haoming-codes/moccasin,
-or one of them; NAME: only instances whose name contains one of these. Each is planned by
-:func:`hybridremat.plan_dag`, and its schedule is replayed here, in the papers' memory model. Rows go to
-``data/published.csv`` as they come, the table from them to docs/benchmarks.md; ``--pages`` does only that.
+FOLDER has checkouts of one or more of https://github.com/utsaslab/monet-schedules,
+https://github.com/haoming-codes/moccasin and https://github.com/uwsampl/dtr-prototype; NAME: only instances
+whose name contains one of these. Each is planned by :func:`hybridremat.plan_dag`, and its schedule is
+replayed here, in the papers' memory model. Rows go to ``data/published.csv`` as they come, the table from
+them to docs/benchmarks.md; ``--pages`` does only that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Final
 
 from generated import Row, days, loads, read_rows, write_part, write_rows
 from published_files import Instance, moccasin, monet
+from published_logs import dtr
 
 import hybridremat
 
@@ -70,7 +72,14 @@ def checked(instance: Instance, plan: hybridremat.DagPlan) -> float:
     if {*plan.steps} != {*instance.ops} or replayed(instance, plan.steps) > budget:
         raise RuntimeError(f"{instance.name}: {plan}")
     time = dict(zip(instance.ops, instance.times, strict=True))
-    return sum(time[op] for op in plan.steps) / sum(instance.times) - 1
+    return share_of(instance, sum(time[op] for op in plan.steps))
+
+
+def share_of(instance: Instance, time: int) -> float:
+    """Of a time in which each op runs, what is extra as a share of each op once."""
+    time_of = dict(zip(instance.ops, instance.times, strict=True))
+    further = sum(time_of[op] for op in instance.further)
+    return (time - further) / (sum(instance.times) - further) - 1
 
 
 def measured(instance: Instance) -> Row:
@@ -91,7 +100,7 @@ def measured(instance: Instance) -> Row:
         row["ours"] = ""
     else:
         row["ours"] = _text(checked(instance, plan))
-        row["bound"] = _text(plan.bound / plan.plain_time - 1)
+        row["bound"] = _text(share_of(instance, plan.bound))
     row["seconds"] = round(time.process_time() - started, 1)
     return row | {"load": round(load, 1), "date": datetime.now(UTC).date().isoformat()}
 
@@ -129,7 +138,8 @@ def described(rows: Sequence[Row], held: int, worse: int) -> str:
         f"published result, ours is slower than {worse}. *Bound*: no schedule "
         "is faster; theirs is what Gurobi proved in up to 24 hours on 12 threads. *CPU s*: plan and "
         "bound. Memory is counted as in the papers, and each schedule is replayed so. Moccasin's authors "
-        "print one decimal."
+        "print one decimal. DTR, which decides while a step runs, is what its authors' simulator says of "
+        "their own heuristic on the same log."
     )
 
 
@@ -138,7 +148,8 @@ def table_of(rows: Sequence[Row]) -> Iterator[str]:
     yield "| instance | ops | theirs | their bound | their time | ours | our bound | CPU s |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
-        theirs = f"{row['method']} {_percent(row['theirs'])}" if row["theirs"] else "–"
+        found = _percent(row["theirs"]) if row["theirs"] else "out of memory"
+        theirs = f"{row['method']} {found}" if row["method"] else "–"
         spent = f"{float(row['their_seconds']):.0f} s" if row["their_seconds"] else "–"
         cells = [row["instance"], row["ops"], theirs, _percent(row["their_bound"]), spent]
         ours = _percent(row["ours"]) if row["ours"] else "nothing found"
@@ -160,7 +171,7 @@ def main() -> None:
     if not options.pages:
         if options.folder is None or not options.folder.is_dir():
             parser.error("give the folder of the published files")
-        for instance in (*monet(options.folder), *moccasin(options.folder)):
+        for instance in (each for read in (monet, moccasin, dtr) for each in read(options.folder)):
             if not options.names or any(name in instance.name for name in options.names):
                 rows[instance.name] = measured(instance)
                 write_rows(ROWS, COLUMNS, [*rows.values()])

@@ -31,7 +31,11 @@ class Theirs:
 
 @dataclass(frozen=True)
 class Instance:
-    """A graph under one budget: ``backward`` is empty where it is no training step."""
+    """A graph under one budget.
+
+    ``backward`` is empty where it is no training step. ``further`` are further outputs of ops: each once is
+    part of its op's time, and again takes as long as that.
+    """
 
     name: str
     ops: Sequence[int]
@@ -41,6 +45,7 @@ class Instance:
     backward: Sequence[int]
     budget: int | str
     theirs: Theirs | None
+    further: Sequence[int] = ()
 
 
 class _Record:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import published
+import published_logs
 from published_files import Theirs, moccasin, monet
+from published_logs import dtr
 
 import hybridremat
 
@@ -107,6 +110,63 @@ def test_moccasins_files_are_read(tmp_path):
     assert (step.backward, step.budget, step.theirs) == ([3, 4], "80%", Theirs("Moccasin", 0.001))
     assert (layered.ops, layered.bytes, layered.theirs) == ([0, 2, 1], [5, 5, 5], None)
     assert layered.edges == [(0, 2), (2, 1), (0, 1)]
+
+
+def logged(name, args, results, time):
+    """A call: of each result its name, its bytes, and the argument that it is a view of, or -1."""
+    names = [result for result, _, _ in results]
+    yield {"INSTRUCTION": "CALL", "NAME": name, "ARGS": list(args), "TIME": str(time), "RESULT": names}
+    for result, size, alias in results:
+        yield {"INSTRUCTION": "MEMORY", "NAME": result, "MEMORY": str(size)}
+        yield {"INSTRUCTION": "ALIAS", "NAME": result, "ALIAS": str(alias)}
+
+
+def write_dtr(folder):
+    """A norm with two outputs, a view, a call that changes what it reads, and their backward."""
+    lines = [
+        *logged("left_over", "", [("z", 9, -1)], 9),  # of the step before
+        {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"},
+        {"INSTRUCTION": "CONSTANT", "NAME": "w"},
+        {"INSTRUCTION": "MEMORY", "NAME": "w", "MEMORY": "7"},
+        {"INSTRUCTION": "COPY", "DST": "v", "SRC": "w"},
+        *logged("norm", "v", [("s", 2, -1), ("y", 40, -1)], 3),
+        *logged("view", "y", [("t", 0, 0)], 0),
+        {"INSTRUCTION": "RELEASE", "NAME": "y"},
+        {"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["t", "w"], "MUTATE": [0], "TIME": "5"},
+        {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "BACKWARD"},
+        *logged("max_backward", "ts", [("g", 40, -1)], 4),
+        *({"INSTRUCTION": "RELEASE", "NAME": name} for name in ("t", "s")),
+    ]
+    with zipfile.ZipFile(folder / "logs.zip", "w") as logs:
+        logs.writestr("logs/tv_net-8-9.0-2020.log", "\n".join(map(json.dumps, lines)))
+        logs.writestr("logs/other-8-9.0-2020.log", "")
+
+
+def test_dtrs_logs_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(published_logs, "SIMULATED", {"net (8)": (100, {80: 2.5, 60: None})})
+    write_dtr(tmp_path)
+    found, small = dtr(tmp_path)
+    assert (found.name, small.name) == ("DTR net (8), 80 %", "DTR net (8), 60 %")
+    assert (found.theirs, small.theirs) == (Theirs("DTR", 0.025), Theirs("DTR", None))
+    # norm, its further output, the view, add_, the backward, the end
+    assert found.bytes == [40, 2, 0, 40, 40, 0]
+    assert found.times == [3, 3, 0, 5, 4, 0]
+    assert found.edges == [(0, 1), (0, 2), (0, 3), (2, 3), (1, 4), (3, 4), (4, 5)]
+    assert (list(found.further), list(found.backward), found.budget) == ([1], [4, 5], 80 - 7)
+    plan = hybridremat.DagPlan((0, 1, 2, 3, 4, 5), 0, 0, 0, 0, 0, 0)
+    assert published.replayed(found, plan.steps) == 2 + 40 + 40 + 0
+    assert published.checked(replace(found, budget=82), plan) == 0.0
+    again = replace(plan, steps=(0, 1, 2, 3, 0, 1, 4, 5))
+    assert published.checked(replace(found, budget=122), again) == 6 / 12
+
+
+def test_a_log_that_says_something_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(published_logs, "SIMULATED", {"net (8)": (100, {80: 2.5})})
+    lines = [{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}, {"INSTRUCTION": "SWAP", "NAME": "x"}]
+    with zipfile.ZipFile(tmp_path / "logs.zip", "w") as logs:
+        logs.writestr("net-8-9.log", "\n".join(map(json.dumps, lines)))
+    with pytest.raises(ValueError, match="SWAP"):
+        list(dtr(tmp_path))
 
 
 def test_rows_come_from_plans_that_are_replayed(tmp_path, like_monet, monkeypatch, capsys):
